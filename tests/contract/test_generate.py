@@ -199,7 +199,7 @@ class TestScoring:
 
 
 def test_a_worker_that_starts_takes_it_for_an_sglang_server(server: Server) -> None:
-    http = EngineHttp(server.url, threads=1)
+    http = EngineHttp(server.url)
     try:
         assert probe(http, server.tokenizer.encode(TEST_TEXT)) == ""
     finally:

@@ -27,7 +27,7 @@ class Operator:
     """A person who looks at the fleet."""
 
     def __init__(self, url: str) -> None:
-        self._redis = connect(url, retries=0)
+        self._redis = connect(url, patience_s=0)
         self._fleet = FleetReader(self._redis)
         self.seen: FleetNow = self._fleet.read()
 
@@ -135,7 +135,7 @@ def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None
     """It refuses writes, and PING as well. A folder that is gone is as good as a full one."""
     operator = Operator(own_redis.url)
     submit(own_stack, "r", 1)
-    client = connect(own_redis.url, retries=0)
+    client = connect(own_redis.url, patience_s=0)
     client.hset(WORKERS, "dead", "not a worker's entry")  # a look at the workers would remove it
     client.config_set("save", "3600 1")
     shutil.rmtree(own_redis.folder)
@@ -147,5 +147,5 @@ def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None
     assert operator.sees("Redis cannot write to its disk (rdb_last_bgsave_status: err)")
     ping_redis(own_redis.url)
     assert cli.main(["top", "--once", "--redis", own_redis.url]) == 0
-    found = {one.name: one for one in findings(connect(own_redis.url, retries=0))}
+    found = {one.name: one for one in findings(connect(own_redis.url, patience_s=0))}
     assert found["redis persistence"].level is Level.FAIL and "full disk" in found["redis persistence"].remedy

@@ -6,7 +6,6 @@ import pytest
 import redis
 
 from rollq.errors import SettingsError
-from rollq.servers import held_connections
 from rollq.servers.connection import connect
 from rollq.settings import Endpoint, Settings
 from rollq.urls import mask_url
@@ -141,10 +140,9 @@ def test_no_password_is_shown(url: str, masked: str) -> None:
 def test_a_connection_waits_rather_than_fails(redis_url: str) -> None:
     client = connect(redis_url, max_connections=7)
     assert client.ping()
-    assert client.get_retry().get_retries() == 30
     kwargs = client.connection_pool.connection_kwargs
-    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"], kwargs["health_check_interval"]) == (5, 3, 15)
-    assert client.connection_pool.max_connections == 7 + held_connections.MOST
+    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"], kwargs["retry"].get_retries()) == (5, 3, 0)
+    assert client.connection_pool.max_connections == 7
     client.close()
     with pytest.raises(SettingsError, match="bytes"):
         connect(redis_url + "?decode_responses=true")

@@ -108,7 +108,7 @@ def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> N
             assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("/ca", False)
         assert issubclass(pool.connection_class, SSLConnection)
     given = {}
-    monkeypatch.setattr(ClusterClient, "__init__", lambda self, hosts, **options: given.update(options))
+    monkeypatch.setattr(ClusterClient, "__init__", lambda self, hosts, patience, **options: given.update(options))
     monkeypatch.setattr(ClusterClient, "__del__", lambda self: None)
     connect("cluster://h?ssl=true&ssl_ca_certs=/ca")
     assert (given["ssl"], given["ssl_ca_certs"]) == (True, "/ca")

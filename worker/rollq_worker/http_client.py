@@ -55,13 +55,12 @@ class HttpClient:
 
     def __init__(
         self,
-        adapter: HTTPAdapter | None = None,
         *,
         max_bytes: int,
         connect_timeout_s: float,
         environment: bool = False,
     ) -> None:
-        adapter = adapter or HTTPAdapter(pool_connections=16, pool_maxsize=256)
+        adapter = HTTPAdapter(pool_connections=16, pool_maxsize=256)
         self._max_bytes = max_bytes
         self._connect_timeout_s = connect_timeout_s
         self._session = requests.Session()

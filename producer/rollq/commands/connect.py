@@ -12,9 +12,10 @@ from rollq.client.client import Client, internals
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.servers.connection import CONNECTION_ERRORS, RETRIES, connect, retry
+from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
 from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
+from rollq.servers.patience import PATIENCE_S
 from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
@@ -33,13 +34,13 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def ping_redis(url: str) -> None:
-    """Sends one PING, so that a command fails at once. A client would try for a minute.
+    """Sends one PING, so that a command fails at once. A client would try for half a minute.
 
     Raises SettingsError for a wrong address, RollqError when Redis does not answer or refuses.
     """
     client = None
     try:
-        client = connect(url, retries=0)
+        client = connect(url, patience_s=0)
         client.ping()
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
@@ -57,7 +58,7 @@ def ping_redis(url: str) -> None:
 
 @contextlib.contextmanager
 def explain_lost_redis(url: str) -> Iterator[None]:
-    """Raises a RollqError with the remedy when Redis answered at first and then was away for a minute."""
+    """Raises a RollqError with the remedy when Redis answered at first and then was away for half a minute."""
     try:
         yield
     except CONNECTION_ERRORS as e:
@@ -109,11 +110,11 @@ def check_run(reader: LedgerReader, url: str) -> None:
 
 
 @contextlib.contextmanager
-def open_redis(args: argparse.Namespace, *, retries: int = RETRIES) -> Iterator["redis.Redis"]:
-    """A connection to Redis, which has answered once. With its retries, it outlasts short outages."""
+def open_redis(args: argparse.Namespace, *, patience_s: float = PATIENCE_S) -> Iterator["redis.Redis"]:
+    """A connection to Redis, which has answered once. With its patience, it outlasts short outages."""
     found = settings(args)
     ping_redis(found.redis_url)
-    connection = connect(found.redis_url, retries=retries)
+    connection = connect(found.redis_url, patience_s=patience_s)
     try:
         with explain_lost_redis(found.redis_url):
             yield connection

@@ -12,8 +12,6 @@ from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import connect
 
 PORT = 9464
-RETRIES = 0
-"""Number of retries of a call to Redis. One may take 5 s; Prometheus waits for 10 s at most, and asks again soon."""
 
 
 def add(commands: Commands) -> None:
@@ -42,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
         from rollq.metrics.of_runs import RunMetrics
     found = settings(args)
     ping_redis(found.redis_url)
-    connection = connect(found.redis_url, retries=RETRIES)
+    # A call may take 5 s; Prometheus waits for 10 s at most, and asks again soon.
+    connection = connect(found.redis_url, patience_s=0)
     if args.run_name is not None:
         check_run(LedgerReader(connection, args.run_name), found.redis_url)
     exposition = Exposition()

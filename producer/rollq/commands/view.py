@@ -59,7 +59,7 @@ def _view_redis(args: argparse.Namespace) -> int:
 
     url = settings(args).redis_url
     token = secrets.token_urlsafe(24) if args.allow_actions else ""
-    with open_redis(args, retries=0) as connection:  # a page asks again by itself, and says meanwhile what is wrong
+    with open_redis(args, patience_s=0) as connection:  # a page asks again by itself, and says meanwhile what is wrong
         if args.run_name:
             check_run(LedgerReader(connection, args.run_name), url)
         place, texts = RedisPlace(connection, mask_url(url)), load_texts(settings(args).tokenizer)

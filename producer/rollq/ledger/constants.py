@@ -35,7 +35,7 @@ OUTAGE_S = 5.0
 """A silence of Redis up to this long costs no lease: each lease had at least twice that left when Redis went away."""
 GRACE_S = 7.5
 """Seconds without expiry after an outage. A heartbeat comes every 5 s, and one that waits for Redis finds out within 2
-s that it is back (connection.RETRIES)."""
+s that it is back (patience.BACKOFF)."""
 WAKE_S = 60
 """Seconds for which a consumer's wake-up is kept."""
 INTERRUPTED = 0

@@ -1,17 +1,16 @@
 """Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it takes the call.
 
-A call is sent again after every lost connection, so hundreds of threads outlast 20 s without Redis. That is safe,
-because all of the ledger's scripts may be repeated. Redis refuses writes when it is out of memory, when its disk is
-full or when it has just become a replica. A refused write changed nothing, so it is safe to send again, too. This
-module does not know what is stored.
+Redis refuses writes when it is out of memory, when its disk is full or when it has just become a replica. A refused
+write changed nothing, so it is safe to send again. This module does not know what is stored.
 """
 
 import logging
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -20,24 +19,18 @@ from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
 from rollq.errors import SettingsError, Unwritable
-from rollq.servers import held_connections
 from rollq.servers.cluster import ClusterClient
-from rollq.servers.held_connections import HeldConnections
-from rollq.servers.patience import patience
+from rollq.servers.patience import PATIENCE_S, Patience, Pipeline
 from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")
 
 T = TypeVar("T")
 
-RETRIES = 30
-"""Number of retries of a call. With waits of up to 2 s each, a call gives up after 26 to 50 s."""
 SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """Exceptions that a call raises when it gives up."""
-SCRIPT = "EVALSHA"
-"""The command of which all calls may be sent twice."""
 CONNECT_TIMEOUT_S = 3.0
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
 """What a server answers that is no primary any more, or is one without its replicas."""
@@ -50,29 +43,25 @@ RECONNECT_PAUSE_S = 1.0
 WARN_EVERY_S = 30.0
 
 
-def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> "redis.Redis":
+def connect(url: str, *, max_connections: int = 256, patience_s: float = PATIENCE_S) -> "redis.Redis":
     """A client for any address of `rollq.urls`. Nothing is sent yet, except to a cluster.
 
-    `max_connections` must exceed the threads that use it. Raises SettingsError, or redis.ConnectionError when no server
-    of a cluster answers.
+    `max_connections` must exceed the threads that use it. A call is made again for `patience_s` seconds after it could
+    not reach Redis; 0: it is made once. Raises SettingsError, or redis.ConnectionError when no server of a cluster
+    answers.
     """
     check_url(url)
     options: dict[str, Any] = {
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        # A PING, which a Redis with a full disk refuses. One that looks once asks what it wants to know.
-        "health_check_interval": 15 if retries else 0,
-        "max_connections": max_connections + held_connections.MOST,
+        "max_connections": max_connections,
     }
-    patient = {"retry": patience(retries, mask_url(url)), "retry_on_error": list(CONNECTION_ERRORS)}
     several = url.partition("://")[0] in EXPECTED
     servers = parse_servers(url) if several else None
     try:
         client: Any = (
-            _servers_client(servers, options, retries) if servers else OneServer.from_url(url, **patient, **options)
+            _servers_client(servers, options, patience_s) if servers else _server_client(url, options, patience_s)
         )
-        if not several:  # redis-py looks at most options when it connects
-            client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
     except (ValueError, TypeError) as e:
         option = re.search(r"'(\w+)'", str(e))
         wrong = f"the option {option[1]} is unknown or has a wrong value" if option else "an option is wrong"
@@ -83,104 +72,97 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
     return client  # type: ignore[no-any-return]
 
 
-def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> "redis.Redis":
+def _server_client(url: str, options: dict[str, Any], patience_s: float) -> "OneServer":
+    """A client for the server at an address. Raises ValueError or TypeError for an option that has no such value."""
+    client: Any = OneServer.from_url(url, retry=Retry(NoBackoff(), 0), **options)
+    client.patience = Patience(mask_url(url), patience_s)
+    pool = client.connection_pool
+    pool.connection_class(**pool.connection_kwargs)  # redis-py looks at most options when it connects
+    return client  # type: ignore[no-any-return]
+
+
+def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float) -> "redis.Redis":
     """A client for Sentinels, or for a cluster. Raises ValueError for an option that has no such value."""
     library: Any = redis  # without types where it matters here
     tls = library.connection.parse_url(f"redis:///?{servers.tls_options}") | {"ssl": servers.tls}
     options = options | tls | {"username": servers.username, "password": servers.password}
-    client: Any
+    patience = Patience(", ".join(f"{host}:{port}" for host, port in servers.hosts), patience_s)
     if servers.scheme == CLUSTER:
-        client = ClusterClient(servers.hosts, retries=retries, **options)
-    else:
-        # A Sentinel that is away must not hold up the question to the next one.
-        brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
-        sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
-        retry = patience(retries, ", ".join(f"{host}:{port}" for host, port in servers.hosts))
-        options |= {"db": servers.database, "retry": retry, "retry_on_error": list(CONNECTION_ERRORS)}
-        options["connection_class"] = _sentinel_connection(library.sentinel, servers.tls)
-        client = sentinels.master_for(servers.options["service"], redis_class=SentinelClient, **options)
+        return ClusterClient(servers.hosts, patience, **options)  # type: ignore[return-value]
+    # A Sentinel that is away must not hold up the question to the next one.
+    once = Retry(NoBackoff(), 0)
+    brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": once}
+    sentinels = library.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
+    service = servers.options["service"]
+    pool = partial(library.SentinelConnectionPool, service, sentinels, db=servers.database, retry=once, **options)
+    client: Any = SentinelClient.from_pool(pool())
+    client.patience, client.open_pool = patience, pool
+    client.find_primary = partial(sentinels.discover_master, service)
     return client  # type: ignore[no-any-return]
-
-
-def _sentinel_connection(library: Any, tls: bool) -> Any:
-    """A class of connections that ask the Sentinels whenever they connect.
-
-    redis-py's own connects again within a call, such as a wait of a consumer, to the address that it has, and does not
-    give that up for 40 s.
-    """
-
-    class SentinelConnection(library.SentinelManagedSSLConnection if tls else library.SentinelManagedConnection):  # type: ignore[misc]
-        def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            self._connect_retry()
-            super().send_packed_command(command, check_health)
-
-    return SentinelConnection
 
 
 class OneServer(redis.Redis):
     """A client of one server: the one at an address, or the one that Sentinels call the primary."""
 
-    holds_connections = True
-
-    def __init__(self, **options: Any) -> None:
-        start: Any = super().__init__
-        start(**options)
-        self.held = HeldConnections(self.connection_pool)
+    patience: Patience
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Leaves a server that is no primary any more, so that the next call looks for the primary.
 
         redis-py does so by itself, but not for errors that come out of a script.
         """
+        command: Any = super().execute_command
         try:
-            return self._script(args) if args[0] == SCRIPT else self._command(*args, **options)
+            return self.patiently(lambda: command(*args, **options))
         except redis.ResponseError as e:
             leave_demoted(self, e)
             raise
 
-    def _command(self, *args: Any, **options: Any) -> Any:
-        command: Any = super().execute_command
-        return command(*args, **options)
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        start: Any = super().pipeline
+        return Pipeline(self.patiently, lambda: start(transaction, shard_hint))
 
-    def _script(self, command: Sequence[Any]) -> Any:
-        """The reply to a script. All scripts may be sent twice, so a held connection may turn out not to work."""
-        connection = self.held.take() if self.holds_connections else None
-        if connection is not None:
-            with suppress(*CONNECTION_ERRORS, OSError):
-                return self.held.call(connection, command)
-        reply = self._command(*command)
-        if self.holds_connections:
-            with suppress(redis.RedisError, OSError):
-                self.held.fill()
-        return reply
+    def patiently(self, call: Callable[[], T]) -> T:
+        """The call's result, as `Patience` gives it."""
+        return self.patience(call)
 
 
 class SentinelClient(OneServer):
     """A client of the server that Sentinels call the primary.
 
-    It asks them every LOOK_EVERY_S, because a server that was replaced and lives takes writes for seconds more, which
-    are lost.
+    Connections ask the Sentinels when they connect. The client also asks every LOOK_EVERY_S, because a server that was
+    replaced and lives takes writes for seconds more, which are lost.
     """
 
-    holds_connections = False
+    open_pool: Callable[[], Any]
+    find_primary: Callable[[], tuple[str, int]]
+    _primary: tuple[str, int] | None = None
     _look_at = 0.0
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
+    def patiently(self, call: Callable[[], T]) -> T:
+        def look_and_call() -> T:
+            self._look()
+            return call()
+
+        return self.patience(look_and_call)
+
+    def _look(self) -> None:
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            pool: Any = self.connection_pool
-            with suppress(redis.RedisError):
-                pool.get_master_address()  # drops the connections to another server
-        return super().execute_command(*args, **options)
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        with suppress(redis.RedisError):
+            before, self._primary = self._primary, self.find_primary()
+            if before not in (None, self._primary):
+                # A pool for each primary: none that is in use comes back into the next one's.
+                pool, self.connection_pool = self.connection_pool, self.open_pool()
+                pool.disconnect(inuse_connections=False)
 
 
 def leave_demoted(client: Any, error: redis.ResponseError) -> None:
     """Drop the idle connections of a client of one server, if the error says that it is no primary now."""
     if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
         client.connection_pool.disconnect(inuse_connections=False)
-        if isinstance(client, OneServer):
-            client.held.leave()
 
 
 class RetryLoop:

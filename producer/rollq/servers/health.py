@@ -63,7 +63,8 @@ def findings(connection: "redis.Redis") -> list[Finding]:
     client: Any = connection
     if not isinstance(client, ClusterClient):
         return _of_server(client)
-    nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
+    cluster: Any = client
+    nodes: list[Any] = cluster.get_primaries()
     told = [(node.name, finding) for node in nodes for finding in _of_server(client.get_redis_connection(node))]
     bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
     wrong = {finding.name for _, finding in bad}

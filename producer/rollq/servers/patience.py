@@ -1,17 +1,40 @@
-"""How long a call waits for a Redis that is away, and that it says so: a wait in silence looks like a program that
-hangs."""
+"""The one loop that makes a call again while Redis is away, and says so: a wait in silence looks like a program that
+hangs.
+
+redis-py's own retries are off, because it nests them (connecting within sending), so that their times multiply. The
+loop knows nothing of what is sent: everything that rollq sends may be sent twice.
+"""
 
 import logging
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import EqualJitterBackoff
-from redis.retry import Retry
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    ClusterError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 
 from rollq.errors import RollqError
 
 log = logging.getLogger("rollq")
 
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+"""Seconds after its first failure for which a call is made again. It ends at most one pause and one try later."""
+BACKOFF = EqualJitterBackoff(cap=2.0, base=0.1)
+"""Pauses between two tries."""
+MOVING_S = 3.0
+"""The same as PATIENCE_S while the slot of the keys moves in a cluster. The move may take minutes, and the caller has
+other runs to look after."""
 SILENT_S = 2.0
 """Seconds without Redis that are worth no word."""
 SAY_EVERY_S = 30.0
@@ -28,41 +51,85 @@ class NoRedis(RollqError, redis.ConnectionError):
     """No server has ever answered at this address."""
 
 
-def patience(retries: int, name: str) -> Retry:
-    """That many retries of each call to the server of that name, with pauses of up to 2 s. A call raises NoRedis after
-    FIRST_S if the server has never answered."""
-    return Patience(name, retries)
+class Patience:
+    """Makes calls to the server or cluster of that name, each again while that cannot be reached, for `for_s`
+    seconds."""
 
-
-class Patience(Retry):
-    """Notes that the server of that name answers."""
-
-    def __init__(self, name: str, retries: int) -> None:
-        super().__init__(Backoff(name), retries)
+    def __init__(self, name: str, for_s: float) -> None:
         self._name = name
+        self._for_s = for_s
 
-    def call_with_retry(self, *args, **options):  # type: ignore[no-untyped-def]
-        result = super().call_with_retry(*args, **options)
-        _reached.add(self._name)
-        return result
+    def __call__(self, call: Callable[[], T]) -> T:
+        """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a server that has never
+        answered; TryAgainError while a slot moves, or ClusterDownError."""
+        failures, since = 0, 0.0
+        while True:
+            try:
+                result = call()
+            except (redis.RedisError, RedisClusterException) as e:
+                if (error := passing(e)) is None:
+                    raise
+                failures, since = failures + 1, since or time.monotonic()
+                away_s = time.monotonic() - since
+                if away_s >= (min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s):
+                    raise error from e
+                self._say(away_s)
+                time.sleep(BACKOFF.compute(failures))
+            else:
+                _reached.add(self._name)
+                return result
 
-
-class Backoff(EqualJitterBackoff):
-    """Pauses between retries. A wait that lasts is logged, once in SAY_EVERY_S for all threads of the process."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(cap=2.0, base=0.1)
-        self._name = name
-        self._since = 0.0
-        """Monotonic time of the first failure. redis-py copies the object for each connection."""
-
-    def compute(self, failures: int) -> float:
-        now = time.monotonic()
-        if failures <= 1:
-            self._since = now
-        elif self._name not in _reached and now - self._since >= FIRST_S:
+    def _say(self, away_s: float) -> None:
+        """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
+        if self._name not in _reached and away_s >= FIRST_S:
             raise NoRedis(f"no Redis at {self._name}: start one with `rollq redis`, or give another address")
-        elif now - self._since >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
+        now = time.monotonic()
+        if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
             log.warning("Redis at %s does not answer; trying again. What it had on its disk is not lost", self._name)
-        return float(super().compute(failures))
+
+
+def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError | None:
+    """The error to raise if it lasts; None for an error that stays as it is."""
+    match error:
+        case AuthenticationError():
+            return None
+        case redis.ConnectionError() | redis.TimeoutError() | ClusterDownError() | TryAgainError():
+            return error
+        case AskError():  # and MovedError: in a transaction, redis-py does not follow them to the end
+            return TryAgainError(f"the slot moves: {error}")
+        case ClusterError():  # redis-py followed too many redirections
+            return TryAgainError("the slot moves")
+        case SlotNotCoveredError():
+            return redis.ConnectionError(str(error))
+        case RedisClusterException() if isinstance(error.__cause__, OSError | redis.RedisError):
+            return redis.ConnectionError(str(error))  # no server that redis-py knows of answers
+    return None
+
+
+class Pipeline:
+    """Collects commands. `execute` sends them, and sends all of them again while Redis cannot be reached."""
+
+    def __init__(self, patience: Callable[[Callable[[], Any]], Any], start: Callable[[], Any]) -> None:
+        """`start` makes redis-py's own pipeline."""
+        self._patience, self._start = patience, start
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., "Pipeline"]:
+        def collect(*args: Any, **options: Any) -> Pipeline:
+            self._calls.append((name, args, options))
+            return self
+
+        return collect
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        calls, self._calls = self._calls, []
+
+        def send() -> list[Any]:
+            pipe = self._start()
+            for name, args, options in calls:
+                getattr(pipe, name)(*args, **options)
+            return list(pipe.execute(raise_on_error=raise_on_error))
+
+        sent: list[Any] = self._patience(send)
+        return sent

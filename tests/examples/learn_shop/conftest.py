@@ -38,6 +38,6 @@ def url(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def client(url: str) -> Iterator[SGLangEngine]:
-    engine = SGLangEngine(url, concurrency=16)
+    engine = SGLangEngine(url)
     yield engine
     engine.close()

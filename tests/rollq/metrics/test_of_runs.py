@@ -122,7 +122,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(ledger: Ledger) -> None:
 
 
 def test_without_redis_there_is_only_that(redis_url: str) -> None:
-    client: redis.Redis = connect("redis://127.0.0.1:1/0", retries=0)
+    client: redis.Redis = connect("redis://127.0.0.1:1/0", patience_s=0)
     assert values(RunMetrics(client)) == {("rollq_ledger_up",): 0}
     client.close()
 

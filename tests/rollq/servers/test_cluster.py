@@ -17,7 +17,8 @@ from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.lock import RedisLock
-from rollq.servers import cluster as cluster_module
+from rollq.servers import patience
+from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
 from rollq.servers.health import Level, check_redis, findings
@@ -47,7 +48,7 @@ def cluster(servers: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[cluster_module.ClusterClient]:
+def client(cluster: Cluster) -> Iterator[ClusterClient]:
     client = connect(cluster.url)
     yield client
     client.close()
@@ -61,7 +62,7 @@ def test_runs_are_spread_over_the_servers(cluster: Cluster) -> None:
     assert len({cluster.owner(slot(run)).port for run in RUNS}) == 3
 
 
-def test_everything_works_that_works_on_one_server(client: cluster_module.ClusterClient) -> None:
+def test_everything_works_that_works_on_one_server(client: ClusterClient) -> None:
     for run in RUNS:
         ledger, reader, deliveries = Ledger(client, run), LedgerReader(client, run), Deliveries(client, run)
         ledger.submit(group("good", run=run))
@@ -89,7 +90,7 @@ def test_everything_works_that_works_on_one_server(client: cluster_module.Cluste
     assert check_redis(client) == []
 
 
-def test_a_primary_that_evicts_is_named(client: cluster_module.ClusterClient, cluster: Cluster) -> None:
+def test_a_primary_that_evicts_is_named(client: ClusterClient, cluster: Cluster) -> None:
     bad = cluster.servers[1]
     bad.client.config_set("maxmemory-policy", "allkeys-lru")
     try:
@@ -101,16 +102,16 @@ def test_a_primary_that_evicts_is_named(client: cluster_module.ClusterClient, cl
     assert refused(client, [("SET", "x", 1)]) is None  # its servers have users of their own
 
 
-def test_the_clock_is_one(client: cluster_module.ClusterClient) -> None:
+def test_the_clock_is_one(client: ClusterClient) -> None:
     seconds, _ = client.time()
     assert abs(seconds - time.time()) < 60
 
 
 def test_nothing_sees_a_run_whose_slot_moves(
-    cluster: Cluster, client: cluster_module.ClusterClient, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While some of its keys are here and some are there, its scripts are refused and plain reads work."""
-    monkeypatch.setattr(cluster_module, "MOVING_TRIES", 2)
+    monkeypatch.setattr(patience, "MOVING_S", 0.3)
     ledger, reader = Ledger(client, "r1"), LedgerReader(client, "r1")
     ledger.submit(group(run="r1"))
     other = Ledger(client, next(run for run in RUNS if slot(run) != slot("r1")))
@@ -127,7 +128,7 @@ def test_nothing_sees_a_run_whose_slot_moves(
     assert reader.stats()["submitted"] == 4
 
 
-def test_calls_wait_for_a_server_that_restarts(cluster: Cluster, client: cluster_module.ClusterClient) -> None:
+def test_calls_wait_for_a_server_that_restarts(cluster: Cluster, client: ClusterClient) -> None:
     ledger = Ledger(client, "r1")
     ledger.submit(group(run="r1"))
     server = cluster.owner(slot("r1"))
@@ -161,7 +162,7 @@ def test_the_broker_has_a_redis_of_its_own(cluster: Cluster) -> None:
     Client(cluster.url, run="r", broker_url="redis://127.0.0.1:1/0").close()
 
 
-def test_a_server_without_a_replica_cannot_confirm(client: cluster_module.ClusterClient) -> None:
+def test_a_server_without_a_replica_cannot_confirm(client: ClusterClient) -> None:
     ledger = Ledger(client, "r1", Durability.REPLICA)
     with pytest.raises(LedgerError, match="connected replicas: 0"):
         ledger.submit(group(run="r1"))

@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def ledger_of() -> Iterator[Callable[[str, Durability], Ledger]]:
     """Ledgers at that address with that durability."""
     with ExitStack() as clients:
-        yield lambda url, durability: Ledger(clients.enter_context(connect(url, retries=2)), "r", durability)
+        yield lambda url, durability: Ledger(clients.enter_context(connect(url, patience_s=0.3)), "r", durability)
 
 
 def has_waitaof(server: Server) -> bool:

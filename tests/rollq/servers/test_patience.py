@@ -1,13 +1,20 @@
-"""A wait for a Redis that is away: it is said, once for all threads, and without the password."""
+"""A wait for a Redis that is away: how long it lasts, and that it is said once for all threads, without passwords."""
 
 import logging
+import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 import redis
 
+from rollq.servers import connection
 from rollq.servers import patience as module
 from rollq.servers.connection import connect
 from tests.conftest import free_port
+from tests.servers import Server
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +26,7 @@ def nothing_said() -> None:
 def test_a_wait_that_lasts_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.0)
     port = free_port()
-    client = connect(f"redis://user:secret@127.0.0.1:{port}/0", retries=2)
+    client = connect(f"redis://user:secret@127.0.0.1:{port}/0", patience_s=0.3)
     for _ in range(2):
         with pytest.raises(redis.ConnectionError):
             client.ping()
@@ -38,15 +45,63 @@ def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.Monke
     assert isinstance(caught.value, redis.ConnectionError) and "secret" not in str(caught.value)
 
 
-def test_a_short_wait_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    client = connect(f"redis://127.0.0.1:{free_port()}/0", retries=1)
+def test_a_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    client = connect(f"redis://127.0.0.1:{free_port()}/0", patience_s=0.1)
     with pytest.raises(redis.ConnectionError):
         client.ping()
     client.close()
     assert not caplog.records
 
 
+@pytest.mark.parametrize("commands", ["one", "pipeline"])
+def test_a_frozen_server_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: str) -> None:
+    """It accepts connections and answers none. redis-py's own retries, nested, would take seven times as long."""
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
+    server = Server(tmp_path)
+    try:
+        with connect(server.url, patience_s=1.0) as client:
+            client.ping()
+            os.kill(server.process.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            with pytest.raises(redis.TimeoutError):
+                client.ping() if commands == "one" else client.pipeline(transaction=False).ping().execute()
+            assert 1.0 < time.monotonic() - began < 5.0
+            os.kill(server.process.pid, signal.SIGCONT)
+            until(client.ping)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.kill()
+
+
+def test_calls_outlast_a_server_that_restarts(tmp_path: Path) -> None:
+    """Commands, pipelines and transactions; and the reply to one that broke off is not read as that to the next."""
+    server = Server(tmp_path)
+    try:
+        with connect(server.url) as client:
+            pipe = client.pipeline(transaction=False)
+            assert [client.incr("n"), *pipe.incr("n").incr("n").execute()] == [1, 2, 3]
+            server.kill()
+            server.start()
+            assert client.incr("m") == 1
+            server.kill()
+            server.start()
+            assert client.pipeline().incr("m").get("none").execute()[1] is None
+    finally:
+        server.kill()
+
+
+def test_a_wrong_password_is_not_tried_again(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        server.client.config_set("requirepass", "right")
+        began = time.monotonic()
+        with connect(server.url) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
+        assert time.monotonic() - began < 2.0
+    finally:
+        server.kill()
+
+
 def test_the_pauses_grow_to_their_limit() -> None:
-    module._reached.add("r")
-    pauses = [module.Backoff("r").compute(failures) for failures in range(1, 40)]
+    pauses = [module.BACKOFF.compute(failures) for failures in range(1, 40)]
     assert all(0.05 <= pause <= 2.0 for pause in pauses) and min(pauses[6:]) >= 1.0

@@ -52,7 +52,7 @@ def test_a_server_that_is_no_primary_any_more_is_left(tmp_path: Path) -> None:
     """Also when only a script says so, and when nobody closes its connections."""
     server = Server(tmp_path)
     try:
-        with connect(server.url, retries=0) as client:
+        with connect(server.url, patience_s=0) as client:
             ledger = Ledger(client, "r")
             ledger.submit(group())
             connection = client.client_id()
@@ -166,5 +166,5 @@ def submit(url: str, jobs: int) -> None:
 
 def test_no_sentinel_is_a_lost_connection() -> None:
     address = f"sentinel://{HOST}:{free_port()}/0?service={SERVICE}"
-    with connect(address, retries=1) as client, pytest.raises(redis.ConnectionError):
+    with connect(address, patience_s=0.1) as client, pytest.raises(redis.ConnectionError):
         client.ping()

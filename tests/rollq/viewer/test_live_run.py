@@ -107,7 +107,7 @@ def test_a_group_that_is_dropped_between_two_looks_has_its_end(ledger: Ledger) -
 
 
 def test_without_redis_the_page_has_what_was_known_and_why(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(connect(redis_url, retries=0), "r")  # as the command connects
+    ledger = Ledger(connect(redis_url, patience_s=0), "r")  # as the command connects
     ledger.submit(group())
     run, never = LiveRun(reader(ledger)), LiveRun(reader(ledger))
     place = RedisPlace(ledger.redis, "redis://here")

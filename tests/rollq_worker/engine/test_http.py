@@ -1,20 +1,25 @@
-"""The connections to an engine: garbage instead of HTTP, idle connections, waits that end."""
+"""The connections to an engine: garbage instead of HTTP, what is used again, waits that end."""
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rollq.errors import EngineFailure
-from rollq_worker.engine import http, sglang_client
+from rollq.events import Finish
+from rollq_worker.engine import connections, http, sglang_client
+from rollq_worker.engine.connections import EngineConnections
 from rollq_worker.engine.http import EngineHttp
-from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
-from rollq_worker.http_client import NoResponse
+from rollq_worker.engine.sglang_client import RETRIES
+from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
+from tests.waiting import until
 
 READY = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -54,6 +59,9 @@ GARBAGE = [
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
     b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+    b"200 OK\r\n\r\n{}",
 ]
 
 
@@ -64,35 +72,21 @@ def test_garbage_instead_of_http_is_a_failure_of_the_engine(
     monkeypatch.setattr(sglang_client, "CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
     with (
         raw_server(answer) as url,
-        pytest.raises(EngineFailure, match=rf"{KEY}: .* {RETRIES + 1} times in a row"),
+        pytest.raises(EngineFailure, match=rf"(?s){KEY}: .* {RETRIES + 1} times in a row"),
     ):
         generate(connect(url))
 
 
-def open_sockets(client: SGLangEngine) -> int:
-    pools = client._http._adapter.poolmanager.pools
-    queues = [pools[key].pool for key in pools.keys()]  # noqa: SIM118
-    kept = sum(connection.sock is not None for queue in queues for connection in queue.queue if connection)
-    return kept + len(client._http._plain._idle if client._http._plain else ())
+BODY = [b'{"input_ids": [1],', b' "rid": "rid"}']
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-BODY = (b'{"input_ids": [1],', b' "rid": "rid"}')
+def send(http: EngineHttp, body: list[bytes] = BODY) -> Response:
+    return http.generate("/generate", body, rid="rid", key=KEY, routing_key="run/group")
 
 
-def test_no_thread_waits_after_its_response() -> None:
-    """Its socket may be another thread's by then."""
-    with scripted_engine("reset", (500, b""), good_reply) as engine:
-        http = EngineHttp(engine.url, 1)
-        request = http.in_flight.add("rid", KEY)
-        for _ in range(3):
-            with suppress(NoResponse):
-                http.post("/generate", b"".join(BODY), timeout_s=60.0)
-            assert request.sock is None and http.in_flight.cut(None, hung=True) == 0
-        http.close()
-
-
-@pytest.mark.parametrize("routing_key", ["run/group", ""], ids=["plain", "requests"])
-def test_a_generation_is_in_flight_until_its_answer(routing_key: str) -> None:
+def test_a_generation_is_in_flight_until_its_answer() -> None:
+    """Its socket may be another thread's after that."""
     seen: list[bool] = []
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
@@ -100,16 +94,17 @@ def test_a_generation_is_in_flight_until_its_answer(routing_key: str) -> None:
         return good_reply(body)
 
     with scripted_engine("reset", (500, b""), answer, answer) as engine:
-        http = EngineHttp(engine.url, 1)
+        http = EngineHttp(engine.url)
         for _ in range(4):
             with suppress(NoResponse):
-                http.generate("/generate", BODY, rid="rid", key=KEY, routing_key=routing_key)
+                send(http)
             assert http.in_flight.rids() == [] and http.in_flight.cut(None, hung=True) == 0
         http.close()
     assert seen == [True, True]
 
 
 def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not more than it has requests at once, either."""
     monkeypatch.setattr(http, "MAX_IDLE_S", 1000.0)
     together = threading.Barrier(6, timeout=60)
 
@@ -117,29 +112,161 @@ def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pyte
         together.wait()
         return good_reply(body)
 
-    with scripted_engine(*[at_once] * 6) as engine:
+    with scripted_engine(*[at_once] * 12) as engine:
         client = connect(engine)
-        threads = [threading.Thread(target=generate, args=(client,)) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert open_sockets(client) == 7  # one was asked for the limits
-        client.close_idle_connections()
-        assert open_sockets(client) == 7  # they were used just now
+        for _ in range(2):
+            threads = [threading.Thread(target=generate, args=(client,)) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        until(lambda: len(engine.connections) == 6)
+        client.close_idle_connections()  # they were used just now
+        generate(client)
+        assert len(engine.connections) == 6
         monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
         client.close_idle_connections()
-        assert open_sockets(client) == 0
+        until(lambda: not engine.connections)
         generate(client)
 
 
-def test_a_connection_that_lay_idle_is_not_used_again(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_IDLE_S", 1000.0)
-    ports: list[int] = []
-    with scripted_engine(ready=(200, {})) as engine:
-        client = connect(engine)
-        monkeypatch.setattr(client._in_flight, "wait_on", lambda sock: sock and ports.append(sock.getsockname()[1]))
-        assert client.ready() and client.ready()
-        monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
-        assert client.ready()
-    assert ports[0] == ports[1] != ports[2]
+def test_the_connection_that_was_used_last_is_used_next() -> None:
+    with scripted_engine() as engine:
+        kept = EngineConnections(engine.url, {}, 300)
+        first, second = kept.take(), kept.take()
+        kept.give_back(first, True)
+        kept.give_back(second, True)
+        assert kept.take() is second and kept.take() is first
+        kept.give_back(first, False)
+        kept.close()
+        kept.give_back(second, True)
+        assert first.is_closed and second.is_closed
+
+
+def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_IDLE_S", -1.0)
+    with scripted_engine() as engine:
+        kept = EngineConnections(engine.url, {}, 300)
+        idle = kept.take()
+        kept.give_back(idle, True)
+        other = kept.take()
+        assert other is not idle and idle.is_closed
+        other.close()
+
+
+@contextmanager
+def accepted(
+    timeout_s: float = 60.0, most: int = 300, prefix: str = ""
+) -> Iterator[tuple[Callable[..., Any], Any, Any]]:
+    """What posts a body over an open connection, that connection, and its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}{prefix}"
+        kept = EngineConnections(url, {}, 300)
+        connection = kept.take()
+        with server.accept()[0] as there:
+            there.settimeout(60)
+            post = partial(kept.exchange, connection, "POST", "/generate", headers={"X": "y"}, timeout_s=timeout_s)
+            yield post, connection, there
+        connection.close()
+
+
+@pytest.mark.parametrize("surplus", [b"", b"HTTP/1.1 200 OK\r\n"], ids=["closed", "said more"])
+def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: bytes) -> None:
+    with accepted() as (post, connection, there):
+        there.sendall(OK)
+        assert post(b"{}") == (Response(200, b"{}"), True)
+        there.sendall(surplus)
+        there.shutdown(socket.SHUT_WR)
+        until(lambda: not connection.is_connected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (OK, (Response(200, b"{}"), True)),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", (Response(200, b"{}"), True)),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", (Response(200, b"{}"), False)),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", (Response(200, b"{}"), False)),
+        # The answer itself may come after another status, and would be taken for that to the next request.
+        (b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 2\r\n\r\n{}", (Response(503, b"{}", "3"), False)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n" + b"x" * 400, (Response(200, b"x" * 400), False)),
+    ],
+)
+def test_what_an_answer_says_of_its_connection(answer: bytes, found: tuple[Response, bool]) -> None:
+    with accepted() as (post, _, there):
+        there.sendall(answer)
+        assert post(b"{}") == found
+
+
+@pytest.mark.parametrize("came", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 503 Busy\r\n\r\n"])
+def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
+    with accepted(0.05) as (post, _, there), pytest.raises(ResponseTimeout):
+        there.sendall(came)
+        post(b"{}")
+
+
+def test_a_large_body_arrives() -> None:
+    whole = b"x" * 3_000_000 + b"y"
+    arrived = bytearray()
+    with accepted(prefix="/engine/") as (post, connection, there):
+
+        def serve() -> None:
+            while not arrived.endswith(b"y"):
+                arrived.extend(there.recv(1 << 16))
+            there.sendall(OK)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert post(whole) == (Response(200, b"{}"), True)
+        thread.join()
+    head, _, body = bytes(arrived).partition(b"\r\n\r\n")
+    assert body == whole and head.startswith(b"POST /engine/generate HTTP/1.1\r\n")
+    host = f"Host: 127.0.0.1:{connection.port}".encode()
+    assert {host, b"X: y", b"Content-Length: %d" % len(whole)} <= set(head.split(b"\r\n"))
+
+
+def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
+    """It closes with the rest unread, which resets the connection."""
+    with accepted() as (post, connection, there):
+        connection.sock.sendall(b"POST /generate HTTP/1.1\r\n")
+        assert there.recv(1, socket.MSG_PEEK)
+        there.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+        there.close()
+        assert post(b"{}") == (Response(503, b"busy"), False)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("https://127.0.0.1:1", {}),
+        ("http://user:secret@127.0.0.1:1", {}),
+        ("http://127.0.0.1:1", {"api_key": "very-secret\n"}),
+    ],
+)
+def test_no_error_holds_a_secret(url: str, options: dict[str, str]) -> None:
+    http = EngineHttp(url, **options)
+    with pytest.raises(NoResponse) as caught:
+        send(http)
+    assert "secret" not in str(caught.value) and caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_an_address_without_a_server_is_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.2)
+    for host in ("127.0.0.1", "no-such-host.invalid", "[::1]"):
+        with pytest.raises(ConnectFailed):
+            send(EngineHttp(f"http://{host}:9"))
+
+
+@pytest.mark.parametrize(
+    ("login", "options", "sent"),
+    [("", {"api_key": "key"}, "Bearer key"), ("user:p%40ss@", {"api_key": "key"}, "Basic dXNlcjpwQHNz")],
+)
+def test_a_key_and_a_login_are_sent(connect: Connect, login: str, options: dict[str, str], sent: str) -> None:
+    def chunked(body: dict[str, object]) -> object:
+        text = json.dumps(good_reply(body)).encode()
+        return 200, lambda: [b"%x\r\n%b\r\n" % (len(text), text), b"0\r\n\r\n"], {"Transfer-Encoding": "chunked"}
+
+    with scripted_engine(chunked, chunked) as engine:
+        client = connect(engine.url.replace("//", f"//{login}"), **options)
+        assert generate(client).finish is generate(client).finish is Finish.STOP
+        assert {headers["Authorization"] for _, _, headers in engine.requests} == {sent}

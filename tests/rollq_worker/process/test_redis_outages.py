@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from redis.backoff import EqualJitterBackoff
-from redis.retry import Retry
 
 from rollq.job import Job
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.workers import reaping
-from rollq.servers.connection import RETRIES, connect
+from rollq.servers import connection, patience
+from rollq.servers.connection import connect
 from rollq_worker.process import reaper
 from rollq_worker.process.attempts import attempt, leases
 from rollq_worker.process.attempts.attempt import Attempt
@@ -55,6 +55,8 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in TIMES.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", connection.SOCKET_TIMEOUT_S / SCALE)
+    monkeypatch.setattr(patience, "BACKOFF", EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE))
     renew_scripts(monkeypatch)
 
 
@@ -62,12 +64,8 @@ class Store(OwnRedis):
     """A Redis server that keeps its data when it is restarted."""
 
     def client(self) -> Any:
-        """With production's retries and timeouts, scaled."""
-        client: Any = connect(self.url)
-        keywords = client.connection_pool.connection_kwargs
-        keywords["retry"] = Retry(EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE), RETRIES)
-        keywords["socket_timeout"] = 5.0 / SCALE
-        return client
+        """With production's patience, scaled."""
+        return connect(self.url, patience_s=patience.PATIENCE_S / SCALE)
 
     def restart(self, after_s: float) -> None:
         self.stop(signal.SIGKILL)

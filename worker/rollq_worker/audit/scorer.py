@@ -64,7 +64,7 @@ class Scorer:
 
     def __init__(self, url: str, concurrency: int) -> None:
         self.url = url
-        self._http = EngineHttp(url, concurrency + 1, max_bytes=MAX_BYTES)
+        self._http = EngineHttp(url, max_bytes=MAX_BYTES)
         self.version = self._version()
         """Of the engine's weights; None if it does not say."""
         limits = read_limits(self._get_json)

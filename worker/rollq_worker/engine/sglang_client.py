@@ -48,7 +48,6 @@ OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
 
-    `concurrency` is the number of connections that are kept for the next request; it limits nothing.
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
     engine and held around requests under which engines have died. An engine whose tokenizer differs from
@@ -62,7 +61,6 @@ class SGLangEngine:
         self,
         url: str,
         *,
-        concurrency: int = 64,
         stop_ids: Sequence[int] = (),
         vocab_size: int | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
@@ -76,8 +74,7 @@ class SGLangEngine:
         self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
-        threads = concurrency + PARALLEL_ABORTS
-        self._http = EngineHttp(self.url, threads, api_key=api_key, read_timeout_s=read_timeout_s)
+        self._http = EngineHttp(self.url, api_key=api_key, read_timeout_s=read_timeout_s)
         self._control = EngineControl(self._http)
         self._in_flight = self._http.in_flight
         self._generate = GenerateEndpoint(self._http, self._control, self._shared, stop_ids=stop_ids)

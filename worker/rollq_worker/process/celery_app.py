@@ -37,7 +37,7 @@ from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.monitoring.description import Description
 from rollq_worker.process.monitoring.task_events import STARTED, TOLD, TaskEvents
-from rollq_worker.process.reaper import RETRIES, Reaper
+from rollq_worker.process.reaper import PATIENCE_S, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -102,7 +102,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
     runner.episodes.isolation.start()
     clock = LoopClock()
 
-    impatient, publisher = connect(settings.redis_url, retries=RETRIES), Publisher(settings.broker_url)
+    impatient, publisher = connect(settings.redis_url, patience_s=PATIENCE_S), Publisher(settings.broker_url)
     reaper = Reaper(impatient, publisher, Description(runner, engine), settings.alive_file, clock.is_alive)
     app = make_app(settings, runner)
     check_broker(app, settings)
@@ -138,7 +138,6 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
 def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
     return EnginePool(
         urls,
-        concurrency=settings.concurrency,
         stop_ids=startup_checks.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
         suspect_lock=partial(RedisLock, connection),

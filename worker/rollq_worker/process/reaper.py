@@ -40,8 +40,8 @@ PUBLISH_S = 2.0
 """Most seconds of a tick that go into publishing. With all else a tick must end before the role of the reaper does."""
 STAND_BY_S = 1.0
 """Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
-RETRIES = 2
-"""Number of retries of its calls to Redis, for `connect`. The next tick tries again, and a run whose server is away
+PATIENCE_S = 0.3
+"""Seconds for which it makes a call again, for `connect`. The next tick tries again, and a run whose server is away
 must not hold up the others."""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""

@@ -73,8 +73,8 @@ class Shutdown:
         if self._stop_consuming is None:
             os._exit(self.exit_code)
         self._stop_consuming()
-        # Each gets its own thread, because the engine may not answer and a release retries for a minute while Redis is
-        # down.
+        # Each gets its own thread, because the engine may not answer and a release waits for half a minute while
+        # Redis is down.
         threading.Thread(target=self._end_engine_waits, name="rollq-end-engine-waits", daemon=True).start()
         time.sleep(RELEASE_AFTER_S)
         threading.Thread(target=self._release_and_exit, name="rollq-release", daemon=True).start()

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     url = settings(args).redis_url
     ping_redis(url)
-    connection = connect(url, retries=0)
+    connection = connect(url, patience_s=0)
     try:
         if args.run_name is not None:
             check_run(LedgerReader(connection, args.run_name), url)

@@ -44,7 +44,7 @@ def check(found: Settings) -> list[Finding]:
         return [Finding(NAME, Level.WARN, says, "look at the broker's log", details=details)]
     told = f"queue{'s' if found.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
     try:
-        client = connect(found.broker_url, retries=0)
+        client = connect(found.broker_url, patience_s=0)
     except SettingsError:
         says = f"{url} takes messages; {told}. Whose Redis it is and what its user may do is not checked"
         return [Finding(NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details)]
@@ -67,7 +67,7 @@ def _same(client: Any, found: Settings) -> bool:
         return True
     if found.redis_url.startswith(CLUSTER):
         return False
-    ledger = connect(found.redis_url, retries=0)
+    ledger = connect(found.redis_url, patience_s=0)
     try:
         places = [(health.server_info(one).get("run_id"), _database(one)) for one in (client, ledger)]
     finally:

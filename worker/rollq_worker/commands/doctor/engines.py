@@ -42,7 +42,7 @@ def addresses(found: Settings) -> tuple[list[str], list[Finding]]:
         if not source.startswith((FILE, REDIS)):
             urls.append(source)
             continue
-        client = connect(found.redis_url, retries=0)
+        client = connect(found.redis_url, patience_s=0)
         try:
             listed = read_list(source, client)
         except (SettingsError, LedgerError, *CONNECTION_ERRORS) as e:
@@ -60,7 +60,7 @@ def check(url: str, tokenizer: Tokenizer | None, name: str = "engine", *, named:
     """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names. One that is not
     `named`, at the default address, may be missing."""
     proof = VocabularyProof(tokenizer) if tokenizer else None
-    engine = SGLangEngine(url, concurrency=1, proof=proof)
+    engine = SGLangEngine(url, proof=proof)
     try:
         if not named and (why := engine.why_not_ready()):
             says = f"not checked: none is named, and the default, {engine.name}, takes no requests: {why}"
@@ -183,7 +183,7 @@ def versions_differ(found: Sequence[Finding]) -> list[Finding]:
 def too_old(settings: Settings, found: Sequence[Finding]) -> list[Finding]:
     """What is wrong if engines serve weights with which workers play no job of a run."""
     served = sorted({str(one.details["weight_version"]) for one in found if "weight_version" in one.details})
-    client = connect(settings.redis_url, retries=0)
+    client = connect(settings.redis_url, patience_s=0)
     try:
         return [finding for run in ActiveRuns(client).names() for finding in _too_old(client, run, served)]
     except (LedgerError, *CONNECTION_ERRORS):

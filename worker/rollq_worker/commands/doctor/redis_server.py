@@ -30,7 +30,7 @@ def check_redis(found: Settings) -> list[Finding]:
         ping_redis(found.redis_url)
     except RollqError as e:
         return [Finding("redis", Level.FAIL, str(e), no_answer(e.__cause__) or START)]
-    client = connect(found.redis_url, retries=0)
+    client = connect(found.redis_url, patience_s=0)
     try:
         answers = Finding("redis", Level.OK, f"{mask_url(found.redis_url)} answers")
         told = health.findings(client)
@@ -65,7 +65,7 @@ def _some(missing: Sequence[str]) -> str:
 
 def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
     """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
-    client = connect(found.redis_url, retries=0)
+    client = connect(found.redis_url, patience_s=0)
     try:
         workers, refuses = live_workers(client), why_no_writes(health.server_info(client))
     finally:

@@ -1,6 +1,6 @@
 """Calls to the ledgers of several runs, of which none waits for another run's server.
 
-A call waits for half a minute or more while its server is away, and each of a cluster's servers has some of the runs.
+A call waits for half a minute while its server is away, and each of a cluster's servers has some of the runs.
 """
 
 import threading

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rollq.trainers import slime
-from rollq.trainers.fleet import Fleet
+from rollq.weights import Fleet
 
 sys.path.append(str(Path(__file__).parent / "slime_stand_in"))  # at the end: slime itself comes first
 

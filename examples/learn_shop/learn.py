@@ -21,7 +21,7 @@ from examples.learn_shop.policy import save
 from examples.learn_shop.train import Change, Options, learn
 from examples.learn_shop.warm_start import warm_start
 from rollq import Client
-from rollq.trainers.fleet import Fleet
+from rollq.weights import Fleet
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.tokens.tokenizer import load_tokenizer
 

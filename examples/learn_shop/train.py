@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from examples.learn_shop.policy import logprobs_of, save
 from rollq import Batch, Budget, Client, Job
 from rollq.client.evaluation import Evaluation
-from rollq.trainers.fleet import Fleet
 from rollq.training.arrays import PaddedArrays
+from rollq.weights import Fleet
 from rollq_worker.environments.shop.desk import KINDS, SPLITS
 
 ENV = "shop:desk"

@@ -129,7 +129,7 @@ class SyncError(RollqError, RuntimeError):
     failed: Mapping[str, str] = MappingProxyType({})
     """The step and the reason, by the engine's URL."""
     updated: Sequence[Any] = ()
-    """A `rollq.trainers.fleet.EngineUpdate` for each engine that serves them."""
+    """A `rollq.weights.EngineUpdate` for each engine that serves them."""
 
 
 class PullTimeout(RollqError, TimeoutError):

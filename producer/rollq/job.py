@@ -6,7 +6,7 @@ names endpoints, never addresses. Pure values, standard library only.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_origin
 
@@ -43,6 +43,9 @@ GIVEN_TO_TEMPLATES = frozenset(
 
 ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
 """How the files of environments end: code, and datasets."""
+SEED_STRIDE = 1_000_003
+"""Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and engines take 32
+bits."""
 
 
 class Purpose(StrEnum):
@@ -237,6 +240,18 @@ class Job:
         object.__setattr__(found, "seq", seq)
         return found
 
+    def replacement(self, number: int) -> "Job":
+        """The job in that replacement of its group, which `Client.refill` submits when it was dropped; with 0, the job
+        itself. Raises ContractError."""
+        if not number:
+            return self
+        return replace(self, group=f"{self.group}.r{number}", seed=self.seed + number * SEED_STRIDE)
+
+    @property
+    def task_name(self) -> str:
+        """Environment, split and task as a group's name may have them; the group of a job that names none."""
+        return group_name(self.env, self.split, self.task)
+
     @property
     def id(self) -> str:
         """`run/group/sample`, the idempotence key."""
@@ -262,6 +277,12 @@ class Job:
 
 WHOLE = tuple(field.name for field in fields(Job) if field.type is int)
 MAPPINGS = tuple(field.name for field in fields(Job) if get_origin(field.type) is Mapping)
+
+
+def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
+    """The name of a task's group. Characters that a name may not have become `-`."""
+    base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
+    return f"{base}.e{epoch}" if epoch else base
 
 
 def parse_id(job_id: str) -> tuple[str, str, int]:

@@ -14,7 +14,7 @@ import pytest
 from rollq import cli
 from rollq.errors import SyncError
 from rollq.job import Budget, Job
-from rollq.trainers.fleet import Fleet
+from rollq.weights import Fleet
 from tests.contract.conftest import Server, replay
 from tests.contract.interrupted_episodes import RecordedEngine, recorded_engine, write
 from tests.waiting import until

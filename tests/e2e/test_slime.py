@@ -12,8 +12,8 @@ from rollq import Client, Job
 from rollq.trainers.slime import DataSource, generate_rollout
 from tests.conftest import REPO
 from tests.e2e.stack import Stack
-from tests.rollq.trainers.fake_engines import FakeEngine, serving
 from tests.rollq.trainers.slime_packages import STAND_IN, arguments, slime_at
+from tests.rollq.weights.fake_engines import FakeEngine, serving
 
 GROUPS, SIZE, ROLLOUTS = 8, 4, 4
 

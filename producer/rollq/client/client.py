@@ -20,6 +20,7 @@ from rollq.settings import Settings
 if TYPE_CHECKING:
     from rollq.batch import Batch
     from rollq.client.consumer import Consumer
+    from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
     from rollq.functions import Keep, Reward
@@ -72,6 +73,7 @@ class Client:
         self._hold_s = hold_s
         self._publisher = Publisher(settings.broker_url)
         self._evaluations: list[Evaluation] = []
+        self._episodes: list[Episodes] = []
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._closed = False
         self._producer = Producer(self._internals.ledger, self._publisher, dict(budgets or {}))
@@ -246,6 +248,18 @@ class Client:
         self._consumers.add(consumer)
         return consumer
 
+    def episodes(self, keep_steps: int) -> Episodes:
+        """Episodes by their jobs, for a trainer that asks for each one by itself: `await episodes.play(job, step)`.
+
+        Each job is a group of its own. It is acknowledged when this process asks for one of a step more than
+        `keep_steps` later. Use no consumer beside it.
+        """
+        from rollq.client.episodes import Episodes
+
+        found = Episodes(self._internals, self._producer, keep_steps)
+        self._episodes.append(found)
+        return found
+
     def evaluate(
         self, tasks: Iterable[Job], k: int, version: str | None = None, *, name: str | None = None
     ) -> Evaluation:
@@ -295,6 +309,23 @@ class Client:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state
 
+    def group_states(self, groups: Sequence[str]) -> list[str]:
+        """The state of each group: open, ready, held, acked or dropped; empty for one that is unknown."""
+        return self._internals.reader.group_states(groups)
+
+    def explain(self, wanted: int) -> str:
+        """Who waits for whom while a consumer waits for so many groups, and what to do; empty while they are only being
+        played."""
+        from rollq.client.waits import explain
+
+        return explain(self._internals.reader, wanted=wanted)
+
+    def set_engines(self, name: str, urls: Iterable[str]) -> None:
+        """Make these the engines of workers that were started with `--engine redis:NAME`, in every run."""
+        from rollq.ledger.workers.engine_addresses import set_addresses
+
+        self._retry(lambda: set_addresses(self._internals.ledger.redis, name, {*urls}))
+
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
         return self._internals.reader.dead(limit)
@@ -339,6 +370,8 @@ class Client:
             consumer.close()
         for evaluation in self._evaluations:
             evaluation.close()
+        for episodes in self._episodes:
+            episodes.close()
         self._producer.close()
         self._publisher.close()
         self._internals.ledger.redis.close()

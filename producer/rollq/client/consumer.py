@@ -106,6 +106,10 @@ class Consumer:
         """When the wait for the next batch began, on Redis's clock; 0.0: not yet."""
         self._timed_out = float("-inf")
         """When a wait last timed out."""
+        self._wait_log: WaitLog
+        """Of the present wait. It goes on with a wait that timed out."""
+        self._wanted = 0
+        """Number of groups that are asked for now."""
         self._dropped = 0
         """Groups that had been dropped when the last batch came."""
         if name is not None:
@@ -160,14 +164,15 @@ class Consumer:
         self._refuse_closed()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
-        wait_log = WaitLog(lambda: self._said_by(explain, groups))
+        self._wanted = groups
         if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
             self._since = 0.0
+            self._wait_log = WaitLog(lambda: self._said_by(explain, self._wanted))
         while True:
             self._refuse_closed()  # by another thread
             taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
-                self._dropped, self._since = taken.dropped, 0.0
+                self._dropped, self._since, self._timed_out = taken.dropped, 0.0, float("-inf")
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
                     return batch
                 continue
@@ -186,7 +191,7 @@ class Consumer:
                 why = self._said_by(holdup, groups)
                 self._timed_out = time.monotonic()
                 raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
-            self._wait(taken, deadline, wait_log, exact)
+            self._wait(taken, deadline, exact)
 
     def _as_it_was(self, step: int) -> bool:
         """Whether a trainer has seen this batch before the name was taken over."""
@@ -217,14 +222,14 @@ class Consumer:
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
-    def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog, exact: bool) -> None:
+    def _wait(self, taken: Taken, deadline: float, exact: bool) -> None:
         """Blocks until there may be groups, or until an exact batch may have to be given up."""
         look_s = min(IDLE_S, self._hold_s)
         if taken.others or (not taken.open and (taken.sealed or exact)):
             look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
         until = min(deadline, time.monotonic() + look_s)
         while (left := until - time.monotonic()) > 0:
-            wait_log.look()
+            self._wait_log.look()
             if self._deliveries.wait(self._session, min(left, BLOCK_S)):
                 return
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from rollq.client.collector import Collector
-from rollq.client.submission import group_name
 from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import ContractError, PullTimeout, RollqError
 from rollq.evaluation.result import Result
@@ -47,7 +46,7 @@ def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[J
         replace(
             job,
             run=run,
-            group=f"eval.{_short(name)}.{group_name(job.env, job.split, job.task)}",
+            group=f"eval.{_short(name)}.{job.task_name}",
             sample=0,
             size=k,
             spare=0,  # the first to finish are not a fair sample

@@ -5,7 +5,6 @@ group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.pr
 """
 
 import hashlib
-import re
 import threading
 import time
 from collections import deque
@@ -14,14 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rollq.errors import ContractError, Gap, JobConflict
-from rollq.job import NAME_CHARACTERS, Job
+from rollq.job import Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
 from rollq.wire.codec import job_digest
 
-SEED_STRIDE = 1_000_003
-"""Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and engines take 32
-bits."""
 PAGE = 1000
 """Number of groups whose states are read in one round trip."""
 RECENT = 1024
@@ -29,12 +25,6 @@ RECENT = 1024
 takes a second or two of groups with it."""
 LONGEST_PAUSE_S = 2.0
 """Longest time in seconds between two looks at groups that are not settled."""
-
-
-def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
-    """The name of a task's group. Characters that a name may not have become `-`."""
-    base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
-    return f"{base}.e{epoch}" if epoch else base
 
 
 def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
@@ -62,7 +52,7 @@ def _named(job: Job, run: str, index: int) -> Job:
     try:
         if job.run and job.run != run:
             raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {run}")
-        return replace(job, run=run, group=job.group or group_name(job.env, job.split, job.task))
+        return replace(job, run=run, group=job.group or job.task_name)
     except ContractError as e:
         raise ContractError(f"jobs[{index}]: {e}") from e
 
@@ -164,13 +154,6 @@ class Source:
             )
 
 
-def replacement(job: Job, number: int) -> Job:
-    """The job in that replacement of its group; with 0, the job itself. Raises ContractError."""
-    if not number:
-        return job
-    return replace(job, group=f"{job.group}.r{number}", seed=job.seed + number * SEED_STRIDE)
-
-
 def replacements(
     ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int, look: Callable[[], object] = lambda: None
 ) -> Iterator[list[Job]]:
@@ -185,15 +168,15 @@ def replacements(
         still: list[tuple[Sequence[Job], int]] = []
         for start in range(0, len(unsettled), PAGE):
             page = unsettled[start : start + PAGE]
-            names = [replacement(jobs[0], number).group for jobs, number in page]
+            names = [jobs[0].replacement(number).group for jobs, number in page]
             for (jobs, number), name, state in zip(page, names, ledger.group_states(names), strict=True):
                 if state == "dropped" and number < times:
-                    yield [replacement(job, number + 1) for job in jobs]
+                    yield [job.replacement(number + 1) for job in jobs]
                     still.append((jobs, number + 1))
                 elif state == "open":
                     still.append((jobs, number))
                 elif not state and number:  # it was yielded here, and Redis has lost it
-                    yield [replacement(job, number) for job in jobs]
+                    yield [job.replacement(number) for job in jobs]
                     still.append((jobs, number))
                 elif not state:
                     raise ContractError(

@@ -26,8 +26,7 @@ from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
-from rollq.trainers.engine_control import PauseMode
-from rollq.trainers.fleet import EngineUpdate, Fleet
+from rollq.weights import EngineUpdate, Fleet, PauseMode
 
 
 def add(commands: Commands) -> None:

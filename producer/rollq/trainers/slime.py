@@ -14,13 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rollq.batch import Batch, Group
-from rollq.client.client import Client
-from rollq.client.consumer import Consumer
-from rollq.errors import ContractError, LedgerError, MissingGroups, SettingsError
-from rollq.job import Job
-from rollq.ledger.replies import Published
-from rollq.trainers.slime_engines import check_count, engine_urls, list_engines, publish
+from rollq import Batch, Client, Consumer, ContractError, Group, Job, MissingGroups, SettingsError
+from rollq.errors import LedgerError
+from rollq.trainers.slime_engines import check_count, engine_urls, publish
 from rollq.trainers.slime_samples import (
     TRUNCATED,
     batch_samples,
@@ -28,7 +24,6 @@ from rollq.trainers.slime_samples import (
     group_samples,
     reward_post_process,
 )
-from rollq.trajectory_extras import ROUTED_EXPERTS
 
 __all__ = ["DataSource", "generate_rollout", "reward_post_process"]
 
@@ -113,7 +108,7 @@ class DataSource:
             order="submitted",
             keep=self.dynamic_sampling_filter,
             reward=self.settings.reward,
-            extras=[ROUTED_EXPERTS] if self.args.use_rollout_routing_replay else (),
+            extras=["routed_experts"] if self.args.use_rollout_routing_replay else (),
         )
 
     def save(self, rollout_id: int) -> None:
@@ -209,11 +204,11 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         raise SettingsError(f"slime needs --data-source-path {__name__}.DataSource for this rollout function")
     urls = engine_urls(args)
     if data_source.settings.engines:
-        list_engines(data_source.client, data_source.settings.engines, urls)
+        data_source.client.set_engines(data_source.settings.engines, urls)
     trained = rollout_id + evaluation  # slime evaluates after it has trained on the rollout
-    policy = publish(data_source.client, args, data_source.first, urls, trained)
+    step, version = publish(data_source.client, args, data_source.first, urls, trained)
     if evaluation:
-        return _evaluate(args, data_source, policy)
+        return _evaluate(args, data_source, step, version)
     batch = data_source.batch(rollout_id)
     samples = batch_samples(batch, rollout_id, args)
     if args.rollout_sample_filter_path is not None:
@@ -232,7 +227,7 @@ def _metrics(batch: Batch, drops: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def _evaluate(args: Any, data_source: DataSource, policy: Published) -> Any:
+def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> Any:
     """Each evaluation data set of slime, whose path is ENV/SPLIT/FIRST-LAST: every task in it, played
     `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run as NAME-STEP."""
     from slime.rollout.base_types import RolloutFnEvalOutput
@@ -244,8 +239,8 @@ def _evaluate(args: Any, data_source: DataSource, policy: Published) -> Any:
             client.evaluate(
                 _tasks(dataset, data_source.settings),
                 dataset.n_samples_per_eval_prompt,
-                policy.weight_version,
-                name=f"{dataset.name}-{policy.step}",
+                version,
+                name=f"{dataset.name}-{step}",
             ),
         )
         for dataset in args.eval_datasets

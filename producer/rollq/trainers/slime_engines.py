@@ -7,38 +7,16 @@ first update, before the first rollout, makes it `update_weight_start_version` +
 import logging
 from typing import Any
 
-from rollq.client.client import Client, internals
-from rollq.errors import SettingsError, SyncError
-from rollq.ledger.replies import Published
-from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
-from rollq.trainers.engine_control import Connection, ControlFailure
-from rollq.trainers.fleet import Fleet
+from rollq import Client, SettingsError
+from rollq.errors import SyncError
+from rollq.weights import Fleet, router_engines
 
 log = logging.getLogger("rollq")
-
-TIMEOUT_S = 10.0
-"""Limit in seconds for the router's list of engines."""
 
 
 def engine_urls(args: Any) -> list[str]:
     """The engines behind slime's router. Raises SyncError when it does not list them."""
-    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    try:
-        answer = Connection(router, None).call("GET", "/workers", timeout_s=TIMEOUT_S)
-        if not answer.ok:
-            raise ControlFailure(answer.refusal())
-        return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])
-    except (ControlFailure, KeyError, TypeError) as e:
-        raise SyncError(f"{router}/workers does not list slime's engines: {type(e).__name__}: {e}") from None
-
-
-def list_engines(client: Client, name: str, urls: list[str]) -> None:
-    """Make these the engines of workers that were started with `--engine redis:NAME`."""
-    redis = internals(client).ledger.redis
-    for url in urls:
-        add_address(redis, name, url)
-    for url in {*read_addresses(redis, name)} - {*urls}:
-        remove_address(redis, name, url)
+    return router_engines(f"http://{args.sglang_router_ip}:{args.sglang_router_port}")
 
 
 def served_version(urls: list[str]) -> int:
@@ -70,21 +48,23 @@ def check_count(args: Any, first: int) -> None:
         log.warning("%s", _remedy(args, first))
 
 
-def publish(client: Client, args: Any, first: int, urls: list[str], trained: int) -> Published:
-    """Publish the policy that slime's engines serve. `trained`: the rollouts that slime has trained on at most.
+def publish(client: Client, args: Any, first: int, urls: list[str], trained: int) -> tuple[int, str]:
+    """Publish the policy that slime's engines serve, and return its step and its weight version. `trained`: the
+    rollouts that slime has trained on at most.
 
     Raises SyncError, and SettingsError when the step cannot be right or the run knows the version as another step.
     """
     version = served_version(urls)
-    policy = Published(step_of(version, first, args), str(version))
-    if policy.step > trained:
+    policy = step, name = step_of(version, first, args), str(version)
+    if step > trained:
         raise SettingsError(
-            f"slime's weight version {version} would be of step {policy.step}, and slime has trained on {trained}"
+            f"slime's weight version {name} would be of step {step}, and slime has trained on {trained}"
             " rollouts. train.py updates after each: leave out --update-weights-interval, which is train_async.py's"
         )
-    if client.published() != policy:
+    known = client.published()
+    if known is None or (known.step, known.weight_version) != policy:
         try:
-            client.publish(policy.step, policy.weight_version)
+            client.publish(step, name)
         except SettingsError as e:
             raise SettingsError(f"{e}. {_remedy(args, first)}") from None
     return policy

@@ -11,13 +11,10 @@ from itertools import groupby
 from statistics import fmean, stdev
 from typing import Any
 
-from rollq.batch import Batch, Group
-from rollq.errors import SettingsError
+from rollq import Batch, Group, Segment, SettingsError, Trajectory
 from rollq.events import Sampled, Stop
 from rollq.images import refuse_images
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Segment, Trajectory
-from rollq.trajectory_extras import ExpertShape
 
 Sample = Any
 """slime.utils.types.Sample, which only slime's processes can import."""
@@ -68,9 +65,8 @@ def check_arguments(group: Group, args: Any) -> None:
                 "slime's --use-rollout-routing-replay needs routed experts, and the run's jobs record none: submit them"
                 " with --routed-experts"
             )
-        shape = ExpertShape.read(job.routed_experts)
-        wanted += [("--num-layers", args.num_layers, shape.layers)]
-        wanted += [("--moe-router-topk", args.moe_router_topk, shape.top_k)]
+        wanted += [("--num-layers", args.num_layers, job.routed_experts["layers"])]
+        wanted += [("--moe-router-topk", args.moe_router_topk, job.routed_experts["top_k"])]
     for flag, theirs, found in wanted:
         if found != theirs:
             raise SettingsError(f"the run's jobs have {found}, and slime's {flag} is {theirs}: make them equal")

@@ -17,17 +17,24 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rollq.batch import Group
-from rollq.client.client import Client, internals
-from rollq.client.consumer import Consumer
-from rollq.client.submission import replacement
-from rollq.client.waits import WaitLog, explain
-from rollq.errors import ContractError, LedgerError, MissingGroups, NotHeld, PullTimeout, SettingsError
+from rollq import (
+    Client,
+    Consumer,
+    ContractError,
+    Group,
+    History,
+    Job,
+    MissingGroups,
+    NotHeld,
+    PullTimeout,
+    Purpose,
+    SettingsError,
+    Trajectory,
+)
+from rollq.errors import LedgerError
 from rollq.extras import needs
 from rollq.images import refuse_images
-from rollq.job import History, Job, Purpose
-from rollq.trainers.fleet import Fleet
-from rollq.trajectory import Trajectory
+from rollq.weights import Fleet
 
 with needs("trl"):
     from accelerate.utils import broadcast_object_list, gather_object
@@ -221,9 +228,8 @@ class RolloutFunc:
             )
         if self._consumer is None:
             self._consumer = self.client.consumer(name=self._name)
-        names = {replacement(job, n).group: job.group for job in jobs for n in range(self._refill + 1)}
+        names = {job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)}
         missing, groups = {job.group: job for job in jobs}, dict[str, Group]()
-        wait = WaitLog(lambda: explain(internals(self.client).reader, wanted=len(missing)))
         while missing:
             for group in self._take(self._consumer, len(missing)):
                 if group.id not in names:
@@ -232,7 +238,6 @@ class RolloutFunc:
                     )
                 groups[names[group.id]] = group
                 missing.pop(names[group.id], None)
-            wait.look()
             for name in self._given_up(list(missing.values())):
                 del missing[name]
         if not groups:
@@ -262,12 +267,12 @@ class RolloutFunc:
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
         """Has dropped groups replaced, and waits for the replacements. Returns the groups of which all were dropped."""
-        states = internals(self.client).reader.group_states([job.group for job in jobs]) if jobs else []
+        states = self.client.group_states([job.group for job in jobs]) if jobs else []
         dropped = [job for job, state in zip(jobs, states, strict=True) if state == "dropped"]
         if not dropped:
             return []
         self.client.refill(dropped, times=self._refill, ahead=AHEAD)
-        last = internals(self.client).reader.group_states([replacement(job, self._refill).group for job in dropped])
+        last = self.client.group_states([job.replacement(self._refill).group for job in dropped])
         return [job.group for job, state in zip(dropped, last, strict=True) if state == "dropped"]
 
     def _rows(self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any) -> Iterator[Row]:

@@ -20,15 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollq.batch import Batch
-from rollq.client.client import Client, internals
-from rollq.client.consumer import Consumer
-from rollq.client.waits import explain
-from rollq.errors import LedgerError, PullTimeout, SettingsError
+from rollq import Batch, Client, Consumer, PullTimeout, SettingsError
+from rollq.errors import LedgerError
 from rollq.extras import needs
 from rollq.images import refuse_images
-from rollq.trainers.fleet import Fleet
 from rollq.trainers.trl import check_temperature, check_template_kwargs
+from rollq.weights import Fleet
 
 with needs("trl"):
     from safetensors.torch import save_file
@@ -142,7 +139,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         if self._error:
             raise self._error
         waited = time.monotonic() - self._produced_at
-        if waited > stale_after_s and (why := explain(internals(self.client).reader, wanted=1)):
+        if waited > stale_after_s and (why := self.client.explain(1)):
             raise PullTimeout(f"no sample for {waited:.0f} s: {why}")
 
     # The callback.

@@ -18,16 +18,10 @@ from typing import Any
 
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from rollq.client.client import Client
-from rollq.client.submission import group_name
-from rollq.errors import ContractError, SettingsError
+from rollq import Client, ContractError, Job, Segment, SettingsError, Trajectory
 from rollq.events import Observed, Sampled
 from rollq.images import refuse_images
-from rollq.job import Job
-from rollq.sampling import PARAMETERS
-from rollq.trainers.verl_episodes import Episodes
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Segment, Trajectory
 
 IN_FLIGHT_STEPS = 8
 """Steps for which verl plays a prompt at most (its default of `max_off_policy_threshold`). A prompt that a checkpoint
@@ -35,9 +29,9 @@ has in flight comes again after a restart, and some of its sessions were played 
 
 
 @cache
-def episodes(redis_url: str | None, run: str, keep_steps: int) -> Episodes:
+def episodes(redis_url: str | None, run: str, keep_steps: int) -> Any:
     """Those of this process: verl makes an agent loop for every session."""
-    return Episodes(Client(redis_url, run=run), keep_steps)
+    return Client(redis_url, run=run).episodes(keep_steps)
 
 
 class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -84,7 +78,7 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not self._by_task:
             return f"{fields['uid']}.{int(fields['session_id'])}"
         job = Job.of({**self._job, **_row(fields)})
-        return f"{group_name(job.env, job.split, job.task)}.step{_step(fields)}.{int(fields['session_id'])}"
+        return f"{job.task_name}.step{_step(fields)}.{int(fields['session_id'])}"
 
     def _as_job(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any], group: str) -> Job:
         """Raises ContractError for a row that names no task and for what no worker can play, SettingsError for
@@ -92,8 +86,8 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         given = {**self._job, **_row(fields)}
         lengths = self.rollout_config
         budget = {"max_tokens": lengths.prompt_length + lengths.response_length, **given.get("budget", {})}
-        # verl's own parameters are not sampling: logprobs, which rollq always records.
-        theirs = {name: value for name, value in sampling_params.items() if name in PARAMETERS}
+        # rollq always records logprobs, so it has no parameter for them.
+        theirs = {name: value for name, value in sampling_params.items() if name != "logprobs"}
         sampling = given.get("sampling", {})
         if both := ", ".join(sorted({*sampling} & {*theirs})):
             raise SettingsError(

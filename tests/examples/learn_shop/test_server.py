@@ -9,7 +9,7 @@ import pytest
 
 from rollq.errors import JobFailure, SyncError
 from rollq.events import Finish
-from rollq.trainers.fleet import Fleet
+from rollq.weights import Fleet
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.examples.learn_shop.scoring import logprobs

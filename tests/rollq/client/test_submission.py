@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.client.client import Client, internals
-from rollq.client.submission import SEED_STRIDE, replacements
+from rollq.client.submission import replacements
 from rollq.errors import ContractError, JobConflict, LedgerError
-from rollq.job import Job
+from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Cursor, State

@@ -11,7 +11,7 @@ from rollq.ledger.workers.engine_addresses import add_address
 from tests.conftest import free_port
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
-from tests.rollq.trainers.fake_engines import FakeEngine, serving
+from tests.rollq.weights.fake_engines import FakeEngine, serving
 
 LINE = ("engines", "sync", "--path", "/weights/7", "--version", "v7")
 

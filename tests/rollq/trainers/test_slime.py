@@ -18,9 +18,9 @@ from rollq.trainers import slime_engines
 from rollq.trainers.slime import DataSource, generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import group, play, reader
-from tests.rollq.trainers.fake_engines import FakeEngine, serving
 from tests.rollq.trainers.player import playing
 from tests.rollq.trainers.slime_packages import STAND_IN, arguments, slime_at
+from tests.rollq.weights.fake_engines import FakeEngine, serving
 from tests.waiting import until
 
 FILTERS = "tests.rollq.trainers.slime_filters"
@@ -373,5 +373,5 @@ def test_engines_that_do_not_agree_are_an_error(source: Make, engine: FakeEngine
 
 def test_a_router_that_lists_nothing_is_an_error(source: Make, engine: FakeEngine) -> None:
     engine.answers["/workers"] = (404, "")
-    with pytest.raises(SyncError, match=r"/workers does not list slime's engines: .*HTTP 404"):
+    with pytest.raises(SyncError, match=r"/workers does not list its engines: .*HTTP 404"):
         rollout(source(), 0)

@@ -10,11 +10,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rollq.client.client import Client
-from rollq.client.submission import group_name, replacement
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line
-from rollq.job import QUEUE, Budget, Job
+from rollq.job import QUEUE, Budget, Job, group_name
 from rollq.wire.codec import encode_job
 from rollq.worker_package import for_clients
 
@@ -92,7 +91,7 @@ def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
     try:
         encode_job(_job(args, args.tasks[0], 0))
         last = _job(args, args.tasks[-1], args.epochs - 1)
-        encode_job(replacement(last, refill))  # with the largest seed and the longest name
+        encode_job(last.replacement(refill))  # with the largest seed and the longest name
     except ContractError as e:
         raise SettingsError(str(e)) from e
     if unknown := _installed_checks(args):

@@ -34,6 +34,14 @@ def remove_address(client: "redis.Redis", name: str, url: str) -> None:
     guarded(ENGINES + name, lambda: client.srem(ENGINES + name, url), REMEDY)
 
 
+def set_addresses(client: "redis.Redis", name: str, urls: set[str]) -> None:
+    """Make these the only ones. Raises LedgerError."""
+    for url in urls:
+        add_address(client, name, url)
+    for url in {*read_addresses(client, name)} - urls:
+        remove_address(client, name, url)
+
+
 def read_list(source: str, client: Any) -> tuple[str, ...]:
     """The addresses in the file of `file:PATH` (lines that begin with # are comments), or in the set of `redis:NAME`.
 

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
-from rollq.client.submission import group_name
 from rollq.commands.connect import settings
 from rollq.commands.flags.play import add_agent
 from rollq.commands.flags.shared import (
@@ -37,7 +36,7 @@ from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.transcript import clean
 from rollq.extras import install_line, needs
-from rollq.job import Budget, Job
+from rollq.job import Budget, Job, group_name
 from rollq.urls import mask_url
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun

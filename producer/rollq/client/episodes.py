@@ -1,8 +1,8 @@
 """Episodes for the coroutines of one process: each is submitted once, and waited for by its job id.
 
-verl asks for every session by itself, in several processes. So a job is a group of one here, and nothing is taken from
-the queue: results are read by job id, and acknowledged when no checkpoint needs them any more. One thread does all of
-it, with one round trip to Redis for all that wait. It knows nothing of verl.
+Some trainers, such as verl, ask for every session by itself, in several processes. So a job is a group of one here, and
+nothing is taken from the queue: results are read by job id, and acknowledged when no checkpoint needs them any more.
+One thread does all of it, with one round trip to Redis for all that wait.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rollq.client.client import Client, internals
+from rollq.client.internals import Internals
+from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
@@ -28,7 +29,7 @@ log = logging.getLogger("rollq")
 LOOK_S = 0.25
 """Seconds between two looks at what is waited for."""
 AHEAD = 10_000_000
-"""Episodes that may be unacknowledged: verl itself bounds how many it asks for."""
+"""Episodes that may be unacknowledged: the trainer itself bounds how many it asks for."""
 AT_ONCE = 64
 """Trajectories that are read, and groups that are acknowledged, in one round trip."""
 
@@ -41,15 +42,13 @@ class _Wanted:
 
 
 class Episodes:
-    """The episodes of one run that this process waits for. The client is its own."""
+    """The episodes of one run that this process waits for. One process, or several of one trainer, may use a run."""
 
-    def __init__(self, client: Client, keep_steps: int) -> None:
-        """`keep_steps`: an episode is acknowledged when this process asks for one of a step more than that much
-        later."""
-        self._client = client
-        self._deliveries = Deliveries(
-            internals(client).ledger.redis, client.run, internals(client).ledger.scripts.durability
-        )
+    def __init__(self, internals: Internals, producer: Producer, keep_steps: int) -> None:
+        """What `Client.episodes` says."""
+        ledger, self._reader, self._producer = internals.ledger, internals.reader, producer
+        self._run_name = ledger.run
+        self._deliveries = Deliveries(ledger.redis, ledger.run, ledger.scripts.durability)
         self._keep_steps = keep_steps
         self._retry = RetryLoop(reconnect=True)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
@@ -71,14 +70,13 @@ class Episodes:
         and redis's errors when Redis is away for longer than its client waits.
         """
         future: Future[Trajectory] = Future()
-        self._new.put(_Wanted(replace(job, run=self._client.run), step, future))
+        self._new.put(_Wanted(replace(job, run=self._run_name), step, future))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Stop waiting, and close the client. What is being played goes on, and can be asked for again."""
+        """Stop waiting. What is being played goes on, and can be asked for again."""
         self._new.put(None)
         self._thread.join()
-        self._client.close()
 
     def _run(self) -> None:
         while True:
@@ -87,7 +85,7 @@ class Episodes:
                     return
                 self._look()
             except Exception as e:  # the episodes stay where they are, and the same job can be asked for again
-                log.exception("run %s: waiting for episodes failed", self._client.run)
+                log.exception("run %s: waiting for episodes failed", self._run_name)
                 for group in list(self._waiting):
                     self._fail(group, e)
 
@@ -109,7 +107,7 @@ class Episodes:
 
     def _submit(self, job: Job) -> None:
         try:
-            submitted = self._client.submit([job], ahead=AHEAD)
+            submitted = self._producer.submit([job], AHEAD, None)
         except Exception as e:  # of this job alone
             return self._fail(job.group, e)
         if submitted.acked:
@@ -127,14 +125,14 @@ class Episodes:
             try:
                 self._retry(partial(self._deliveries.ack, self._token, groups))
             except NotHeld as e:
-                log.warning("run %s has another consumer, and should be verl's alone: %s", self._client.run, e)
+                log.warning("run %s has another consumer, and should be one trainer's alone: %s", self._run_name, e)
             for group in groups:
                 del self._fetched[group]
 
     def _look(self) -> None:
         """Hands on what has ended."""
         groups = list(self._waiting)
-        states = self._retry(lambda: internals(self._client).reader.group_states(groups))
+        states = self._retry(lambda: self._reader.group_states(groups))
         ended = [group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")]
         for some in _parts(ended):
             self._hand_on(some)
@@ -147,7 +145,7 @@ class Episodes:
     def _hand_on(self, groups: Sequence[str]) -> None:
         jobs = [self._waiting[group][0].job for group in groups]
         extras = [ROUTED_EXPERTS] if any(job.routed_experts for job in jobs) else []
-        read = self._retry(lambda: internals(self._client).reader.read([job.id for job in jobs], extras))
+        read = self._retry(lambda: self._reader.read([job.id for job in jobs], extras))
         for group, found in zip(groups, read, strict=True):
             if isinstance(found, ContractError):
                 self._fail(group, found)
@@ -161,7 +159,8 @@ class Episodes:
             wanted.future.set_exception(error)
 
     def _failure(self, job_id: str) -> RolloutFailure:
-        state = self._retry(lambda: self._client.job(job_id))
+        state = self._retry(lambda: self._reader.job(job_id))
+        assert state is not None  # its group is there
         error = RolloutFailure(f"job {job_id} ended without a grade, of class {state.failure}: {state.reason}")
         error.failure = state.failure or FailureClass.JOB
         return error

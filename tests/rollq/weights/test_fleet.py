@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollq.errors import SettingsError, SyncError
-from rollq.trainers.fleet import Fleet
+from rollq.weights import Fleet
 from tests.conftest import free_port
-from tests.rollq.trainers.fake_engines import HANG, OLD, FakeEngine, FakeSmg, serving
+from tests.rollq.weights.fake_engines import HANG, OLD, FakeEngine, FakeSmg, serving
 from tests.waiting import until
 
 STEPS = ["/pause_generation", "/update_weights_from_disk", "/weights_checker", "/flush_cache", "/continue_generation"]

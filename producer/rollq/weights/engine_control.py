@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rollq.errors import SyncError
 from rollq.urls import mask_url
 
+ROUTER_TIMEOUT_S = 10.0
+"""Limit in seconds for a router's list of engines."""
 CONTROL_TIMEOUT_S = 60.0
 """Limit of a call that loads nothing. A pause that aborts returns when the last request has ended."""
 FLUSH_TRIES, FLUSH_PAUSE_S = 20, 0.5
@@ -251,3 +254,14 @@ def engines_at(
         )
         for worker in workers
     ]
+
+
+def router_engines(url: str) -> list[str]:
+    """The addresses of the engines behind SGLang's router. Raises SyncError when it does not list them."""
+    try:
+        answer = Connection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
+        if not answer.ok:
+            raise ControlFailure(answer.refusal())
+        return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])
+    except (ControlFailure, KeyError, TypeError) as e:
+        raise SyncError(f"{mask_url(url)}/workers does not list its engines: {type(e).__name__}: {e}") from None

@@ -17,8 +17,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError, SyncError
-from rollq.trainers.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
 from rollq.urls import mask_url
+from rollq.weights.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,7 +15,6 @@ from bare_loop import serve
 
 from rollq.events import Event
 from rollq.job import Job
-from rollq.trajectory_extras import Extra
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
@@ -29,9 +28,6 @@ class NoJournal:
     """Implements protocols.Journal."""
 
     def append(self, event: Event) -> None:
-        pass
-
-    def keep_routed_experts(self, part: Extra) -> None:
         pass
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.errors import FailureClass
 from rollq.job import Json
+from rollq.trajectory_extras import Extra
 
 Message = dict[str, Any]
 """One chat message in OpenAI's form; the `arguments` of a tool call are a JSON string."""
@@ -120,6 +121,9 @@ class Sampled(DeferredTexts):
     asked: Mapping[str, Json] = field(default_factory=dict)
     """What an agent program's request asked for beside messages and tools, such as another temperature than the
     job's."""
+    experts: Extra | None = None
+    """Of jobs with `routed_experts`: the experts of the trace's tokens that have no row yet, but for the last sampled
+    one, which the engine never read. `rollq.wire.routed_experts` joins them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

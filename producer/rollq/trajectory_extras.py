@@ -1,6 +1,6 @@
 """Arrays that a trajectory may carry beside its journal, by name: routed experts, top-p token ids, your own.
 
-They are stored apart, because a few of them are megabytes. A consumer gets only those that it asks for. Pure values,
+A consumer gets only those that it asks for. All but routed experts are stored apart from the journal. Pure values,
 standard library only.
 """
 

@@ -18,7 +18,7 @@ from rollq.job import Budget, Job
 from rollq.training.arrays import array_of
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape
-from rollq.wire.routed_experts import join_parts
+from rollq.wire.routed_experts import routed_experts
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
@@ -148,7 +148,7 @@ def test_an_aborted_reply_has_the_rows_of_what_it_has(sglang_moe: Server) -> Non
         assert got.routed_experts.shape[0] == len(prompt) + len(got.ids) - 1
 
 
-def play_shop(client: Client, **changes: Any) -> tuple[Trajectory, FakeJournal]:
+def play_shop(client: Client, **changes: Any) -> Trajectory:
     budget = Budget(max_turns=4, max_new_tokens=48)
     [end] = client.server.tokenizer.encode("<|im_end|>")
     ends = {"logit_bias": {str(end): 10.0}}  # a random model would hardly ever end a turn by itself
@@ -157,19 +157,18 @@ def play_shop(client: Client, **changes: Any) -> tuple[Trajectory, FakeJournal]:
     environment = shop.open(job.split, job.task, {})
     renderer: ChatRenderer = checked_renderer(client.server.tokenizer, environment.tools)
     user = user_factory(job.user, shop.task(job.split, job.task), seed=0, endpoints={}, check=lambda: None)
-    journal = FakeJournal()
     engine = SGLangEngine(client.server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size)
     try:
-        return play(job, engine=engine, renderer=renderer, environment=environment, user=user, journal=journal), journal
+        return play(job, engine=engine, renderer=renderer, environment=environment, user=user, journal=FakeJournal())
     finally:
         engine.close()
 
 
 def test_the_rows_of_an_episode_are_those_of_its_tokens(client: Client) -> None:
     """Also by a server that has forgotten them and reads the whole episode at once."""
-    trajectory, journal = play_shop(client)
-    rows = array_of(join_parts(trajectory, journal.routed_experts))
-    assert trajectory.turns > 1 and len(journal.routed_experts) >= trajectory.turns
+    trajectory = play_shop(client)
+    rows = array_of(routed_experts(trajectory))
+    assert trajectory.turns > 1
     assert rows.shape == (len(trajectory.tokens), 3, 2)
     last = trajectory.mask.rindex(1)  # the last token that was sampled was never read
     assert client.rows(trajectory.tokens[:last]) == rows[:last].tolist()

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rollq import Client
 from rollq.batch import Batch
-from rollq.errors import ContractError, Fenced, Gap, JournalConflict, NotHeld, PullTimeout
+from rollq.errors import ContractError, Fenced, Gap, NotHeld, PullTimeout
 from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
@@ -27,7 +27,7 @@ from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.process.attempts.attempt import Attempt
-from tests.rollq.routed_experts import ASKED, parts
+from tests.rollq.routed_experts import ASKED, routed
 
 RUN = "rollback"
 SIZE = 2
@@ -195,28 +195,17 @@ class Player:
         self.attempt = Attempt(self.ledger, found, threading.Event(), lambda: 0.0)
         if found.journal:
             self.header, self.events = self.attempt.resume()
-            if self.attempt.lost_parts():
-                self.wrong.append(f"{job_id}: events without their routed experts")
             return "resume"
         self.header, self.events = Header(attempt=found.attempt, worker=self.name), []
         self.attempt.open(self.header)
         return "claim"
 
     def _go_on(self, attempt: Attempt) -> str:
-        try:
-            return self._play(attempt)
-        except JournalConflict:  # Redis lost routed experts
-            self.attempt = None
-            attempt.release()
-            return "release"
-
-    def _play(self, attempt: Attempt) -> str:
         event = next_event(attempt.job, self.events, self.writer)
+        if isinstance(event, Sampled) and attempt.job.routed_experts:
+            [*_, event] = routed([*self.events, event])
         self.events.append(event)
         if not isinstance(event, Closed):
-            if isinstance(event, Sampled) and attempt.job.routed_experts:
-                [*_, part] = parts(self.events)
-                attempt.keep_routed_experts(part)
             attempt.append(event)
             return "append"
         attempt.complete(Trajectory(job=attempt.job, header=self.header, events=self.events), TokenStats())

@@ -16,7 +16,6 @@ KINDS = (
     ("take", ("SADD hold",)),
     ("complete", ("RPUSH journal", "ZREM leased")),
     ("append", ("RPUSH journal",)),
-    ("experts", ("RPUSH routed_experts",)),
     ("claim", ("ZADD leased", "ZREM queued")),
     ("expire", ("ZREM leased", "ZADD queued")),
     ("seal", ("HSET run sealed",)),

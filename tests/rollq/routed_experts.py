@@ -1,11 +1,10 @@
 """Routed experts that are easy to know again, for tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rollq.events import Event
-from rollq.trajectory import Trajectory
-from rollq.trajectory_extras import ExpertShape, Extra
-from rollq.wire.routed_experts import part_lengths
+from rollq.events import Event, Prompt, Sampled
+from rollq.trajectory_extras import ExpertShape
 
 ASKED = {"layers": 2, "top_k": 2, "experts": 200}
 SHAPE = ExpertShape(**ASKED)
@@ -16,15 +15,22 @@ def row(place: int, shape: ExpertShape = SHAPE) -> bytes:
     return bytes((place + step) % shape.experts for step in range(shape.row_bytes))
 
 
-def parts(events: Sequence[Event], shape: ExpertShape = SHAPE) -> Iterator[Extra]:
-    """A part for each sampled event of one trace."""
-    start = 0
-    for length in part_lengths(events):
-        yield shape.part(b"".join(row(place, shape) for place in range(start, start + length)))
-        start += length
-
-
-def parts_of(trajectory: Trajectory) -> Iterator[Extra]:
-    """A part for each sampled event, of any number of traces."""
-    for length in part_lengths(trajectory.events):
-        yield SHAPE.part(b"".join(map(row, range(length))))
+def routed(events: Sequence[Event], shape: ExpertShape = SHAPE) -> list[Event]:
+    """The same events, each sampled one with the rows of its trace that are new with it."""
+    found: list[Event] = []
+    lengths: list[int] = []  # of each trace, and how many of its tokens have rows
+    rows: list[int] = []
+    for event in events:
+        if isinstance(event, Prompt):
+            lengths.append(0)
+            rows.append(0)
+        ids = getattr(event, "ids", ())
+        trace = -1 if getattr(event, "trace", None) is None else event.trace  # type: ignore[union-attr]
+        if len(ids):
+            lengths[trace] += len(ids)
+        if isinstance(event, Sampled):
+            places = range(rows[trace], lengths[trace] - 1)
+            event = replace(event, experts=shape.part(b"".join(row(place, shape) for place in places)))
+            rows[trace] = lengths[trace] - 1
+        found.append(event)
+    return found

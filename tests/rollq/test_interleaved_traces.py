@@ -10,9 +10,9 @@ from rollq.events import Prompt, Sampled
 from rollq.token_stats import count_tokens
 from rollq.training.staleness import staleness, version_names
 from rollq.trajectory import Trajectory
-from rollq.wire.routed_experts import join_parts
+from rollq.wire.routed_experts import routed_experts
 from tests.rollq.agent_episodes import branching, interleaved, user
-from tests.rollq.routed_experts import ASKED, parts
+from tests.rollq.routed_experts import ASKED, routed
 from tests.rollq.token_rows import batch_of
 
 Pair = tuple[Trajectory, Trajectory]
@@ -85,8 +85,5 @@ def vars_of(arrays: Any) -> dict[str, object]:
 @given(interleaved())
 def test_routed_experts_are_those_of_the_trace(pair: Pair) -> None:
     straight, mixed = (replace(each, job=replace(each.job, routed_experts=ASKED)) for each in pair)
-    by_event = dict(
-        zip((id(e) for e in straight.events if isinstance(e, Sampled)), parts(straight.events), strict=True)
-    )
-    of_mixed = [by_event[id(event)] for event in mixed.events if isinstance(event, Sampled)]
-    assert join_parts(mixed, of_mixed) == join_parts(straight, [*parts(straight.events)])
+    straight, mixed = (replace(each, events=routed(each.events)) for each in (straight, mixed))
+    assert routed_experts(mixed) == routed_experts(straight)

@@ -201,7 +201,6 @@ class FakeJournal:
     """Keeps the events in a list. `check` raises `stop` after `limit` events."""
 
     events: list[Event] = field(default_factory=list)
-    routed_experts: list[Extra] = field(default_factory=list)
     stop: Exception | None = None
     limit: int = 1 << 30
 
@@ -213,9 +212,6 @@ class FakeJournal:
 
     def write(self) -> None:
         pass
-
-    def keep_routed_experts(self, part: Extra) -> None:
-        self.routed_experts.append(part)
 
     def check(self) -> None:
         if self.stop is not None and len(self.events) >= self.limit:

@@ -225,10 +225,6 @@ class Journal(Protocol):
         """Make the event durable. Raises Fenced when the attempt has lost its lease."""
         ...
 
-    def keep_routed_experts(self, part: Extra) -> None:
-        """Make them durable with the next event, which was sampled with them."""
-        ...
-
     def check(self) -> None:
         """Raise when the attempt must stop: fenced, draining, cancelled, past its deadline."""
         ...

@@ -67,7 +67,6 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
-    rollq:{run}:routed_experts:<job>     list  a part for each sampled event, of jobs that ask for them
 """
 
 from dataclasses import dataclass
@@ -156,6 +155,3 @@ class Keys:
 
     def extras(self, job_id: str) -> str:
         return f"{self.prefix}extras:{job_id}"
-
-    def routed_experts(self, job_id: str) -> str:
-        return f"{self.prefix}routed_experts:{job_id}"

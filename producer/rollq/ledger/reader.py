@@ -18,7 +18,6 @@ from rollq.ledger.job_extras import read_extras
 from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
-from rollq.ledger.routed_experts import with_routed_experts
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.stored import text
 from rollq.ledger.versions import read_policy
@@ -28,6 +27,7 @@ from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 from rollq.wire.codec import read_trajectory
+from rollq.wire.routed_experts import routed_experts
 
 COUNTS = (
     "submitted",
@@ -169,7 +169,7 @@ class LedgerReader:
             return found
         arrays = read_extras(self.scripts, job_ids, extras)
         found = [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
-        return with_routed_experts(self.scripts, found) if ROUTED_EXPERTS in extras else found
+        return [_with_experts(trajectory) for trajectory in found] if ROUTED_EXPERTS in extras else found
 
     def job(self, job_id: str) -> JobState | None:
         """All that the ledger knows of a job; None when it is unknown."""
@@ -311,6 +311,15 @@ def _with_extras(
     if isinstance(trajectory, ContractError):
         return trajectory
     return extras if isinstance(extras, ContractError) else replace(trajectory, extras=extras)
+
+
+def _with_experts(trajectory: Trajectory | ContractError) -> Trajectory | ContractError:
+    if isinstance(trajectory, ContractError) or not trajectory.job.routed_experts:
+        return trajectory
+    try:
+        return replace(trajectory, extras={**trajectory.extras, ROUTED_EXPERTS: routed_experts(trajectory)})
+    except ContractError as e:
+        return e
 
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:

@@ -42,6 +42,7 @@ from rollq.wire.blob import (
     unpack_bytes,
     wrong,
 )
+from rollq.wire.extras import decode_extra, encode_extra
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
@@ -60,6 +61,8 @@ def encode_event(event: Event, job_id: str) -> bytes:
                 fields += [event.cached_tokens, float(event.at), float(event.seconds)]
                 if event.trace is not None or event.asked:
                     fields.append({"trace": event.trace, "asked": plain(event.asked, where)})
+                if event.experts is not None:
+                    fields.append(encode_extra(event.experts, where))
             case Observed():
                 _check_observed(event.turn, event.extra_calls, event.done, where)
                 texts = [event.message, event.actions, event.replies, event.errors]
@@ -130,8 +133,9 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     _check_sampled(turn, tokens, floats, spans, cached_tokens, where)
     versions = tuple([_span(*span) for span in spans])
     read = defer(texts, _SAMPLED_TEXTS, where)
+    experts = decode_extra(later.pop(), where) if later and type(later[-1]) is bytes else None
     trace, asked = _trace(later, ("trace", "asked"), where) if later else (None, {})
-    return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, trace, asked, read)
+    return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, trace, asked, experts, read)
 
 
 _span = lru_cache(4096)(VersionSpan)  # most turns are one span, so equal ones are the same object
@@ -229,7 +233,8 @@ def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
 
 _new_prompt = _without_texts(Prompt, "ids", "at")
 _new_sampled = _without_texts(
-    Sampled, "turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds", "trace", "asked"
+    Sampled,
+    *("turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds", "trace", "asked", "experts"),
 )
 _new_observed = _without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace")
 _new_acted = _without_texts(Acted, "done", "at", "seconds")

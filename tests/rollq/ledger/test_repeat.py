@@ -20,7 +20,6 @@ from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
-from rollq.ledger.routed_experts import keep_parts
 from rollq.ledger.scripts import SHARED, Scripts
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.time_spent import report_time
@@ -165,7 +164,6 @@ CASES = [
     Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")])),
     Case("save_extras", half_played, lambda ledger: save_extras(ledger.scripts, "r/g/0", "1#token", {"a": EXTRA})),
     Case("report_time", half_played, lambda ledger: report_time(ledger.scripts, "w", {"engine": 1.0})),
-    Case("keep_experts", half_played, lambda ledger: keep_parts(ledger.scripts, "r/g/0", "1#token", 0, [b"a", b"b"])),
     Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
     Case("complete", over_provisioned, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),

@@ -15,7 +15,6 @@ from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
-from rollq.ledger.routed_experts import keep_parts, parts_kept
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
 from rollq.servers.health import check_redis
@@ -24,7 +23,6 @@ from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, deliveries, finish_groups, take
-from tests.rollq.routed_experts import ASKED
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -69,17 +67,6 @@ def test_with_running_journals_only_episodes_end_and_make_room(ledger: Ledger, f
     ack(ledger, "t", taken.id)
     full(False)
     assert reader(ledger).stats()["delivered"] == 1
-
-
-def test_routed_experts_are_kept_without_memory_too(ledger: Ledger, full: Callable[[bool], object]) -> None:
-    """An episode that records them could not end otherwise."""
-    ledger.submit(group(routed_experts=ASKED))
-    claim(ledger, "r/g/0")
-    keep_parts(ledger.scripts, "r/g/0", "1#token", 0, [b"a"])
-    full(True)
-    keep_parts(ledger.scripts, "r/g/0", "1#token", 1, [b"b"])
-    full(False)
-    assert parts_kept(ledger.scripts, "r/g/0") == 2
 
 
 def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Callable[[bool], object]) -> None:

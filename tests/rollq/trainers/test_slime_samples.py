@@ -17,8 +17,9 @@ from rollq.trainers.slime_samples import batch_samples, check_arguments
 from rollq.training.arrays import segment_experts
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
-from rollq.wire.routed_experts import join_parts
-from tests.rollq.routed_experts import ASKED, parts_of
+from rollq.wire.routed_experts import routed_experts
+from tests.rollq.routed_experts import ASKED
+from tests.rollq.routed_experts import routed as routed_events
 from tests.rollq.token_rows import Trace, batch_of, episode, logprob_of, sampled_id, version_of
 from tests.rollq.trainers.slime_packages import arguments, own_conversion, recorded_conversion
 
@@ -170,7 +171,8 @@ def routed(batch: Batch) -> Batch:
     groups = []
     for group in batch.groups:
         asked = [replace(t, job=replace(t.job, routed_experts=ASKED)) for t in group.trajectories]
-        joined = [replace(t, extras={ROUTED_EXPERTS: join_parts(t, list(parts_of(t)))}) for t in asked]
+        asked = [replace(t, events=routed_events(t.events)) for t in asked]
+        joined = [replace(t, extras={ROUTED_EXPERTS: routed_experts(t)}) for t in asked]
         groups.append(replace(group, trajectories=joined))
     return replace(batch, groups=groups)
 

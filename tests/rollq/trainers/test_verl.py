@@ -18,9 +18,9 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.trajectory_extras import ROUTED_EXPERTS
-from rollq.wire.routed_experts import join_parts
+from rollq.wire.routed_experts import routed_experts
 from rollq_worker.tokens.tokenizer import BUNDLED
-from tests.rollq.routed_experts import ASKED, parts_of
+from tests.rollq.routed_experts import ASKED, routed
 from tests.rollq.samples import job, play, reader, trajectory
 from tests.rollq.token_rows import episode, logprob_of, sampled_id
 from tests.rollq.trainers.verl_contract import GIVEN, OUTPUT, check, is_installed, verl_package
@@ -129,7 +129,8 @@ def test_each_token_has_what_is_true_of_it(verl: ModuleType) -> None:
 
 def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
     asked = trajectory(of=job(routed_experts=ASKED))
-    played = replace(asked, extras={ROUTED_EXPERTS: join_parts(asked, list(parts_of(asked)))})
+    asked = replace(asked, events=routed(asked.events))
+    played = replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
     [output] = verl.as_outputs(played, step=1)
     tokens = len(output["prompt_ids"]) + len(output["response_ids"])
     assert output["routed_experts"].shape == (tokens, 2, 2) and str(output["routed_experts"].dtype) == "int32"

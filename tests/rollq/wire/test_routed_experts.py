@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError
-from rollq.events import Event, Finish
+from rollq.events import Event, Finish, Sampled
 from rollq.job import Purpose
 from rollq.training.arrays import array_of, segment_experts
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, ExpertShape, Extra
 from rollq.wire.codec import decode_job, encode_job, job_digest
-from rollq.wire.routed_experts import join_parts, part_lengths
-from tests.rollq.routed_experts import ASKED, SHAPE, parts, row
+from rollq.wire.events import decode_event, encode_event
+from rollq.wire.routed_experts import routed_experts
+from tests.rollq.routed_experts import ASKED, SHAPE, routed, row
 from tests.rollq.samples import closed, events, job, observed, prompt, sampled, trajectory
 
 ASKING = job(routed_experts=ASKED)
@@ -23,7 +24,7 @@ ASKING = job(routed_experts=ASKED)
 
 def test_each_token_has_its_row_but_for_the_last_ones() -> None:
     played = trajectory(of=ASKING)
-    found = join_parts(played, list(parts(played.events)))
+    found = routed_experts(replace(played, events=routed(played.events)))
     assert found.shape == (len(played.tokens), 2, 2) == (11, 2, 2)
     last_sampled = 8  # its row and the two of the bridge behind it are fillers
     assert found.data == b"".join(map(row, range(last_sampled))) + SHAPE.filler() * 3
@@ -43,11 +44,9 @@ def traces(draw: st.DrawFn) -> list[Event]:
 
 @given(st.lists(traces(), min_size=1, max_size=3))
 def test_rows_of_several_traces_and_of_interrupted_turns(found: list[list[Event]]) -> None:
-    all_events = [event for trace in found for event in trace]
+    all_events = [event for trace in found for event in routed(trace)]
     played = Trajectory(job=ASKING, header=Header(attempt=1), events=[*all_events, closed()])
-    given_parts = [part for trace in found for part in parts(trace)]
-    joined = join_parts(played, given_parts)
-    played = replace(played, extras={ROUTED_EXPERTS: joined})
+    played = replace(played, extras={ROUTED_EXPERTS: routed_experts(played)})
     segments = played.segments()
     assert len(segment_experts(played)) == len(segments) == len(found)
     for segment, experts in zip(segments, segment_experts(played), strict=True):
@@ -62,25 +61,20 @@ def test_a_trajectory_without_them_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("experts", "message"),
     [
-        (lambda found: found[:1], "1 parts of 2 are there"),
-        (lambda found: [found[1], found[0]], r"uint8 \(4, 2, 2\) where uint8 \(5, 2, 2\)"),
-        (lambda found: [replace(found[0], dtype="int8"), found[1]], "int8 .* where uint8"),
-        (lambda found: [Extra(dtype="uint8", shape=(5, 4), data=found[0].data), found[1]], r"\(5, 4\) where"),
+        (None, r"nothing where uint8 \(4, 2, 2\)"),
+        (SHAPE.part(bytes(12)), r"uint8 \(3, 2, 2\) where uint8 \(4, 2, 2\)"),
+        (Extra(dtype="int8", shape=(4, 2, 2), data=bytes(16)), "int8 .* where uint8"),
+        (Extra(dtype="uint8", shape=(4, 4), data=bytes(16)), r"uint8 \(4, 4\) where"),
     ],
 )
-def test_parts_that_do_not_fit_are_named(change, message: str) -> None:  # type: ignore[no-untyped-def]
-    found = [prompt(1, 2, 3, 4), sampled(0), observed(0), sampled(1), closed()]
-    played = Trajectory(job=ASKING, header=Header(attempt=1), events=found)
-    with pytest.raises(ContractError, match=f"job r/g/0: routed experts: .*({message})"):
-        join_parts(played, change(list(parts(found))))
-
-
-def test_a_part_of_an_event_that_was_never_journaled_is_left_out() -> None:
-    played = trajectory(of=ASKING)
-    found = list(parts(played.events))
-    assert join_parts(played, [*found, found[0]]) == join_parts(played, found)
+def test_rows_that_do_not_fit_are_named(experts: Extra | None, message: str) -> None:
+    first, second, *rest = routed([prompt(1, 2, 3, 4), sampled(0, 9), observed(0), sampled(1), closed()])
+    assert isinstance(second, Sampled)
+    played = Trajectory(job=ASKING, header=Header(attempt=1), events=[first, replace(second, experts=experts), *rest])
+    with pytest.raises(ContractError, match=f"job r/g/0: routed experts of turn 0: {message}"):
+        routed_experts(played)
 
 
 def test_more_experts_take_two_bytes() -> None:
@@ -97,9 +91,13 @@ def test_entries_of_a_filler_differ_in_each_layer(shape: ExpertShape) -> None:
         assert len(set(layer)) == shape.top_k and max(layer) < shape.experts
 
 
-def test_part_lengths_sum_up_to_all_tokens_but_the_last() -> None:
-    found = [prompt(1, 2, 3), sampled(0, 9, finish=Finish.ABORT), sampled(0, 9, 9), observed(0, 1), sampled(1, 9)]
-    assert list(part_lengths(found)) == [3, 2, 2]
+def test_they_travel_with_their_event() -> None:
+    [_, event, *_] = routed(events())
+    assert isinstance(event, Sampled)
+    for whole in (event, replace(event, trace=1), replace(event, asked={"temperature": 0.5})):
+        read = decode_event(encode_event(whole, "r/g/0"), "r/g/0")
+        assert isinstance(read, Sampled)
+        assert (read.experts, read.trace, read.asked) == (whole.experts, whole.trace, whole.asked)
 
 
 @pytest.mark.parametrize(

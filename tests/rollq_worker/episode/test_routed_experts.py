@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollq.events import Event, Finish
+from rollq.events import Event, Finish, Sampled
 from rollq.trajectory import Trajectory
-from rollq.wire.routed_experts import join_parts
+from rollq.wire.routed_experts import routed_experts
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeUser, fake_experts
 from rollq_worker.protocols import Generated, Routing
 from tests.rollq.routed_experts import ASKED, SHAPE
@@ -32,9 +32,9 @@ def play(engine: FakeEngine, journal: FakeJournal, recorded: Sequence[Event] = (
     return play_with_fakes(CALL, "words", **options, routed_experts=ASKED)
 
 
-def check(trajectory: Trajectory, journal: FakeJournal) -> None:
+def check(trajectory: Trajectory) -> None:
     """Every token has its row, but for the last one of each trace."""
-    joined, at = join_parts(trajectory, journal.routed_experts).data, 0
+    joined, at = routed_experts(trajectory).data, 0
     for length in trajectory.traces:
         ids = trajectory.tokens[at : at + length]
         rows = fake_experts(ids, Routing(start=0, shape=SHAPE)).data + SHAPE.filler()
@@ -48,7 +48,7 @@ def test_every_token_has_its_row(interrupts: int, history: str) -> None:
     engine, journal = Asked([CALL, "words"], interrupts=interrupts), FakeJournal()
     trajectory = play(engine, journal, history=history)
     assert len(trajectory.traces) == (1 if history == "keep" else 3)
-    check(trajectory, journal)
+    check(trajectory)
 
 
 def test_each_turn_asks_from_the_last_sampled_token_on() -> None:
@@ -62,24 +62,22 @@ def test_each_turn_asks_from_the_last_sampled_token_on() -> None:
 def test_a_job_that_does_not_ask_leaves_the_engine_alone() -> None:
     engine, journal = Asked([CALL]), FakeJournal()
     play_with_fakes(CALL, engine=engine, journal=journal, budget={"max_turns": 2})
-    assert engine.starts == [None, None] and journal.routed_experts == []
+    assert engine.starts == [None, None]
+    assert all(event.experts is None for event in journal.events if isinstance(event, Sampled))
 
 
 @pytest.mark.parametrize("cut", range(2, 7))
-def test_a_resumed_episode_goes_on_behind_its_parts(cut: int) -> None:
-    first = FakeJournal()
-    whole = play(Asked([CALL, "words"]), first)
+def test_a_resumed_episode_goes_on_behind_its_rows(cut: int) -> None:
+    whole = play(Asked([CALL, "words"]), FakeJournal())
     kept = list(whole.events[:cut])
-    sampled = [event for event in kept if type(event).__name__ == "Sampled"]
-    second = FakeJournal(routed_experts=first.routed_experts[: len(sampled)])
-    engine = Asked([CALL, "words"], _sampled=len(sampled))
-    again = play(engine, second, recorded=kept)
+    engine = Asked([CALL, "words"], _sampled=sum(isinstance(event, Sampled) for event in kept))
+    again = play(engine, FakeJournal(), recorded=kept)
     assert again.tokens == whole.tokens and len(engine.starts) == len(engine.requests)
-    check(again, second)
+    check(again)
 
 
-def test_a_piece_that_is_not_kept_leaves_no_part() -> None:
+def test_a_piece_that_is_not_kept_leaves_no_rows() -> None:
     engine, journal = Asked(["words"], interrupts=1), FakeJournal()
     trajectory = play(engine, journal, sampling={"regex": "w.*"})
     assert not any(event.finish is Finish.ABORT for event in trajectory.events if hasattr(event, "finish"))
-    check(trajectory, journal)
+    check(trajectory)

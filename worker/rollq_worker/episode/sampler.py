@@ -60,7 +60,7 @@ class Sampler:
                 images=images,
                 **options,
             )
-        piece = Sampled(
+        return Sampled(
             turn=turn,
             ids=got.ids,
             logprobs=got.logprobs,
@@ -70,10 +70,8 @@ class Sampler:
             cached_tokens=got.cached_tokens,
             at=at,
             seconds=time.time() - at,
+            experts=got.routed_experts,
         )
-        if got.routed_experts is not None and self.is_kept(piece):
-            self._journal.keep_routed_experts(got.routed_experts)
-        return piece
 
     def is_complete(self, piece: Sampled) -> bool:
         """Whether the turn ends with this piece because the model ended it.

@@ -40,7 +40,7 @@ local function free_journals(id, aside, ...)
   for attempt in string.gmatch(aside or '', '%d+') do
     redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
   end
-  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id, prefix .. 'routed_experts:' .. id, ...)
+  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id, ...)
 end
 
 -- Deletes the body and the journals of a job that is over.

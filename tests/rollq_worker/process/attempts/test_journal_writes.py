@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from rollq.errors import FailureClass, Fenced
-from rollq.events import Event, Finish, Observed, Sampled
+from rollq.events import Event, Finish, Observed
 from rollq.job import History
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq.ledger.routed_experts import parts_kept
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
-from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.codec import encode_header
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import FakeEngine, FakeUser
@@ -27,7 +25,6 @@ from rollq_worker.process.attempts import leases as leases_module
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.protocols import Generated
-from tests.rollq.routed_experts import ASKED, parts
 from tests.rollq.samples import closed, observed, prompt, reader, sampled
 from tests.rollq_worker.episode.episodes import play_with_fakes
 from tests.rollq_worker.process.ledgers import claim
@@ -75,9 +72,6 @@ class Episode:
         self.events.append(event)
         if self.forgetful:
             self.forget()
-        if isinstance(event, Sampled) and self.attempt.job.routed_experts:
-            [*_, part] = parts(self.events)
-            self.attempt.keep_routed_experts(part)
         self.attempt.append(event)
 
     def forget(self) -> None:
@@ -103,12 +97,9 @@ class Episode:
                 getattr(self.attempt, how)(FailureClass.ENGINE, "broke")
 
     def check(self) -> int:
-        """The journal's length. It is a prefix of what was recorded, and its routed experts are there."""
+        """The journal's length. It is a prefix of what was recorded."""
         stored = self.ledger.journal(self.id)
         assert stored == self.recorded[: len(stored)]
-        sampled = sum(isinstance(event, Sampled) for event in self.events[: max(0, len(stored) - 1)])
-        if self.attempt.job.routed_experts:
-            assert parts_kept(self.ledger.scripts, self.id) >= sampled
         return len(stored)
 
 
@@ -127,8 +118,7 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leases]:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_journal_is_a_prefix_of_what_was_recorded(ledger: Ledger, leases: Leases, seed: int, forgetful: bool) -> None:
     def play(number: int) -> Episode:
-        asked = {"routed_experts": ASKED} if number % 2 else {}
-        with leases.hold(ledger, claim(ledger, number, **asked)) as attempt:
+        with leases.hold(ledger, claim(ledger, number)) as attempt:
             episode = Episode(ledger, attempt, seed * EPISODES + number, forgetful)
             try:
                 episode.play()
@@ -146,8 +136,8 @@ def test_a_journal_is_a_prefix_of_what_was_recorded(ledger: Ledger, leases: Leas
         elif not episode.forgotten:
             assert length >= episode.turn_ended
     done = sum(episode.how == "complete" for episode in episodes)
-    for found in reader(ledger).read([e.id for e in episodes if e.how == "complete"], [ROUTED_EXPERTS]):
-        assert isinstance(found, Trajectory) and (ROUTED_EXPERTS in found.extras) == bool(found.job.routed_experts)
+    for found in reader(ledger).read([e.id for e in episodes if e.how == "complete"]):
+        assert isinstance(found, Trajectory)
     assert reader(ledger).stats()["done"] == done > 0
     assert forgetful == any(episode.how == "fenced" for episode in episodes)
     assert forgetful == any(episode.how == "complete" and episode.forgotten for episode in episodes)

@@ -16,16 +16,14 @@ from math import inf
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
-from rollq.events import Event, Observed, Prompt, Sampled
+from rollq.events import Event, Observed, Prompt
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq.ledger.routed_experts import encode_part, keep_parts, parts_kept
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
-from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_header, encode_header
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained
@@ -61,16 +59,10 @@ class Attempt:
         """The whole journal. All of it is kept, because Redis may lose its tail."""
         self._written = 0
         """Number of entries that are in Redis. It changes under `_writing` only."""
-        self._parts: list[bytes] = []
-        """Routed experts that are held back: a part for each sampled event, if the job asks for them."""
-        self._parts_written = 0
-        """Number of parts that were written. They are megabytes, so none is kept here after that."""
-        self._parts_doubted = False
-        """Whether Redis lost the journal's tail, and perhaps parts with it."""
         self.turns = 0
         """Turns that ended in this attempt."""
         self.written_bytes = 0
-        """Bytes of journal entries and routed experts that this attempt wrote to Redis."""
+        """Bytes of journal entries that this attempt wrote to Redis."""
         self._held_since = inf
         """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
         self._writing = threading.Lock()
@@ -138,15 +130,7 @@ class Attempt:
         if not self._blobs:
             raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
-        events = [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
-        if self.job.routed_experts:
-            self._parts_written = sum(isinstance(event, Sampled) for event in events)
-        return header, events
-
-    def lost_parts(self) -> bool:
-        """Whether routed experts of the journal's events are gone, because Redis came back without its last writes."""
-        wanted = self._parts_written
-        return wanted > 0 and self._call(lambda: parts_kept(self.ledger.scripts, self.job.id)) < wanted
+        return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
 
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
@@ -164,10 +148,6 @@ class Attempt:
     def write(self) -> None:
         """Write everything that is held back."""
         self._call(lambda: self._write(self.ledger.append))
-
-    def keep_routed_experts(self, part: Extra) -> None:
-        """Hold back the routed experts of the event that is appended next. They are written before it."""
-        self._parts.append(encode_part(self.job.id, part))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
         """Append what is held back and the closing event, and end the job, in one step. Extras are kept before."""
@@ -262,36 +242,22 @@ class Attempt:
         self._recorded_at = time.monotonic()
 
     def _write(self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()) -> None:
-        """Write everything that is held back, and `last`, in one call, after the routed experts. Raises Fenced.
+        """Write everything that is held back, and `last`, in one call. Raises Fenced.
 
-        If a restarted Redis lost the journal's tail, the tail is written again with it. If it lost routed experts,
-        raises JournalConflict, and the next attempt goes on with what is left.
+        If a restarted Redis lost the journal's tail, the tail is written again with it.
         """
         with self._writing:
             while True:
-                end = len(self._blobs)  # before the parts are: a later event may have a later part
-                self._write_parts(check=bool(last))
-                if not (blobs := [*self._blobs[self._written : end], *last]):
+                if not (blobs := [*self._blobs[self._written :], *last]):
                     return
                 try:
                     write(self.job.id, self.lease, self._written, blobs)
                 except JournalConflict as e:
-                    self._written, self._parts_doubted = self._kept(e), True
+                    self._written = self._kept(e)
                 else:
                     self._written += len(blobs) - len(last)
                     self.written_bytes += sum(map(len, blobs))
                     return
-
-    def _write_parts(self, check: bool) -> None:
-        """Write the routed experts that are held back. With `check`, also see whether all others are still there."""
-        parts = self._parts[:]
-        if not parts and not (self.job.routed_experts and (check or self._parts_doubted)):
-            return
-        keep_parts(self.ledger.scripts, self.job.id, self.lease, self._parts_written, parts)
-        del self._parts[: len(parts)]
-        self._parts_written += len(parts)
-        self.written_bytes += sum(map(len, parts))
-        self._parts_doubted = False
 
     def _kept(self, conflict: JournalConflict) -> int:
         """Number of entries that are left of this journal in Redis. Raises Fenced when they are not this attempt's.

@@ -43,7 +43,7 @@ class Played(NamedTuple):
 
     turns: int = 0
     written_bytes: int = 0
-    """Bytes that they wrote to Redis: journal entries and routed experts."""
+    """Bytes of journals that they wrote to Redis."""
 
     def plus(self, attempt: Attempt) -> "Played":
         return Played(self.turns + attempt.turns, self.written_bytes + attempt.written_bytes)

@@ -39,7 +39,7 @@ REQUESTS = counter("rollq_worker_requests", "Replies of engines by how the gener
 SAMPLED = counter("rollq_worker_sampled_tokens", "Tokens that engines sampled for this worker.")
 PROMPT = counter("rollq_worker_prompt_tokens", "Tokens that were sent to engines as prompts.")
 CACHED = counter("rollq_worker_cached_tokens", "Prompt tokens that engines had in their prefix cache.")
-JOURNAL = counter("rollq_worker_journal_bytes", "Bytes of journals and routed experts that were written to Redis.")
+JOURNAL = counter("rollq_worker_journal_bytes", "Bytes of journals that were written to Redis.")
 SECONDS = counter("rollq_worker_episode_seconds", "Seconds of episodes by what they waited for.", "waiting_for")
 
 WORKER_METRICS = (

@@ -41,14 +41,12 @@ def reward_factory(
     """
     if not name:
         return None
-    if name == JUDGE:
-        from rollq_worker.rewards.judge import Judge  # it needs requests
+    if name in (JUDGE, ASSERTIONS):
+        from rollq_worker.rewards.assertions import Assertions  # they need requests
+        from rollq_worker.rewards.judge import Judge
 
-        return Judge(args, endpoints, seed=seed, check=check, away=away)
-    if name == ASSERTIONS:
-        from rollq_worker.rewards.assertions import Assertions  # it needs requests
-
-        return Assertions(args, endpoints, seed=seed, check=check, away=away)
+        made = Judge if name == JUDGE else Assertions
+        return made(args, endpoints, seed=seed, check=check, away=away)
     function = _load(name)
     try:
         inspect.signature(function).bind(None, None, **args)

@@ -5,16 +5,11 @@ where it can change the reward. Its failures are of class `reward`, as those of 
 """
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 
 from rollq.env import Grade
 from rollq.errors import RewardFailure
-from rollq.job import Json
-from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
-from rollq_worker.chat_model import Away, ChatModel, ChatOptions
-from rollq_worker.rewards.judge import conversation_of
+from rollq_worker.rewards.judge import ModelReward, conversation_of
 
 PROMPT = """\
 An agent, here called the assistant, has served a customer, the user. Judge for each of these statements whether the \
@@ -30,25 +25,9 @@ Think about each statement in a sentence. Then end with one line, a JSON list wi
 {count} statements in their order, such as [true, false]."""
 
 
-class Assertions:
+class Assertions(ModelReward):
     """A rollq.env.RewardFunction: the environment's reward if every assertion is met, else 0.0. The grade's info has
     the judge's words as `judge`, and the assertions that are not met as `unmet`."""
-
-    def __init__(
-        self,
-        args: Mapping[str, Json],
-        endpoints: Mapping[str, Endpoint],
-        *,
-        seed: int,
-        check: Callable[[], None] | None = None,
-        away: Away = nullcontext,
-    ) -> None:
-        """`args` are those of an `openai` user. Raises JobFailure."""
-        chosen = ChatOptions.read(args, "judge")
-        self._model = ChatModel(
-            chosen, endpoints, role="judge", failure=RewardFailure, seed=seed, check=check, away=away
-        )
-        self.longest_s = chosen.longest_s
 
     def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:
         assertions: list[str] = grade.info.get("assertions", [])
@@ -56,8 +35,8 @@ class Assertions:
             return Grade(grade.reward)
         statements = "\n".join(f"{number}. {text}" for number, text in enumerate(assertions, 1))
         prompt = PROMPT.format(statements=statements, conversation=conversation_of(trajectory), count=len(assertions))
-        verdict = self._model.ask([{"role": "user", "content": prompt}])
-        met = _met(verdict.rpartition("\n")[2], len(assertions))
+        verdict, last = self.ask(prompt)
+        met = _met(last, len(assertions))
         unmet = [text for text, is_met in zip(assertions, met, strict=True) if not is_met]
         return Grade(0.0 if unmet else grade.reward, {"judge": verdict, "unmet": unmet})
 

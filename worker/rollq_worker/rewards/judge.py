@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 from rollq.env import Grade
 from rollq.errors import JobFailure, RewardFailure
@@ -32,8 +33,8 @@ _SCORE = re.compile(r"\W*score\W*?(?<![-\u2212.])(\d+(?:\.\d+)?)(?:\s*/\s*10)?\W
 """The last line. An earlier one may quote what the policy said. A sign or a point before the digits is part of them."""
 
 
-class Judge:
-    """A rollq.env.RewardFunction: the judge's score, from 0.0 to 1.0. Its words are in the grade's info, as `judge`."""
+class ModelReward:
+    """A reward for which a language model is asked."""
 
     def __init__(
         self,
@@ -44,21 +45,33 @@ class Judge:
         check: Callable[[], None] | None = None,
         away: Away = nullcontext,
     ) -> None:
-        """`args` are those of an `openai` user, and `task`: what to judge. Raises JobFailure."""
-        options = dict(args)
-        self._task = options.pop("task", TASK)
-        if not isinstance(self._task, str) or not self._task.strip():
-            raise JobFailure(f"the judge's task is a text, not {self._task!r:.80}")
-        chosen = ChatOptions.read(options, "judge")
+        """`args` are those of an `openai` user. Raises JobFailure."""
+        chosen = ChatOptions.read(args, "judge")
         self._model = ChatModel(
             chosen, endpoints, role="judge", failure=RewardFailure, seed=seed, check=check, away=away
         )
         self.longest_s = chosen.longest_s
 
-    def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:
-        prompt = PROMPT.format(task=self._task.strip(), conversation=conversation_of(trajectory))
+    def ask(self, prompt: str) -> tuple[str, str]:
+        """The model's words, and the last line of them."""
         verdict = self._model.ask([{"role": "user", "content": prompt}])
-        score = _SCORE.fullmatch(verdict.rpartition("\n")[2])
+        return verdict, verdict.rpartition("\n")[2]
+
+
+class Judge(ModelReward):
+    """A rollq.env.RewardFunction: the judge's score, from 0.0 to 1.0. Its words are in the grade's info, as `judge`."""
+
+    def __init__(self, args: Mapping[str, Json], endpoints: Mapping[str, Endpoint], **asked: Any) -> None:
+        """`args` also have `task`: what to judge. Raises JobFailure."""
+        options = dict(args)
+        self._task = options.pop("task", TASK)
+        if not isinstance(self._task, str) or not self._task.strip():
+            raise JobFailure(f"the judge's task is a text, not {self._task!r:.80}")
+        super().__init__(options, endpoints, **asked)
+
+    def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:
+        verdict, last = self.ask(PROMPT.format(task=self._task.strip(), conversation=conversation_of(trajectory)))
+        score = _SCORE.fullmatch(last)
         if score is None or float(score[1]) > HIGHEST:
             raise RewardFailure(
                 f"the judge's answer does not end with a line `Score: X` with X up to {HIGHEST:g}: {verdict[-200:]!r}"

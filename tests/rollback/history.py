@@ -182,9 +182,11 @@ class History:
         ]
 
     def _until_quiet(self, until: float) -> None:
+        """A trainer that holds a batch will acknowledge it, at a time that chance decides."""
         quiet = 0
         while quiet < QUIET and time.monotonic() < until:
-            quiet = 0 if self.step() not in ("", "expire", "restart") else quiet + 1
+            idle = self.step() in ("", "expire", "restart") and not any(trainer.held for trainer in self.trainers)
+            quiet = quiet + 1 if idle else 0
 
     def _pass_time(self) -> bool:
         playing = {player.job_id for player in self.players}

@@ -97,7 +97,7 @@ class TestStop:
         stack = Stack(tmp_path, f"redis://127.0.0.1:{free_port()}/0")
         code = """
 from rollq.settings import Settings
-from rollq_worker.process import celery_app
+from rollq_worker.process.main import main
 from rollq_worker.process import startup_checks
 
 check = startup_checks.check
@@ -107,7 +107,7 @@ def begun(*args):
     check(*args)
 
 startup_checks.check = begun
-celery_app.main(Settings.from_env())
+main(Settings.from_env())
 """
         process = subprocess.Popen(
             [sys.executable, "-c", code],

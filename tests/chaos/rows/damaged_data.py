@@ -4,16 +4,18 @@ from collections.abc import Sequence
 
 from rollq.client.client import internals
 from rollq.ledger.keys import QUEUE
+from rollq.processes.child import Child
 from tests.chaos.fault_run import FaultRun
-from tests.chaos.junk_messages import send_junk_messages
+from tests.chaos.junk_messages import JUNK, send_junk_messages
 from tests.chaos.rows import row
 
 
 @row("broker-junk")
 def broker(run: FaultRun) -> None:
-    """Malformed and foreign messages, wrong arguments, and every job's message again, three times.
+    """Foreign messages, wrong arguments, and every job's message again, three times: no worker minds.
 
-    Then the queue itself is overwritten, with all its messages.
+    Then what is no message at all: each ends a worker in one line, which is started again. Then the queue itself is
+    overwritten, with all its messages: every worker ends, and none starts before the key is gone.
     """
     workers = run.start_processes(latency=1.0, workers=(8, 4))
     run.submit(12)
@@ -21,15 +23,41 @@ def broker(run: FaultRun) -> None:
         run.wait_for_progress()
         send_junk_messages(run)
         run.measure_recovery(run.progress(), "turns after a flood of junk", 40)
+    run.check(all(worker.exit_code is None for worker in workers), "messages that mean nothing took a worker down")
+    redis = internals(run.client).ledger.redis
+    for junk in JUNK:
+        redis.rpush(QUEUE, junk)
+        (ended,) = wait_for_ends(run, workers, 1)
+        workers[workers.index(ended)] = run.start_worker(4)
     run.check(run.ended() < len(run.expected), "the fault did not happen: no job needs the queue any more")
-    internals(run.client).ledger.redis.set(QUEUE, b"garbage")
+    redis.set(QUEUE, b"garbage")
+    wait_for_ends(run, workers, len(workers))
+    run.count_fault("workers that refused to start", said_at_start(run).count(f"{QUEUE!r} is a string"))
+    redis.delete(QUEUE)
+    run.start_worker(8)
+    run.measure_recovery(run.progress(), "turns once the queue is well", 40)
     run.wait_for_end()
-    said = "".join(worker.log.read_text(errors="replace") for worker in workers)
-    run.count_fault(
-        "messages that were no job", sum(map(said.count, ("dropping a broker message", "ignoring a me"))), 12
+    run.check_no_failures()
+
+
+def wait_for_ends(run: FaultRun, workers: Sequence[Child], count: int) -> list[Child]:
+    """The workers that have ended, so many, each because of the broker and after one line about it."""
+    run.wait(
+        lambda: sum(worker.exit_code is not None for worker in workers) == count, f"the end of {count} workers", 30
     )
-    run.count_fault("queues that were overwritten", said.count(f"the broker's key {QUEUE} was a string"))
-    run.check(all(worker.exit_code is None for worker in workers), "junk took a worker down")
+    ended = [worker for worker in workers if worker.exit_code is not None]
+    for worker in ended:
+        lines = worker.log.read_text(errors="replace").count("the worker ends: ")
+        run.check((worker.exit_code, lines) == (1, 1), f"{worker.name}: exit code {worker.exit_code}, {lines} lines")
+    run.count_fault("workers that ended in one line", count, count)
+    return ended
+
+
+def said_at_start(run: FaultRun) -> str:
+    """What a worker says that cannot start."""
+    worker = run.start_worker(4, wait=False)
+    run.wait(lambda: worker.exit_code is not None, "a worker that cannot start", 30)
+    return worker.tail()
 
 
 @row("journal-junk")

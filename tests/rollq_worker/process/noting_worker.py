@@ -1,7 +1,7 @@
 """A real Celery worker that plays nothing: it writes the ids of the jobs that it gets, one a line.
 
 Arguments: the broker's address, slots, seconds that a job takes, queues. Its times are a third of production's. It also
-writes `loop stuck` and `loop turns`.
+writes `loop stuck`, `loop turns` and `broken`.
 """
 
 import os
@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from celery import signals
-
 from rollq.job import Job
 from rollq.settings import Settings
-from rollq_worker.process import celery_app, kombu_transport, loop_clock
+from rollq_worker.process import celery_app
 
 SCALE = 3
 URL, SLOTS, SECONDS, QUEUES = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), tuple(sys.argv[4].split(","))
@@ -38,7 +37,7 @@ def run(job_id: str, on_claim: Callable[[Any], object]) -> dict[str, Any]:
     return {"stop": "done", "reward": 1.0, "turns": 9, "tokens": 1834}
 
 
-def watch(clock: loop_clock.LoopClock) -> None:
+def watch(clock: celery_app.LoopClock) -> None:
     alive = True
     while True:
         time.sleep(0.1)
@@ -47,21 +46,18 @@ def watch(clock: loop_clock.LoopClock) -> None:
             say("loop turns" if alive else "loop stuck")
 
 
-def on_ready(sender: Any, **_: object) -> None:
-    signals.worker_ready.disconnect(on_ready)
-    clock = loop_clock.LoopClock()
-    clock.start(sender.hub)
+def on_ready(consumer: Any) -> None:
+    clock = celery_app.LoopClock()
+    clock.start(consumer.timer)
     threading.Thread(target=watch, args=[clock], daemon=True).start()
     say("ready")
 
 
 if __name__ == "__main__":
-    kombu_transport.Transport.brpop_timeout = kombu_transport.WAIT_S // SCALE
-    kombu_transport.OPTIONS["health_check_interval"] = kombu_transport.CHECK_EVERY_S // SCALE
-    loop_clock.LIMIT_S = loop_clock.LIMIT_S / SCALE / 2
+    celery_app.TRANSPORT_OPTIONS["health_check_interval"] = celery_app.CHECK_EVERY_S // SCALE
+    celery_app.STUCK_S = celery_app.STUCK_S / SCALE / 2
     settings = Settings(broker_url=URL, concurrency=SLOTS, queues=QUEUES)
     app = celery_app.make_app(settings, SimpleNamespace(run=run))  # type: ignore[arg-type]
-    worker = celery_app.make_worker(app, settings, f"rollq@{os.getpid()}")
-    signals.worker_ready.connect(on_ready, weak=False)
+    worker = celery_app.make_worker(app, settings, f"rollq@{os.getpid()}", on_ready, partial(say, "broken"))
     worker.start()
     sys.exit(worker.exitcode)

@@ -17,10 +17,12 @@ import pytest
 import redis
 
 from rollq.client.celery_publisher import TASK, Publisher
+from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
 from rollq.ledger.keys import QUEUE, celery_queue
 from rollq.ledger.replies import Publication
-from rollq_worker.process import kombu_transport
+from rollq.settings import Settings
+from rollq_worker.process import celery_app
 from tests.chaos.redis_proxy import RedisProxy
 from tests.conftest import free_port
 from tests.e2e.own_redis import OwnRedis
@@ -92,13 +94,76 @@ def test_other_clients_of_the_broker_cannot_hold_a_worker_up(redis_url: str, sta
     with celery.Celery(broker=redis_url, set_as_current=False) as app:
         assert app.control.rate_limit(TASK, "1/h", reply=True, timeout=1.0) == []
         app.control.shutdown()
-        app.send_task(TASK, args=["r/later/0"], queue=QUEUE, countdown=0.5)
-        app.send_task(TASK, args=["r/first/0"], queue=QUEUE, link=app.signature(TASK, args=["r/linked/0"]))
-        for n in range(3):
-            app.send_task(TASK, args=[f"r/now{n}/0"], queue=QUEUE)
-    worker.wait("r/now2/0")
-    time.sleep(1.0)  # time for a held message or a callback to run
-    assert [line for line in worker.said if line.startswith("r/")] == [f"r/now{n}/0" for n in range(3)]
+        app.send_task(TASK, args=["r/later/0"], queue=QUEUE, countdown=3600.0)
+        app.send_task("no.such.task", args=[1], queue=QUEUE)
+        app.send_task(TASK, args=["r/now/0"], queue=QUEUE)
+    worker.wait("r/now/0")
+    assert [line for line in worker.said if line.startswith("r/")] == ["r/now/0"]
+
+
+NO_PARTS = {
+    "body": "W10=",  # []
+    "headers": {"id": "x", "task": TASK},
+    "content-type": "application/json",
+    "properties": {
+        "delivery_tag": "t",
+        "body_encoding": "base64",
+        "delivery_info": {"exchange": QUEUE, "routing_key": QUEUE},
+    },
+}
+JUNK = {
+    "no JSON": b"{",
+    "no text": b"\xff\xfe",
+    "no envelope": b"[]",
+    "too deep": b"[" * 100_000,
+    "no parts": json.dumps(NO_PARTS).encode(),
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
+def test_a_message_that_is_no_message_ends_one_worker_in_one_line(
+    redis_url: str, start_worker: StartWorker, junk: bytes
+) -> None:
+    worker = start_worker(redis_url)
+    worker.wait("ready")
+    with redis.Redis.from_url(redis_url) as client:
+        client.rpush(QUEUE, junk)
+    assert worker.process.wait(20) == celery_app.BROKEN
+    assert worker.said[-1] == "broken"
+    (line,) = [line for line in worker.said if "the worker ends" in line]
+    assert f"queues {QUEUE}: " in line and "is gone: start the worker again" in line
+    publish(redis_url, ("r/after/0", QUEUE, NEW))
+    start_worker(redis_url).wait("r/after/0")
+
+
+def test_a_key_of_another_type_ends_a_worker_in_one_line(redis_url: str, start_worker: StartWorker) -> None:
+    worker = start_worker(redis_url, queues=f"{QUEUE},own")
+    worker.wait("ready")
+    key = f"{celery_queue('own')}\x06\x163"
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(key, "theirs")
+        assert worker.process.wait(20) == celery_app.BROKEN
+        assert client.get(key) == b"theirs"
+    (line,) = [line for line in worker.said if "the worker ends" in line]
+    assert f"{key!r} is a string where a list belongs. Rename the key" in line
+    app = celery_app.bare_app(Settings(broker_url=redis_url, queues=("own",)))
+    with pytest.raises(RollqError, match="is a string where a list belongs"):
+        celery_app.check_broker(app)
+
+
+def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(redis_url: str, start_worker: StartWorker) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        worker = start_worker(redis_url)
+        worker.wait("ready")
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            until(lambda: any("NOREPLICAS" in line for line in worker.said), 20)
+            time.sleep(3.0)
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+        publish(redis_url, ("r/after/0", QUEUE, NEW))
+        worker.wait("r/after/0")
+    assert len(worker.said) < 30  # about a line a second
 
 
 def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
@@ -133,12 +198,6 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
     assert shown["task-failed"]["result"] == shown["task-failed"]["exception"] == "env: ValueError: boom"
     assert shown["task-refused"]["result"] == "refused: leased"
     assert shown["task-succeeded"]["runtime"] >= 0.0
-
-
-def test_a_silent_connection_is_noticed_in_time() -> None:
-    """What a worker waits for, at most: an overdue answer, two looks at it, and a new connection."""
-    longest = kombu_transport.WAIT_S + 2 * kombu_transport.CHECK_EVERY_S
-    assert kombu_transport.Transport.brpop_timeout == kombu_transport.WAIT_S and longest <= 15
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

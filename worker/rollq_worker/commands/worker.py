@@ -99,12 +99,12 @@ def agent_file(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
-        from rollq_worker.process import celery_app, secrecy
+        from rollq_worker.process import main, secrecy
     found = settings(args)
     secrecy.hide_addresses()
     secrecy.hide_memory()
     ping_redis(found.redis_url)
-    code = celery_app.main(found, _metrics(args))
+    code = main.main(found, _metrics(args))
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -48,7 +48,11 @@ def test_a_long_reason_is_cut() -> None:
 
 def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
-    events = TaskEvents(lambda kind, **fields: told.append((kind, fields)))
+
+    def play() -> None:
+        events = TaskEvents(lambda kind, **fields: told.append((kind, fields)))
+        told.append(events.ended(runner.run(job_id, events.began)))
+
     job_id = submit(ledger, task=3)
     with monkeypatch.context() as patch:
 
@@ -56,10 +60,10 @@ def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch
             raise EnvironmentFailure("no such shelf")
 
         patch.setattr("rollq_worker.episode.loop.play", fail)
-        events.ended(runner.run(job_id, events.began))
+        play()
     ledger.redis.hdel(ledger.keys.job(job_id), "not_before")  # its backoff
-    events.ended(runner.run(job_id, events.began))
-    events.ended(runner.run(job_id, events.began))
+    play()
+    play()
     kinds = [kind for kind, _ in told]
     assert kinds == ["task-started", "task-retried", "task-started", "task-succeeded", "task-refused"]
     assert [told[n][1]["args"] for n in (0, 2)] == [f"shop train/3, r/g/0, attempt {n}" for n in (1, 2)]

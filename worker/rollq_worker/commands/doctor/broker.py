@@ -26,9 +26,9 @@ SHOWN_OPTIONS = ("socket_timeout", "socket_connect_timeout", "health_check_inter
 
 def check(found: Settings) -> list[Finding]:
     """Whether workers can take messages there. Raises SettingsError and RollqError."""
-    app = bare_app(found.broker_url)
+    app = bare_app(found)
     try:
-        check_broker(app, found)
+        check_broker(app)
     except Unwritable as e:
         return [Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")]
     publisher = Publisher(found.broker_url)

@@ -18,8 +18,6 @@ REFUSED = "task-refused"
 """The job could not be claimed. Celery knows no such event, so that Flower shows it in grey, as REFUSED."""
 FENCED = "task-fenced"
 """The attempt lost its lease to another."""
-TOLD = (STARTED, SUCCEEDED)
-"""Events of Celery's own that this module's take the place of."""
 LONGEST_WHY = 200
 """Number of characters of a failure's reason that are shown; `rollq show JOB` has all of it."""
 
@@ -38,18 +36,19 @@ class TaskEvents:
         job = attempt.job
         self._send(STARTED, args=f"{job.env} {job.split}/{job.task}, {job.id}, attempt {attempt.number}")
 
-    def ended(self, summary: Summary) -> None:
+    def ended(self, summary: Summary) -> tuple[str, dict[str, Any]]:
+        """The event that tells how the message's job ended, and its fields."""
         kind, text = outcome(summary)
         fields: dict[str, Any] = {"result": text}
         if kind in (FAILED, RETRIED):
             fields["exception"] = text
         if self._began_at is not None:
             fields["runtime"] = time.monotonic() - self._began_at
-        self._send(kind, **fields)
+        return kind, fields
 
 
 def outcome(summary: Summary) -> tuple[str, str]:
-    """The event that tells how a message's job ended, and its text."""
+    """The event's type and its text."""
     stop = summary["stop"]
     if "reward" in summary:
         turns = "1 turn" if summary["turns"] == 1 else f"{summary['turns']} turns"

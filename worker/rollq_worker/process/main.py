@@ -1,0 +1,124 @@
+"""The worker process: it puts its parts together, plays until a signal stops it, and gives back what is left.
+
+The threads pool of Celery runs hundreds of episodes in one process, because they wait for the engine nearly all the
+time.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any
+
+from rollq.client.celery_publisher import Publisher
+from rollq.ledger.workers.lock import RedisLock
+from rollq.servers.connection import connect
+from rollq.settings import Settings
+from rollq.urls import mask_url
+from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
+from rollq_worker.process import celery_app, freeze_watchdog, memory, startup_checks
+from rollq_worker.process.engine_list import EngineList
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.process.monitoring.description import Description
+from rollq_worker.process.reaper import PATIENCE_S, Reaper
+from rollq_worker.process.shutdown import Shutdown
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger("rollq.worker")
+
+ABORT_WAIT_S = 1.5
+"""Seconds that a stopping worker waits for the engine to return partial generations."""
+SLOTS_LOST = 75
+"""Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
+
+
+def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] = ()) -> int:
+    """Run a worker in the foreground until a signal stops it. Returns the exit code. The `watchers` are told what runs
+    its jobs, before there are any.
+
+    Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
+    """
+    memory.use_one_arena()
+    name = f"rollq@{socket.gethostname()}-{os.getpid()}"
+    shutdown = Shutdown(threading.Event())
+    shutdown.install()
+    tokenizer = load_tokenizer(settings.tokenizer, settings.template)
+    connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
+    startup_checks.check(settings, connection)
+    engine_list = EngineList(settings.engine_urls, connection)
+    engine = make_engine(settings, connection, tokenizer, engine_list.read())
+    on_slots_lost = partial(shutdown.request, SLOTS_LOST)
+    runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
+    for watch in watchers:
+        watch(runner)
+    runner.episodes.isolation.start()
+    clock = celery_app.LoopClock()
+
+    impatient, publisher = connect(settings.redis_url, patience_s=PATIENCE_S), Publisher(settings.broker_url)
+    reaper = Reaper(impatient, publisher, Description(runner, engine), settings.alive_file, clock.is_alive)
+    app = celery_app.make_app(settings, runner)
+    celery_app.check_broker(app)
+
+    def on_ready(consumer: Any) -> None:
+        clock.start(consumer.timer)
+        shutdown.ready(
+            stop_consuming=celery_app.stop_consuming,
+            end_engine_waits=lambda: end_engine_waits(engine),
+            release=lambda: release(runner, reaper),
+        )
+        freeze_watchdog.start()
+        engine.watch()
+        engine_list.watch(engine.update)
+        for thread in (runner.leases, runner.time_spent, reaper):
+            thread.start()
+        engines = ", ".join(map(mask_url, settings.engine_urls))
+        addresses = f"redis {mask_url(settings.redis_url)}, engine {engines}"
+        takes = f"{settings.concurrency} episodes at once, queues {','.join(settings.queues)}"
+        print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
+
+    on_broken = partial(shutdown.request, celery_app.BROKEN)
+    worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)
+    runner.misfits.on_rest = partial(celery_app.take_no_more, worker)
+    startup_checks.check_engines(engine.engines, tokenizer.name)
+    memory.settle()
+    worker.start()
+    release(runner, reaper)
+    return shutdown.exit_code or int(worker.exitcode or 0)
+
+
+def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
+    return EnginePool(
+        urls,
+        stop_ids=startup_checks.stop_ids(tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        suspect_lock=partial(RedisLock, connection),
+        proof=VocabularyProof(tokenizer),
+    )
+
+
+def end_engine_waits(engine: EnginePool) -> None:
+    """End the episodes' waits for the engine. They get their partial tokens where the engine returns them."""
+    until = time.monotonic() + ABORT_WAIT_S
+    # Repeated, because an abort misses a request that is just being sent.
+    while engine.abort_running() and time.monotonic() < until:
+        time.sleep(0.1)
+    while engine.cut():  # a router passes no aborts on: the turn in flight is dropped
+        time.sleep(0.1)
+
+
+def release(runner: JobRunner, reaper: Reaper) -> None:
+    """Release the jobs that are still held and publish them again, so that other workers go on with them at once. Then
+    this worker is gone for the others."""
+    released = runner.leases.release_all()
+    reaper.stop()
+    reaper.join(0.5)
+    reaper.tick()
+    reaper.leave()
+    runner.leases.stop()
+    runner.time_spent.stop()
+    if released:
+        log.warning("released %d jobs that did not stop by themselves", released)

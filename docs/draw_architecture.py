@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg: the rooms of both packages in layers, and the ways of a job and of a trajectory.
+"""Draws docs/architecture.svg: the rooms of all packages in layers, and the ways of a job and of a trajectory.
 
     python docs/draw_architecture.py
 
@@ -18,7 +18,7 @@ WIDTH, EDGE, GAP, LINE = 960, 20, 8, 16
 LEFT, INNER = 2 * EDGE, WIDTH - 4 * EDGE
 NARROWEST = 16  # of the space around the name of a module
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-COLORS = {"rollq_worker": ("#f1f8f1", "#3a8a3f"), "rollq": ("#f0f5ff", "#3b6fd4")}
+COLORS = {"rollq_worker": ("#f1f8f1", "#3a8a3f"), "rollq_view": ("#fdf4ec", "#c26a1b"), "rollq": ("#f0f5ff", "#3b6fd4")}
 
 
 class Picture:
@@ -115,7 +115,7 @@ class Picture:
 def read_layers(package: str) -> list[list[str]]:
     """The rooms and modules of the package, top layer first."""
     contracts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [found] = [c for c in contracts if c["type"] == "layers" and c["containers"] == [package]]
+    [found] = [c for c in contracts if c["type"] == "layers" and c.get("containers") == [package]]
     return [[name.strip() for name in layer.split("|")] for layer in found["layers"]]
 
 

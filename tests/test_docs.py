@@ -13,8 +13,12 @@ PAGES = [
     *REPO.glob("docs/*.md"),
     *REPO.glob("benchmarks/*.md"),
 ]
-FOLDERS = ("producer/", "worker/", "tests/", "docs/", "benchmarks/", "deploy/", "examples/")
-PACKAGES = {"rollq": REPO / "producer/rollq", "rollq_worker": REPO / "worker/rollq_worker"}
+FOLDERS = ("producer/", "worker/", "viewer/", "tests/", "docs/", "benchmarks/", "deploy/", "examples/")
+PACKAGES = {
+    "rollq": REPO / "producer/rollq",
+    "rollq_worker": REPO / "worker/rollq_worker",
+    "rollq_view": REPO / "viewer/rollq_view",
+}
 ARCHITECTURE = tomllib.loads((REPO / "docs/architecture.toml").read_text())
 
 

@@ -32,15 +32,14 @@ OWN_COMMANDS = {
     "eval": "evaluate",
     "stats": "stats",
     "top": "top",
-    "late": "late",
     "metrics": "metrics",
     "show": "show",
-    "view": "view",
     "jobs": "jobs",
     "engines": "engines",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
-WORKER_COMMANDS = {
+OTHER_COMMANDS = {
+    "view": "view",
     "demo": "demo",
     "engine": "engine",
     "worker": "worker",
@@ -48,7 +47,7 @@ WORKER_COMMANDS = {
     "doctor": "worker",
     "env": "worker",
 }
-"""Commands that rollq_worker adds, and the extra that brings what each needs."""
+"""Commands that rollq_worker and rollq_view add, and the extra that brings what each needs."""
 GROUP = "rollq.commands"
 """Entry points of commands: `name = module:add`."""
 
@@ -97,7 +96,7 @@ def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") ->
     for name in SUMMARIES:
         commands.add_parser(name)
     missing = [name for name in SUMMARIES if name in others and others[name] is None]
-    said = [f"not installed: {name} ({install_line(WORKER_COMMANDS[name])})" for name in missing]
+    said = [f"not installed: {name} ({install_line(OTHER_COMMANDS[name])})" for name in missing]
     _add_others(commands, {name: point for name, point in others.items() if name not in SUMMARIES})
     theirs = [name for name in commands.parsers if name not in SUMMARIES]
     said += [f"of another package: {name}  {commands.summaries[name]}" for name in theirs]
@@ -105,12 +104,11 @@ def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") ->
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":
-    """Entry points of other packages' commands, by name. None stands for a command of rollq_worker that is not
-    installed."""
+    """Entry points of other packages' commands, by name. None stands for one of OTHER_COMMANDS that is not there."""
     from importlib.metadata import entry_points
 
     found = {point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS}
-    return dict.fromkeys(WORKER_COMMANDS) | dict(sorted(found.items()))
+    return dict.fromkeys(OTHER_COMMANDS) | dict(sorted(found.items()))
 
 
 def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
@@ -126,10 +124,10 @@ def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -
 
 def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> None:
     """Adds one command. Raises SettingsError, with the remedy, when it is not installed or cannot be loaded."""
-    extra = WORKER_COMMANDS.get(name)
+    extra = OTHER_COMMANDS.get(name)
     try:
         if point is None:
-            raise ModuleNotFoundError("rollq_worker is not installed")
+            raise ModuleNotFoundError("its package is not installed")
         point.load()(commands)
     except Exception as e:  # another package may raise anything
         remedy = install_line(extra) if extra else f"update or uninstall {point and point.dist and point.dist.name}"

@@ -8,6 +8,7 @@
     ├── LedgerError            the ledger refused a write
     │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
     │   │   └── Unconfirmed    a write was made, but is not yet where `durability` wants it
+    │   ├── Unreachable        Redis does not answer a page of `rollq view`
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
@@ -87,6 +88,10 @@ class LedgerError(RollqError, RuntimeError):
 
 class Unwritable(LedgerError):
     """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was changed: try later."""
+
+
+class Unreachable(LedgerError):
+    """Redis does not answer. What it had on its disk is not lost."""
 
 
 class Unconfirmed(Unwritable):

@@ -20,11 +20,12 @@ from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
-from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
-from rollq.viewer.redis_place import RedisPlace
+from rollq.snapshot.fleet import read_fleet
+from rollq.snapshot.late import late_groups
+from rollq_view.redis_place import RedisPlace
 from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
@@ -211,9 +212,10 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
         listing = place.listing("read")
         assert (len(listing.rows), listing.facts["states"], listing.facts["trouble"]) == (2, {"queued": 2}, "")
         assert place.rollout("read", "read/g0/0", None)["state"] == "queued"
-        assert [len(each.jobs) for each in oldest_open_groups(reader(ledger), 5)] == [2]
+        assert [len(each.jobs) for each in late_groups(reader(ledger), 0.0, [], 5)] == [2]
         assert reader(ledger).trajectory("read/g0/0").job.task == 1
         assert RunMetrics(client, "read").read()[0].value == 1
+        assert [run.counts["queued"] for run in read_fleet(client, "read").runs] == [2]
         letters = DeadLetters(client, "read")
         for call in (ledger.reap, letters.forget_run, lambda: letters.cancel("read/g0/0"), ledger.seal):
             with pytest.raises((LedgerError, NoPermissionError), match=REFUSED):

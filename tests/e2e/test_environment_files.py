@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from rollq.commands.top.fleet import FleetReader
 from rollq.servers.connection import connect
+from rollq.snapshot.diagnosis import fleet_holdup
+from rollq.snapshot.fleet import FleetReader
 from tests.e2e.stack import Stack
 from tests.waiting import until
 
@@ -23,7 +24,7 @@ def load(variant):
 
 
 def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) -> None:
-    """The one without it gives the jobs back at no cost, and `top`, `late` and `stats` say what is missing."""
+    """The one without it gives the jobs back at no cost, and `top` and `stats` say what is missing."""
     game, other = tmp_path / "game.py", tmp_path / "other" / "game.py"
     other.parent.mkdir()
     game.write_text(GAME)
@@ -34,9 +35,8 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
     other_version = stack.worker(2, "--env", str(other))
     submitted = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--size", "2", "--seal")
     assert submitted.returncode == 0 and f"rollq worker --env {game}" in submitted.stdout, submitted
-    until(lambda: "no live worker fits: " in fleet.read().holdup)
-    for command in ("late", "stats"):
-        assert "there is no such file here" in stack.run(command, "--run", "r").stdout
+    until(lambda: "no live worker fits: " in fleet_holdup(fleet.read()))
+    assert "there is no such file here" in stack.run("stats", "--run", "r").stdout
     stats = stack.stats("r")
     assert (stats["queued"], stats["dead"], stats["failures"]) == (8, 0, {})
 

@@ -106,7 +106,7 @@ def test_a_run_goes_on_once_its_only_engine_has_the_published_weights(stack: Sta
         client.admit(1, 0)
         client.publish(0, "first")
         client.submit([Job(env="shop", task=0, group="g", size=2)])
-        stack.wait(lambda: "serves weights" in stack.run("late", "--run", "r").stdout, 60, "what is waited for")
+        stack.wait(lambda: "serves weights" in stack.run("stats", "--run", "r").stdout, 60, "what is waited for")
         load_weights(stack.engine_url, "first")
         batch = next(client.batches(1, timeout=60))
         assert (batch.staleness.max, batch.staleness.unknown_tokens) == (0, 0)

@@ -1,4 +1,4 @@
-"""Real faults, and whether `rollq top` and `rollq late` name them (docs/operate.md)."""
+"""Real faults, and whether `rollq top` and `rollq stats --late` name them (docs/operate.md)."""
 
 import json
 import shutil
@@ -11,13 +11,14 @@ from redis import ResponseError
 
 from rollq import Client, Job, cli
 from rollq.commands.connect import ping_redis
-from rollq.commands.top.fleet import FleetNow, FleetReader
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
 from rollq.servers.connection import connect
 from rollq.servers.health import Level, findings
+from rollq.snapshot.diagnosis import fleet_holdup
+from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.late import late_groups
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.stack import FAULTY_SHOP, Stack
 from tests.waiting import until
@@ -29,16 +30,17 @@ class Operator:
     def __init__(self, url: str) -> None:
         self._redis = connect(url, patience_s=0)
         self._fleet = FleetReader(self._redis)
-        self.seen: FleetNow = self._fleet.read()
+        self.seen: FleetSnapshot = self._fleet.read()
 
     def sees(self, text: str) -> bool:
         """Whether `rollq top` says so now."""
         self.seen = self._fleet.read()
-        return text in self.seen.holdup
+        return text in fleet_holdup(self.seen)
 
     def waits(self, run: str) -> set[str]:
-        """What `rollq late` says that the unfinished jobs of the oldest groups wait for."""
-        groups = oldest_open_groups(LedgerReader(self._redis, run), 5)
+        """What `rollq stats --late` says that the unfinished jobs of the oldest groups wait for."""
+        self.seen = self._fleet.read()
+        groups = late_groups(LedgerReader(self._redis, run), self.seen.server.at, self.seen.workers, 5)
         return {job.waits_for for group in groups for job in group.jobs}
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import redis
 
 from rollq.client.client import Client, internals
-from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
@@ -18,6 +17,7 @@ from rollq.servers.health import check_redis
 from rollq.servers.patience import PATIENCE_S
 from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
+from rollq.snapshot.diagnosis import other_runs
 from rollq.urls import mask_url
 
 FOR_NOW = ("MISCONF", "BUSY ")
@@ -98,15 +98,15 @@ def open_client(
         if warn and (wrong := check_redis(internals(connected).ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         if known:
-            check_run(internals(connected).reader, found.redis_url)
+            check_run(internals(connected).reader.redis, run, found.redis_url)
         yield connected
 
 
-def check_run(reader: LedgerReader, url: str) -> None:
+def check_run(connection: "redis.Redis", run: str, url: str) -> None:
     """Raises SettingsError, with the runs that exist, when this one does not."""
-    if reader.exists() or reader.run in (there := runs(reader.redis)):
+    if LedgerReader(connection, run).exists() or run in (there := runs(connection)):
         return
-    raise SettingsError(f"no run {reader.run!r} at {mask_url(url)}; {other_runs(reader.run, there)}")
+    raise SettingsError(f"no run {run!r} at {mask_url(url)}; {other_runs(run, there)}")
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def _whole_run(args: argparse.Namespace, client: Client) -> int:
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
     if not (keys := retry(internals(client).dead_letters.forget_run)):
-        check_run(internals(client).reader, settings(args).redis_url)
+        check_run(internals(client).reader.redis, client.run, settings(args).redis_url)
     print(json.dumps({"run": client.run, "keys": keys}) if args.json else f"run {client.run}: {keys} keys deleted")
     return 0
 

@@ -8,7 +8,6 @@ from rollq.commands.connect import check_run, ping_redis, settings
 from rollq.commands.flags.shared import add_redis, add_run, whole
 from rollq.commands.parser import Commands
 from rollq.extras import needs
-from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import connect
 
 PORT = 9464
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     # A call may take 5 s; Prometheus waits for 10 s at most, and asks again soon.
     connection = connect(found.redis_url, patience_s=0)
     if args.run_name is not None:
-        check_run(LedgerReader(connection, args.run_name), found.redis_url)
+        check_run(connection, args.run_name, found.redis_url)
     exposition = Exposition()
     exposition.read = RunMetrics(connection, args.run_name).read
     address = exposition.serve(args.host, args.port)

@@ -4,13 +4,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from rollq.client.client import internals
-from rollq.commands.connect import open_client, settings
+from rollq.commands.connect import check_run, open_client, open_redis, settings
 from rollq.commands.flags.shared import add_json, add_redis, add_tokenizer, whole
 from rollq.commands.parser import Commands
 from rollq.commands.tables import first_line
@@ -19,9 +19,14 @@ from rollq.events import Observed, Sampled
 from rollq.export import jsonl
 from rollq.export.record import record
 from rollq.export.transcript import Transcript, clean
+from rollq.extras import install_line
 from rollq.job import NAME, parse_id
 from rollq.ledger.replies import JobState
+from rollq.snapshot.rollouts import RolloutReader
 from rollq.trajectory import Trajectory
+
+PAGES = "rollq.pages"
+"""Entry point of a function that writes a rollout's page."""
 
 
 def add(commands: Commands) -> None:
@@ -72,24 +77,25 @@ def run(args: argparse.Namespace) -> int:
 
 def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
     """Writes the rollout's page. Raises RollqError."""
-    from rollq.viewer.exported import page_of_record
-    from rollq.viewer.redis_place import page_of_job
-    from rollq.viewer.single_page import single_page
-    from rollq.viewer.token_texts import load_texts, with_texts
-
-    texts = load_texts(settings(args).tokenizer)
+    write = page_writer()
     if place:
-        page = page_of_record(jsonl.read(*place))
+        write(args.html, jsonl.read(*place), None, settings(args).tokenizer)
     else:
-        with open_client(args, run_of(args.what), known=True) as client:
-            state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
-            page = page_of_job(internals(client).reader, state, trajectory, args.attempt)
-    try:
-        args.html.write_text(single_page(with_texts(page, texts)), encoding="utf-8")
-    except OSError as e:
-        raise SettingsError(f"cannot write {args.html}: {e.strerror}") from e
+        with open_redis(args) as connection:
+            run = run_of(args.what)
+            check_run(connection, run, settings(args).redis_url)
+            found = RolloutReader(connection, run).rollout(args.what, args.attempt)
+        write(args.html, found, args.attempt, settings(args).tokenizer)
     print(f"{args.html}: open it in a browser")
     return 0
+
+
+def page_writer() -> Callable[..., None]:
+    """What another package has for it: see `rollq_view.commands.page_file`. Raises SettingsError."""
+    for point in entry_points(group=PAGES):
+        found: Callable[..., None] = point.load()
+        return found
+    raise SettingsError(f"--html needs rollq_view, which is not installed: {install_line('view')}")
 
 
 def run_of(job_id: str) -> str:

@@ -1,18 +1,23 @@
-"""`rollq stats`: the counts of a run, or the list of runs."""
+"""`rollq stats`: the counts of a run, with its late groups if asked, or the list of runs."""
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rollq.client.waits import holdup
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import add_json, add_redis, add_run
+from rollq.commands.flags.shared import add_json, add_redis, add_run, whole
 from rollq.commands.parser import Commands
-from rollq.errors import LedgerError
-from rollq.ledger.reader import LedgerReader, runs
-from rollq.ledger.workers.time_spent import time_spent
+from rollq.commands.tables import age, columns
+from rollq.errors import LedgerError, SettingsError
+from rollq.export.transcript import clean
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import State
+from rollq.snapshot.diagnosis import look_on
+from rollq.snapshot.fleet import each_run, read_one_run
+from rollq.snapshot.late import OpenGroup, UnfinishedJob, late_groups
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
@@ -23,39 +28,61 @@ ROWS = {
 """Counts by subject, in the order in which they are printed."""
 
 
+LATE = 5
+"""Default number of late groups."""
+
+
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
-        description="Prints the counts of a run; without --run, of all runs.",
+        description="Prints the counts of a run; without --run, of all runs. With --late, also the unfinished members"
+        " of the oldest open groups, those that are being played the longest first: worker, turn, and what the episode"
+        " is waiting for (engine, user, environment, queue) and how long.",
     )
     add_run(parser, required=False, help="name of the run (all runs)")
+    parser.add_argument(
+        "--late",
+        type=whole(1),
+        nargs="?",
+        const=LATE,
+        metavar="N",
+        help=f"show what the N oldest open groups are waiting for ({LATE})",
+    )
     add_redis(parser)
-    add_json(parser, "print one JSON object; without --run, one for each run, by name")
+    add_json(parser, "print one JSON object, with --late also its groups; without --run, one for each run, by name")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.late and args.run_name is None:
+        raise SettingsError("--late is of one run: pass --run")
     with open_redis(args) as connection:
         if args.run_name is None:
             return _list(connection, args.json)
         reader = LedgerReader(connection, args.run_name)
-        check_run(reader, settings(args).redis_url)
-        counts = reader.stats()
-        counts["seconds"] = time_spent(reader.scripts)
-        counts["waits"] = holdup(reader)
-    print(json.dumps(counts) if args.json else "\n".join(table(counts)))
+        check_run(connection, args.run_name, settings(args).redis_url)
+        fleet = read_one_run(reader)
+        groups = late_groups(reader, fleet.server.at, fleet.workers, args.late) if args.late else None
+    (found,) = fleet.runs
+    counts: dict[str, Any] = {**found.counts, "seconds": dict(found.seconds), "waits": look_on(fleet)}
+    if args.json:
+        late = {} if groups is None else {"late": [asdict(group) for group in groups]}
+        print(json.dumps({**counts, **late}))
+        return 0
+    print("\n".join([*table(counts), *([] if groups is None else _late(groups))]))
     return 0
 
 
 def _list(connection: Any, as_json: bool) -> int:
     """Prints all runs, one per line. A run that cannot be read is an error, and the others are still printed."""
-    found, unreadable = {}, 0
-    for run in runs(connection):
-        try:
-            found[run] = LedgerReader(connection, run).stats()
-        except LedgerError as e:
+    found: dict[str, Any] = {}
+    unreadable = 0
+    for run, _, counts in each_run(connection):
+        if isinstance(counts, LedgerError):
             unreadable = 1
-            print(f"rollq: {e}", file=sys.stderr)
+            print(f"rollq: {counts}", file=sys.stderr)
+        else:
+            found[run] = counts
     if as_json:
         print(json.dumps(found))
     elif not found and not unreadable:
@@ -103,3 +130,38 @@ def _fidelity(counts: Mapping[str, Any]) -> str:
     ratio = "-" if counts["extension_ratio"] is None else f"{counts['extension_ratio']:.1%}"
     turns = "   ".join(f"{counts[f'{what}_turns']} {what}" for what in ("malformed", "unclosed", "drifted")) + " turns"
     return f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   {counts['version_breaks']} version breaks"
+
+
+def _late(groups: Sequence[OpenGroup]) -> list[str]:
+    if not groups:
+        return ["", "no group is open: nothing is queued or being played"]
+    lines = [line for group in groups for line in ("", *_described(group))]
+    if any(job.state is State.LEASED for group in groups for job in group.jobs):
+        lines += ["", "`rollq show JOB` shows what a job has said and done so far"]
+    return lines
+
+
+def _described(group: OpenGroup) -> list[str]:
+    opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
+    if group.damage:
+        return [f"group {clean(group.group)} ({group.purpose}): {clean(group.damage)}"]
+    title = f"group {clean(group.group)} ({group.purpose}): {group.graded} of {group.size} graded{opened}"
+    return [title, *(f"  {line}" for line in _table(group.jobs))]
+
+
+def _table(jobs: Sequence[UnfinishedJob]) -> list[str]:
+    """A line for each job, and below it why its last attempt failed."""
+    rows = [("JOB", "STATE", "ATTEMPT", "TURN", "PLAYED", "WORKER", "WAITS FOR")]
+    for job in jobs:
+        played = age(job.played_s) if job.state is State.LEASED else "-"
+        waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
+        numbers = str(job.attempt), str(job.turns), played
+        rows.append((clean(job.job_id), job.state, *numbers, clean(job.worker or "-"), clean(waits)))
+    found: list[str] = []
+    title, *lines = columns(rows)
+    for line, job in zip(lines, jobs, strict=True):
+        found.append(line)
+        if job.failures:
+            times = "once" if job.failures == 1 else f"{job.failures} times"
+            found.append(f"  failed {times}, last by {job.last_failure}")
+    return [title, *found]

@@ -137,6 +137,10 @@ class Keys:
     def stale(self) -> str:
         return f"{self.prefix}stale"
 
+    def groups(self, place: str, purpose: str) -> str:
+        """The groups of that purpose which are `open`, `ready` or `held`."""
+        return f"{self.prefix}{place}:{purpose}"
+
     def group(self, group: str) -> str:
         return f"{self.prefix}group:{group}"
 

@@ -59,8 +59,13 @@ COUNTS = (
 
 def runs(client: "redis.Redis") -> list[str]:
     """Every run that was ever submitted to, the oldest first. Raises LedgerError."""
-    found: Any = guarded(RUNS, lambda: client.zrange(RUNS, 0, -1), RUNS_REMEDY)
-    return [name for run in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))]
+    return list(runs_since(client))
+
+
+def runs_since(client: "redis.Redis") -> dict[str, float]:
+    """The same, each with the Unix time at which it was first submitted to. Raises LedgerError."""
+    found: Any = guarded(RUNS, lambda: client.zrange(RUNS, 0, -1, withscores=True), RUNS_REMEDY)
+    return {name: at for run, at in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))}
 
 
 class LedgerReader:
@@ -82,7 +87,15 @@ class LedgerReader:
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
-        known, sealed, queued, leased, _, *rest = self.scripts.call("snapshot", [0])
+        return self._standing(purpose, self.scripts.call("snapshot", [0]))
+
+    def snapshot(self) -> tuple[dict[Purpose, Standing], dict[str, Any]]:
+        """The standings, and the counts of `stats`, all at the same instant."""
+        reply = self.scripts.call("snapshot", [1])
+        return {purpose: self._standing(purpose, reply) for purpose in Purpose}, self._counts(reply)
+
+    def _standing(self, purpose: Purpose, reply: Sequence[Any]) -> Standing:
+        known, sealed, queued, leased, _, *rest = reply
         groups, waits = (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
         published, admission = read_policy(self.keys.meta, *rest[10])
         return Standing(
@@ -276,7 +289,10 @@ class LedgerReader:
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
-        _, sealed, queued, leased, dead, *groups, policy, raw = self.scripts.call("snapshot", [1])
+        return self._counts(self.scripts.call("snapshot", [1]))
+
+    def _counts(self, reply: Sequence[Any]) -> dict[str, Any]:
+        _, sealed, queued, leased, dead, *groups, policy, raw = reply
         try:
             counts = {text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
             if odd := [name for name, value in counts.items() if not isfinite(value)]:

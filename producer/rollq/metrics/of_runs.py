@@ -1,37 +1,32 @@
 """The metrics of `rollq metrics`: runs, their jobs and groups, the live workers, and Redis.
 
-They are read from the ledger when Prometheus asks. The totals are those that the ledger's scripts count anyway, so a
-run costs a few calls for each scrape and nothing in between.
+They are the fleet's snapshot, read when Prometheus asks. The totals are those that the ledger's scripts count anyway,
+so a run costs a few calls for each scrape and nothing in between.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from rollq.errors import FailureClass, LedgerError
 from rollq.events import GRADED
-from rollq.job import Purpose
-from rollq.ledger.reader import LedgerReader, runs
-from rollq.ledger.stored import number, text
-from rollq.ledger.workers.live_workers import AWAY, live_workers
-from rollq.ledger.workers.reaping import ActiveRuns
-from rollq.ledger.workers.time_spent import WAITS, time_spent
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.workers.live_workers import AWAY
+from rollq.ledger.workers.time_spent import WAITS
 from rollq.metrics.metric import Metric, Sample, counter, gauge, spread
 from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.snapshot.fleet import FleetSnapshot, read_fleet
+from rollq.snapshot.run import PLACES, RunSnapshot
 
 log = logging.getLogger("rollq")
 
-MOST_RUNS = 20
-"""Number of runs that are shown: those with work, then the newest. More would be too many labels."""
 MOST_DEAD = 5000
 """Number of dead jobs whose class is looked up, the latest ones."""
 LOOKED_AT = 100
 """Number of groups, the oldest of a state, of which the stalest is looked for."""
 EARLIER = "earlier"
 """In place of the class of dead jobs before those MOST_DEAD."""
-PLACES = ("open", "ready", "held")
 
 UP = gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below is there.")
 UNREADABLE = gauge("rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`).")
@@ -95,7 +90,7 @@ LEDGER_METRICS = (
 
 
 class RunMetrics:
-    """The metrics of one run, or of the MOST_RUNS that matter most."""
+    """The metrics of one run, or of those that matter most."""
 
     def __init__(self, connection: Any, run: str | None = None) -> None:
         self._redis = connection
@@ -106,83 +101,26 @@ class RunMetrics:
     def read(self) -> list[Sample]:
         """What is so now. Without Redis it says only that."""
         try:
-            return [Sample(UP, (), 1), *self._fleet(), *self._runs()]
+            fleet = read_fleet(self._redis, self._run, LOOKED_AT)
+            self._dead = {run.run: self._dead.get(run.run, {}) for run in fleet.runs}
+            return [Sample(UP, (), 1), *_fleet(fleet), *self._runs(fleet)]
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("metrics: %s: %s", type(e).__name__, e)
             return [Sample(UP, (), 0)]
 
-    def _fleet(self) -> Iterator[Sample]:
-        found = live_workers(self._redis)
-        yield Sample(WORKERS, (), len(found))
-        yield Sample(SLOTS, (), sum(worker.slots for worker in found))
-        yield Sample(IN_FLIGHT, (), sum(worker.busy for worker in found))
-        yield Sample(WITHOUT_ENGINE, (), sum(worker.engine == AWAY for worker in found))
-        memory = self._redis.info("memory")
-        if "used_memory" in memory:
-            yield Sample(MEMORY, (), memory["used_memory"])
-            yield Sample(MEMORY_LIMIT, (), memory.get("maxmemory", 0))
-
-    def _runs(self) -> list[Sample]:
-        names, samples, unreadable = self._names(), [], 0
-        self._dead = {run: known for run, known in self._dead.items() if run in names}
-        for run in names:
+    def _runs(self, fleet: FleetSnapshot) -> Iterator[Sample]:
+        unreadable = list(fleet.unreadable)
+        for run in fleet.runs:
             try:
-                samples += self._of_run(LedgerReader(self._redis, run))
+                dead = self._dead_by_class(LedgerReader(self._redis, run.run))
             except LedgerError as e:
-                unreadable += 1
-                log.warning("metrics: %s", e)
-        return [Sample(UNREADABLE, (), unreadable), *samples]
-
-    def _names(self) -> list[str]:
-        if self._run is not None:
-            return [self._run]
-        active, known = ActiveRuns(self._redis).names(), runs(self._redis)
-        return list(dict.fromkeys([*reversed(active), *reversed(known)]))[:MOST_RUNS]
-
-    def _of_run(self, reader: LedgerReader) -> list[Sample]:
-        run, stats = (reader.run,), reader.stats()
-        samples = [
-            Sample(QUEUED, run, stats["queued"]),
-            Sample(LEASED, run, stats["leased"]),
-            Sample(LAG, run, self._reaper_lag(reader) if stats["queued"] or stats["leased"] else 0.0),
-            *(Sample(metric, run, stats[name]) for name, metric in TOTALS.items()),
-            *spread(GROUPS, {place: stats[f"groups_{place}"] for place in PLACES}, before=run),
-            *spread(ROLLOUTS, stats["stops"], GRADED, run),
-            *spread(FAILURES, stats["failures"], FailureClass, run),
-            *spread(SECONDS, time_spent(reader.scripts), WAITS, run),
-            *spread(DEAD, self._dead_by_class(reader), FailureClass, run),
-            *self._ages(reader, stats["policy"]),
-        ]
-        if stats["reward_mean"] is not None:
-            samples.append(Sample(REWARD, run, stats["reward_mean"]))
-        return samples
-
-    def _reaper_lag(self, reader: LedgerReader) -> float:
-        meta = reader.keys.meta
-        beat = reader.scripts.guard(meta, lambda: self._redis.hget(meta, "beat"))
-        return max(0.0, reader.scripts.now() - float(beat or reader.began()))
-
-    def _ages(self, reader: LedgerReader, policy: dict[str, Any] | None) -> Iterator[Sample]:
-        """How old and how stale the groups are. Those of a state wait in the order in which they were submitted."""
-        now, run = reader.scripts.now(), reader.run
-        if policy is not None:
-            yield Sample(STEP, (run,), policy["step"])
-        for place in PLACES:
-            submitted, started = self._oldest(reader, place)
-            yield Sample(OLDEST, (run, place), max(0.0, now - min(submitted, default=now)))
-            if policy is not None:
-                yield Sample(STALENESS, (run, place), max(0, policy["step"] - min(started, default=policy["step"])))
-
-    def _oldest(self, reader: LedgerReader, place: str) -> tuple[list[float], list[int]]:
-        """When the oldest groups of the place were submitted, and in which steps they began, where that is known."""
-        pipe = self._redis.pipeline(transaction=False)
-        for purpose in Purpose:
-            key = f"{reader.keys.prefix}{place}:{purpose}"
-            for name in reader.scripts.guard(key, partial(self._redis.zrange, key, 0, LOOKED_AT - 1)):
-                pipe.hmget(reader.keys.group(text(name)), "at", "started")
-        rows = reader.scripts.guard("groups", pipe.execute)
-        found = [(number(at), number(started)) for at, started in rows]
-        return [at for at, _ in found if at is not None], [int(step) for _, step in found if step is not None]
+                unreadable.append(str(e))
+            else:
+                yield from _of_run(run)
+                yield from spread(DEAD, dead, FailureClass, (run.run,))
+        for why in unreadable:
+            log.warning("metrics: %s", why)
+        yield Sample(UNREADABLE, (), len(unreadable))
 
     def _dead_by_class(self, reader: LedgerReader) -> dict[str, float]:
         """Each dead job is looked up once, because its class does not change."""
@@ -200,6 +138,35 @@ class RunMetrics:
         self._dead[reader.run] = found
         by_class = Counter(failure for _, failure in found.values())
         return {**by_class, EARLIER: max(0, count - len(found))}
+
+
+def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
+    yield Sample(WORKERS, (), len(fleet.workers))
+    yield Sample(SLOTS, (), fleet.slots)
+    yield Sample(IN_FLIGHT, (), fleet.in_flight)
+    yield Sample(WITHOUT_ENGINE, (), sum(worker.engine == AWAY for worker in fleet.workers))
+    if fleet.server.used is not None:
+        yield Sample(MEMORY, (), fleet.server.used)
+        yield Sample(MEMORY_LIMIT, (), fleet.server.limit or 0)
+
+
+def _of_run(found: RunSnapshot) -> Iterator[Sample]:
+    run, counts = (found.run,), found.counts
+    yield Sample(QUEUED, run, counts["queued"])
+    yield Sample(LEASED, run, counts["leased"])
+    yield Sample(LAG, run, found.reaper_lag_s)
+    for name, metric in TOTALS.items():
+        yield Sample(metric, run, counts[name])
+    yield from spread(GROUPS, {place: counts[f"groups_{place}"] for place in PLACES}, before=run)
+    yield from spread(ROLLOUTS, counts["stops"], GRADED, run)
+    yield from spread(FAILURES, counts["failures"], FailureClass, run)
+    yield from spread(SECONDS, found.seconds, WAITS, run)
+    yield from spread(OLDEST, {place: found.age_s(place) for place in PLACES}, before=run)
+    if found.step is not None:
+        yield Sample(STEP, run, found.step)
+        yield from spread(STALENESS, {place: max(0, found.staleness(place) or 0) for place in PLACES}, before=run)
+    if counts["reward_mean"] is not None:
+        yield Sample(REWARD, run, counts["reward_mean"])
 
 
 def _class(failure: object) -> str:

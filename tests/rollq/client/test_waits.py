@@ -9,7 +9,7 @@ import pytest
 
 from rollq.client import waits
 from rollq.client.client import Client, internals
-from rollq.client.waits import WaitLog, explain, facts, holdup, other_runs
+from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import FailureClass, PullTimeout
 from rollq.job import Purpose
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
@@ -24,6 +24,8 @@ from rollq.ledger.workers.live_workers import (
     STALLED,
     live_workers,
 )
+from rollq.snapshot import fleet
+from rollq.snapshot.diagnosis import other_runs
 from tests.rollq.client.fleets import live, used
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import claim, group, job, reader
@@ -209,7 +211,7 @@ class TestWorkers:
         live(ledger, "v")
         ages = {"w": SILENT_S, "v": SILENT_S + 2}
         found = [replace(worker, age_s=ages[worker.name]) for worker in live_workers(ledger.redis)]
-        monkeypatch.setattr(facts, "live_workers", lambda client: found)
+        monkeypatch.setattr(fleet, "live_workers", lambda client: found)
         said = waiting(client, **side)
         assert f"nothing was heard of all 2 live workers for {SILENT_S + 2} s: if it died, start `rollq worker`" in said
         ages["v"] = 0

@@ -19,7 +19,7 @@ from rollq.extras import install_line
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT, rollq
 
-COMMANDS = (*cli.OWN_COMMANDS, *cli.WORKER_COMMANDS)
+COMMANDS = (*cli.OWN_COMMANDS, *cli.OTHER_COMMANDS)
 
 
 def test_the_module_runs_too() -> None:
@@ -27,8 +27,8 @@ def test_the_module_runs_too() -> None:
 
 
 def test_the_commands_of_the_worker_are_entry_points_and_their_extras_exist() -> None:
-    assert cli.WORKER_COMMANDS.keys() <= {point.name for point in metadata.entry_points(group=cli.GROUP)}
-    assert set(cli.WORKER_COMMANDS.values()) <= set(metadata.metadata("rollq").get_all("Provides-Extra") or ())
+    assert cli.OTHER_COMMANDS.keys() <= {point.name for point in metadata.entry_points(group=cli.GROUP)}
+    assert set(cli.OTHER_COMMANDS.values()) <= set(metadata.metadata("rollq").get_all("Provides-Extra") or ())
 
 
 def test_the_help_lists_every_command_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +210,7 @@ def test_a_missing_extra_names_its_install_line(command: str, missing: str, said
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"rollq: {said}")
-    assert done.stderr.endswith(f"{install_line(cli.WORKER_COMMANDS[command.split()[0]])}\n")
+    assert done.stderr.endswith(f"{install_line(cli.OTHER_COMMANDS[command.split()[0]])}\n")
     assert done.stderr.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ from rollq.export.heads import Facts, line_head
 from rollq.export.record import encode, record
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import trajectory
-from tests.rollq.viewer.hostile import said_everywhere
+from tests.rollq_view.hostile import said_everywhere
 
 NAMES = ('"messages":[', ',"tokens":[', '},"tokens":[', '],"info":{', ',"pieces":[', "]]", "a", "messages", "\ud800")
 nested = st.recursive(

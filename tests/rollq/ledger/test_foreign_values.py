@@ -13,10 +13,11 @@ from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.versions import Versions
 from rollq.metrics.of_runs import RunMetrics
-from rollq.viewer.live_run import LiveRun
+from rollq.snapshot.late import OpenGroup, late_groups
+from rollq.snapshot.rollouts import RolloutReader
+from rollq_view.live_run import LiveRun
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, group, play, reader, reap
 
@@ -39,9 +40,17 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     return ledger
 
 
-def view(look: LedgerReader) -> None:
+def late(look: LedgerReader) -> list[OpenGroup]:
+    return late_groups(look, look.scripts.now(), [], 5)
+
+
+def live_run(ledger: Ledger) -> LiveRun:
+    return LiveRun(RolloutReader(ledger.redis, ledger.run), "redis://here")
+
+
+def view(ledger: Ledger) -> None:
     """The viewer's page says what is wrong, beside all that can be read."""
-    if trouble := LiveRun(look).listing().facts["trouble"]:
+    if trouble := live_run(ledger).listing().facts["trouble"]:
         raise LedgerError(trouble)
 
 
@@ -49,9 +58,9 @@ def looks(ledger: Ledger) -> list[Callable[[], object]]:
     """What shows many jobs and groups to people."""
     letters, look = DeadLetters(ledger.redis, ledger.run), reader(ledger)
     return [
-        lambda: oldest_open_groups(look, 5),
+        lambda: late(look),
         lambda: [explain(look, purpose) for purpose in Purpose],
-        lambda: view(look),
+        lambda: view(ledger),
         lambda: RunMetrics(ledger.redis, ledger.run).read(),
         lambda: (look.dead(), look.standing(), look.group_states(["g"])),
         lambda: (letters.open_groups(), list(letters.unfinished()), letters.ids(FailureClass.JOB)),
@@ -124,10 +133,10 @@ def test_a_group_whose_numbers_cannot_be_read_is_named_beside_the_others(
     for name in ("g", "h"):
         ledger.submit(group(name))
     ledger.redis.hset(ledger.keys.group("g"), field, value)
-    damaged, sound = oldest_open_groups(reader(ledger), 5)
+    damaged, sound = late(reader(ledger))
     assert f"rollq:{{r}}:group:g has no readable {field}" in damaged.damage
     assert (sound.damage, len(sound.jobs)) == ("", 2)
-    rows = LiveRun(reader(ledger)).listing().rows
+    rows = live_run(ledger).listing().rows
     assert {"r/h/0", "r/h/1"} <= rows.keys()
     assert field == "done" or f"rollq:{{r}}:group:g has no readable {field}" in rows["r/g/0"].why
 

@@ -16,8 +16,9 @@ from rollq.ledger.versions import Versions
 from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
 from rollq.metrics import of_runs
 from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
-from rollq.metrics.of_runs import LEDGER_METRICS, MOST_RUNS, RunMetrics
+from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
+from rollq.snapshot.fleet import MOST_RUNS
 from tests.rollq.samples import claim
 
 Values = Mapping[tuple[str, ...], float]

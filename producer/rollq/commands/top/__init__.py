@@ -12,13 +12,14 @@ from rollq.commands.connect import check_run, ping_redis, settings
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.parser import Commands
 from rollq.commands.progress import exit_on_sigterm
-from rollq.commands.top.fleet import FleetNow, FleetReader
 from rollq.commands.top.frame import Pace, frame
 from rollq.commands.top.screen import Screen, open_screen
 from rollq.errors import LedgerError, RollqError
-from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.servers.refusal import no_answer
+from rollq.snapshot.diagnosis import fleet_holdup
+from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.run import RunSnapshot
 from rollq.urls import mask_url
 
 AGAIN = "Start it again"
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     connection = connect(url, patience_s=0)
     try:
         if args.run_name is not None:
-            check_run(LedgerReader(connection, args.run_name), url)
+            check_run(connection, args.run_name, url)
         with exit_on_sigterm(), open_screen(sys.stdout, live=not (args.once or args.json)) as screen:
             _Top(args, FleetReader(connection, args.run_name), screen, mask_url(url)).look()
     except KeyboardInterrupt:
@@ -82,7 +83,7 @@ class _Top:
                 return
             time.sleep(max(0.0, REFRESH_S - (time.monotonic() - began)))
 
-    def _show(self, found: FleetNow) -> None:
+    def _show(self, found: FleetSnapshot) -> None:
         if self._args.json:
             print(json.dumps(as_json(found)), flush=True)
         else:
@@ -107,8 +108,37 @@ class _Top:
             self._screen.trouble(text)
 
 
-def as_json(found: FleetNow) -> Mapping[str, Any]:
-    """The fleet with the totals that the head of a frame shows."""
-    totals = {name: getattr(found, name) for name in ("turns_s", "tokens_s", "in_flight", "slots")}
-    workers = [{**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in found.workers]
-    return {**asdict(found), **totals, "workers": workers}
+COUNTS = (
+    *("run", "sealed", "submitted", "queued", "leased", "done", "dead"),
+    *("groups_open", "groups_ready", "groups_held", "groups_acked", "reward_mean", "stops", "failures"),
+)
+"""Of a run's counts, those that are printed as JSON."""
+
+
+def as_json(found: FleetSnapshot) -> Mapping[str, Any]:
+    """The fleet, with the totals that the head of a frame shows."""
+    totals = {name: getattr(found, name) for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")}
+    return {
+        "at": found.server.at,
+        **totals,
+        "holdup": fleet_holdup(found),
+        "server": asdict(found.server),
+        "runs": [_run_json(run) for run in found.runs],
+        "unreadable": found.unreadable,
+        "engines": [asdict(engine) for engine in found.engines],
+        "workers": [
+            {**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in found.workers
+        ],
+        "lost": found.lost,
+    }
+
+
+def _run_json(run: RunSnapshot) -> Mapping[str, Any]:
+    return {
+        **{name: run.counts[name] for name in COUNTS},
+        "step": run.step,
+        "max_staleness": run.max_staleness,
+        "oldest": run.oldest and run.oldest.name,
+        "oldest_s": run.oldest_s,
+        "staleness": run.staleness("open", "ready"),
+    }

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rollq.commands.tables import age
-from rollq.commands.top.fleet import EngineNow, FleetNow, RunNow
 from rollq.export.transcript import clean
 from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SILENT_S, STALLED, LiveWorker
 from rollq.servers.refusal import MIB
+from rollq.snapshot.diagnosis import fleet_holdup
+from rollq.snapshot.fleet import Engine, FleetSnapshot
+from rollq.snapshot.run import PLACES, RunSnapshot
 
 WIDE = 120
 """Columns of a terminal from which on there is room for everything."""
@@ -52,24 +54,24 @@ class Pace:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[str, int]]] = deque()
 
-    def of(self, found: FleetNow) -> dict[str, float]:
+    def of(self, found: FleetSnapshot) -> dict[str, float]:
         """Rollouts a minute by run; none before the second look."""
-        now = {run.run: run.done + run.dead for run in found.runs}
-        self._looks.append((found.at, now))
-        while len(self._looks) > 2 and found.at - self._looks[1][0] >= PACE_S:
+        at, now = found.server.at, {run.run: run.counts["done"] + run.counts["dead"] for run in found.runs}
+        self._looks.append((at, now))
+        while len(self._looks) > 2 and at - self._looks[1][0] >= PACE_S:
             self._looks.popleft()
-        at, before = self._looks[0]
-        if found.at <= at:
+        since, before = self._looks[0]
+        if at <= since:
             return {}
-        return {run: (count - before[run]) * 60 / (found.at - at) for run, count in now.items() if run in before}
+        return {run: (count - before[run]) * 60 / (at - since) for run, count in now.items() if run in before}
 
 
-def frame(found: FleetNow, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
-    runs = _runs(found.runs, pace, wide)._replace(more=found.more_runs)
+def frame(found: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
+    holdup, runs = fleet_holdup(found), _runs(found.runs, pace, wide)._replace(more=found.more_runs)
     tables = (runs, _engines(found.engines, wide), _workers(found, wide))
     return Frame(
         head=(_title(found, address), _speed(found), _outcomes(found)),
-        holdup=Cell(one_line(found.holdup), SLOW) if found.holdup else Cell("nothing: no job is pending", QUIET),
+        holdup=Cell(one_line(holdup), SLOW) if holdup else Cell("nothing: no job is pending", QUIET),
         tables=[table for table in tables if table.rows],
     )
 
@@ -95,14 +97,14 @@ def fitted(found: Frame, room: int) -> list[tuple[Table, int]]:
     ]
 
 
-def _title(found: FleetNow, address: str) -> Line:
-    server, clock = found.server, time.strftime("%H:%M:%S", time.localtime(found.at))
+def _title(found: FleetSnapshot, address: str) -> Line:
+    server, clock = found.server, time.strftime("%H:%M:%S", time.localtime(found.server.at))
     memory = "" if server.used is None else f", {server.used // MIB} MiB"
     limit = "" if server.limit is None else f" of {server.limit // MIB}"
     return [Cell("rollq top", "bold"), Cell(clock), Cell(f"{address}{memory}{limit}, {server.ping_ms:.1f} ms", QUIET)]
 
 
-def _speed(found: FleetNow) -> Line:
+def _speed(found: FleetSnapshot) -> Line:
     full = found.slots and found.in_flight >= found.slots
     return [
         Cell(f"{_count(len(found.workers), 'worker')}, {_count(len(found.engines), 'engine')}"),
@@ -112,14 +114,15 @@ def _speed(found: FleetNow) -> Line:
     ]
 
 
-def _outcomes(found: FleetNow) -> Line:
-    graded = [(run.reward_mean, sum(run.stops.values())) for run in found.runs if run.reward_mean is not None]
+def _outcomes(found: FleetSnapshot) -> Line:
+    counts = [run.counts for run in found.runs]
+    graded = [(each["reward_mean"], sum(each["stops"].values())) for each in counts if each["reward_mean"] is not None]
     total = sum(count for _, count in graded)
     reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
-    stops, failures, dead = Counter[str](), Counter[str](), sum(run.dead for run in found.runs)
-    for run in found.runs:
-        stops.update(run.stops)
-        failures.update(run.failures)
+    stops, failures, dead = Counter[str](), Counter[str](), sum(each["dead"] for each in counts)
+    for each in counts:
+        stops.update(each["stops"])
+        failures.update(each["failures"])
     why = f" (failures: {_counts(failures)})" if failures else ""
     return [
         Cell(f"reward {reward}"),
@@ -136,25 +139,28 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _runs(runs: Sequence[RunNow], pace: Mapping[str, float], wide: bool) -> Table:
+def _runs(runs: Sequence[RunSnapshot], pace: Mapping[str, float], wide: bool) -> Table:
     columns = ["RUN", "DONE", "PLAYED", "QUEUED", "DEAD", "REWARD", "GROUPS", "OLDEST", "STALE"]
     more = ["ROLLOUTS/MIN", "OLDEST GROUP", "STOPS"]
     rows = []
     for run in runs:
-        groups = f"{run.groups_open}/{run.groups_ready}/{run.groups_held}"
+        of, oldest = run.counts, run.oldest
+        groups = "/".join(str(of[f"groups_{place}"]) for place in PLACES)
         row = [
             Cell(one_line(run.run, LONGEST[wide]), "" if run.has_work else QUIET),
-            Cell(f"{run.done}/{run.submitted}"),
-            _number(run.leased),
-            _number(run.queued),
-            _number(run.dead, BAD),
-            Cell(NONE if run.reward_mean is None else f"{run.reward_mean:.3f}"),
+            Cell(f"{of['done']}/{of['submitted']}"),
+            _number(of["leased"]),
+            _number(of["queued"]),
+            _number(of["dead"], BAD),
+            Cell(NONE if of["reward_mean"] is None else f"{of['reward_mean']:.3f}"),
             Cell(groups, QUIET if groups == "0/0/0" else ""),
             Cell(NONE if run.oldest_s is None else age(run.oldest_s)),
             _staleness(run),
         ]
         speed = Cell(f"{pace[run.run]:.1f}") if run.run in pace else Cell(NONE)
-        rows.append([*row, speed, Cell(one_line(run.oldest or NONE, LONGEST[False])), Cell(_counts(run.stops))])
+        rows.append(
+            [*row, speed, Cell(one_line(oldest.name if oldest else NONE, LONGEST[False])), Cell(_counts(of["stops"]))]
+        )
     if wide:
         return Table("runs", columns + more, rows)
     return Table("runs", columns, [row[: len(columns)] for row in rows])
@@ -164,18 +170,16 @@ def _number(value: int, style: str = "") -> Cell:
     return Cell(str(value), style if value else QUIET)
 
 
-def _staleness(run: RunNow) -> Cell:
+def _staleness(run: RunSnapshot) -> Cell:
     """Steps, of the most that are allowed."""
-    if run.staleness is None:
+    steps, limit = run.staleness("open", "ready"), run.max_staleness
+    if steps is None:
         return Cell(NONE, QUIET)
-    limit = run.max_staleness
-    return Cell(
-        f"{run.staleness}" + ("" if limit is None else f" of {limit}"),
-        SLOW if limit is not None and run.staleness >= limit > 0 else "",
-    )
+    style = SLOW if limit is not None and steps >= limit > 0 else ""
+    return Cell(f"{steps}" + ("" if limit is None else f" of {limit}"), style)
 
 
-def _engines(engines: Sequence[EngineNow], wide: bool) -> Table:
+def _engines(engines: Sequence[Engine], wide: bool) -> Table:
     columns = ["ENGINE", "STATE", "EPISODES", "RUNNING", "QUEUED", "KV"] + ["WORKERS"] * wide
     rows = []
     for engine in sorted(engines, key=lambda engine: (engine.state == READY, engine.url)):
@@ -195,7 +199,7 @@ def _known(value: int | None) -> str:
     return NONE if value is None else str(value)
 
 
-def _workers(found: FleetNow, wide: bool) -> Table:
+def _workers(found: FleetSnapshot, wide: bool) -> Table:
     """Those in trouble first."""
     columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + ["TOKENS/S", "QUEUES"] * wide
     lost = [

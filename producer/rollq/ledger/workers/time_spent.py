@@ -4,7 +4,7 @@ Each worker writes what it has seen since it started, again and again, so a writ
 job's state depends on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rollq.ledger.scripts import Scripts
 
@@ -20,10 +20,10 @@ def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> 
     scripts.call("report_time", [worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)])
 
 
-def time_spent(scripts: Scripts) -> dict[str, float]:
-    """Seconds of all workers by WAITS, without what another program wrote. Raises LedgerError."""
-    key, total = scripts.keys.spent, dict.fromkeys(WAITS, 0.0)
-    for text in scripts.guard(key, lambda: scripts.redis.hvals(key)):
+def seconds_spent(told: Iterable[bytes]) -> dict[str, float]:
+    """Seconds of all workers by WAITS, of what each has told, without what another program wrote."""
+    total = dict.fromkeys(WAITS, 0.0)
+    for text in told:
         try:
             for wait, seconds in zip(WAITS, map(float, text.split()), strict=True):
                 total[wait] += seconds

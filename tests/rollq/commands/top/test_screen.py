@@ -11,11 +11,11 @@ import pytest
 
 from rollq import cli
 from rollq.commands import top as command
-from rollq.commands.top.fleet import FleetReader
 from rollq.commands.top.frame import Cell, Frame, Table, fitted, frame
 from rollq.commands.top.screen import LiveScreen, Screen, open_screen, plain
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, Wait, register
+from rollq.snapshot.fleet import FleetReader
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
@@ -100,7 +100,7 @@ def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> No
     waits = (Wait(HOSTILE, HOSTILE, 3.0),)
     found = FleetReader(played.redis).read()
     worker = replace(WORKER, name=HOSTILE, queues=(HOSTILE,), engine=HOSTILE, engines=engines, waits=waits)
-    shown = frame(replace(found, workers=[worker], holdup=HOSTILE, lost={HOSTILE: 3.0}), {}, "redis://r")
+    shown = frame(replace(found, workers=[worker], unreadable=[HOSTILE], lost={HOSTILE: 3.0}), {}, "redis://r")
     for lines in (plain(shown), drawn(shown, 200, 60)):
         text = "\n".join(lines)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)

@@ -6,12 +6,13 @@ from typing import Any
 import rollq
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
-from rollq.ledger.workers.live_workers import AWAY, LIVE_S, READY, SILENT_S, LiveWorker, live_workers, queues_of
+from rollq.ledger.workers.live_workers import AWAY, LIVE_S, READY, SILENT_S, LiveWorker, queues_of
 from rollq.servers import health
 from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
-from rollq.servers.refusal import no_answer, why_no_writes
+from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
+from rollq.snapshot.fleet import read_workers
 from rollq.urls import mask_url
 from rollq_worker.process import redis_rights
 from rollq_worker.process.redis_rights import Part
@@ -67,11 +68,12 @@ def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]
     """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
     client = connect(found.redis_url, patience_s=0)
     try:
-        workers, refuses = live_workers(client), why_no_writes(health.server_info(client))
+        fleet = read_workers(client)
     finally:
         client.close()
-    if not workers and refuses:
-        says = f"none was heard of in the last {LIVE_S} s, and Redis takes no writes: {refuses}"
+    workers = fleet.workers
+    if not workers and fleet.server.trouble:
+        says = f"none was heard of in the last {LIVE_S} s, and Redis takes no writes: {fleet.server.trouble}"
         return [Finding(WORKERS, Level.WARN, says, "see redis", details={"workers": []})]
     if not workers:
         says = f"none was heard of in the last {LIVE_S} s"
@@ -79,8 +81,8 @@ def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]
     problems = [problem for worker in workers for problem in _problems(worker, tokenizer)]
     if unserved := sorted({*found.queues} - queues_of(workers)):
         problems.append((f"no live worker serves {', '.join(unserved)}", "start one with --queues"))
-    slots, busy = sum(worker.slots for worker in workers), sum(worker.busy for worker in workers)
-    says = f"{len(workers)} live, {busy} of {slots} slots busy, last heard of {max(w.age_s for w in workers):g} s ago"
+    heard = f"last heard of {max(worker.age_s for worker in workers):g} s ago"
+    says = f"{len(workers)} live, {fleet.in_flight} of {fleet.slots} slots busy, {heard}"
     details = {"workers": [_as_json(worker) for worker in workers]}
     if not problems:
         return [Finding(WORKERS, Level.OK, says, details=details)]

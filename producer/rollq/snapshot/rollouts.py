@@ -1,0 +1,227 @@
+"""The rollouts of one run in Redis, as values. Who lists them decides which to read again.
+
+It only reads. What it reads of a damaged record is its error, which names the key; others are whole.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rollq.errors import ContractError, LedgerError, Unreachable
+from rollq.events import Closed
+from rollq.images import IMAGES, images_by_hash, references
+from rollq.job import Job, Purpose, parse_id
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.records import sample_of
+from rollq.ledger.replies import JobState
+from rollq.ledger.stored import group_size, number, text
+from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.snapshot.fleet import FleetSnapshot, read_one_run
+from rollq.snapshot.run import PLACES
+from rollq.trajectory import Trajectory
+from rollq.wire.events import decode_event
+
+OF_GROUP = ("seq", "size", "spare", "body")
+OF_JOB = ("state", "attempt", "class", "reason", "turned", "claimed", "body")
+
+
+@dataclass(frozen=True, slots=True)
+class Indexes:
+    """Where the run's groups and jobs are, read in one round trip."""
+
+    exists: bool
+    groups: Mapping[str, str]
+    """State by name: those that are open, ready or held."""
+    queued: frozenset[str]
+    leased: frozenset[str]
+    dead: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group; a damaged one counts as one member."""
+
+    seq: float
+    """Its place in the order of submission."""
+    members: int
+    body: bytes | LedgerError
+    """Its first job, encoded, or why the record cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A job, finished or not."""
+
+    job: Job
+    state: str
+    attempt: int
+    turns: int
+    began: float
+    """Unix time at which its attempt began; 0: not known."""
+    failure: str
+    reason: str
+    """Class and reason of its last failure."""
+    journaled: bool = False
+    """Of a done job: whether its journal is there."""
+    end: Closed | None = None
+    """How a done job ended; None when its journal does not say."""
+    sampled: int | None = None
+    """Sampled tokens of a done job, where they are known."""
+
+
+@contextmanager
+def reachable(where: str) -> Iterator[None]:
+    """Raises Unreachable when Redis is away. `where`: its address, without a password."""
+    try:
+        yield
+    except CONNECTION_ERRORS as e:
+        raise Unreachable(f"Redis at {where} does not answer: {e}") from e
+
+
+class RolloutReader:
+    """The rollouts of one run. Every method raises LedgerError, and redis's errors when Redis is away."""
+
+    def __init__(self, connection: Any, run: str) -> None:
+        self.run = run
+        self._reader = LedgerReader(connection, run)
+
+    def exists(self) -> bool:
+        return self._reader.exists()
+
+    def fleet(self) -> FleetSnapshot:
+        """The fleet with this run."""
+        return read_one_run(self._reader)
+
+    def group_states(self, names: Sequence[str]) -> list[str]:
+        """See `LedgerReader.group_states`."""
+        return self._reader.group_states(names) if names else []
+
+    def indexes(self) -> Indexes:
+        """A job that moves on while they are read is in the later one, too, or in none, and is asked for."""
+        keys, pipe = self._reader.keys, self._pipe()
+        places = [(place, purpose) for place in PLACES for purpose in Purpose]
+        pipe.exists(keys.meta)
+        for place in places:
+            pipe.zrange(keys.groups(*place), 0, -1)
+        for key in (keys.queued, keys.leased, keys.dead):
+            pipe.zrange(key, 0, -1)
+        exists, *groups, queued, leased, dead = self._reader.scripts.guard(keys.queued, pipe.execute)
+        return Indexes(
+            exists=bool(exists),
+            groups={text(name): place for (place, _), names in zip(places, groups, strict=True) for name in names},
+            queued=frozenset(map(text, queued)),
+            leased=frozenset(text(held).partition("#")[0] for held in leased),
+            dead=[id for id in map(text, dead) if self._is_job(id)],
+        )
+
+    def groups(self, names: Sequence[str]) -> dict[str, GroupRecord]:
+        keys = self._reader.keys
+        records = self._replies(names, lambda pipe, name: pipe.hmget(keys.group(name), *OF_GROUP))
+        return {name: _group_record(record, keys.group(name)) for name, record in records.items()}
+
+    def rollouts(
+        self, ids: Sequence[str], groups: Mapping[str, GroupRecord]
+    ) -> dict[str, Rollout | ContractError | LedgerError | None]:
+        """These jobs, in one or two round trips. `groups`: theirs, as `groups` gave them. A job that cannot be read has
+        its error, and one of which there is no record None."""
+        keys = self._reader.keys
+        records = self._replies(ids, lambda pipe, id: pipe.hmget(keys.job(id), *OF_JOB))
+        done = [id for id, record in records.items() if isinstance(record, list) and record[0] == b"done"]
+
+        def ask_end(pipe: Any, id: str) -> None:
+            pipe.lindex(keys.journal(id), -1)
+            pipe.hget(keys.group(group_of(id)), f"tally:{id.rpartition('/')[2]}")
+
+        ends = self._replies(done, ask_end, each=2)
+        return {id: _rollout(id, groups[group_of(id)], record, ends.get(id)) for id, record in records.items()}
+
+    def rollout(self, job_id: str, attempt: int | None = None) -> tuple[JobState, Trajectory, Mapping[str, bytes]]:
+        """One job's state, its episode as `Client.trajectory` has it, and the files of its images by sha256. Before it
+        is done, Redis has none."""
+        state, trajectory = self._reader.job(job_id), self._reader.trajectory(job_id, attempt)
+        if state is None:
+            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
+        return state, trajectory, self._images(trajectory)
+
+    def _images(self, trajectory: Trajectory) -> Mapping[str, bytes]:
+        try:
+            if not trajectory.graded or not references(trajectory.messages):
+                return {}
+            found = self._reader.read([trajectory.job.id], [IMAGES])[0]
+            return {} if isinstance(found, ContractError) else images_by_hash(found)
+        except (ContractError, TypeError, ValueError):
+            return {}
+
+    def _is_job(self, id: str) -> bool:
+        try:
+            return parse_id(id)[0] == self.run
+        except ContractError:
+            return False
+
+    def _pipe(self) -> Any:
+        # A Redis that is out of memory refuses even to read in MULTI.
+        return self._reader.redis.pipeline(transaction=False)
+
+    def _replies(self, names: Sequence[str], ask: Callable[[Any, str], object], each: int = 1) -> dict[str, Any]:
+        """Of each name the reply, or as many as are asked for."""
+        pipe = self._pipe()
+        for name in names:
+            ask(pipe, name)
+        found = self._reader.scripts.guard("jobs", partial(pipe.execute, raise_on_error=False))
+        replies = found if each == 1 else [found[n : n + each] for n in range(0, len(found), each)]
+        return dict(zip(names, replies, strict=True))
+
+
+def group_of(job_id: str) -> str:
+    """The name of the job's group."""
+    return job_id.split("/")[1]
+
+
+def _group_record(record: Any, key: str) -> GroupRecord:
+    try:
+        seq, size, spare, body = record
+        members = group_size(size, spare, key)[1] if size else 0
+    except TypeError:  # Redis refused to read it
+        return GroupRecord(0, 1, LedgerError(f"{key} cannot be read: {record}"))
+    except LedgerError as e:
+        return GroupRecord(0, 1, e)
+    return GroupRecord(number(seq) or 0, members, body or b"")
+
+
+def _rollout(id: str, group: GroupRecord, record: Any, end: Any) -> Rollout | ContractError | LedgerError | None:
+    if isinstance(group.body, LedgerError):
+        return group.body
+    try:
+        state, attempt, failure, reason, turned, claimed, body = record
+        if state is None:
+            return None
+        facts: dict[str, Any] = {"turns": int(turned or 0)}
+        if end and end[0] is not None:
+            tally = _numbers(end[1])
+            closed = decode_event(end[0], id)
+            facts |= {"journaled": True, "end": closed if isinstance(closed, Closed) else None}
+            facts |= {name: int(tally[counted]) for name, counted in TALLIED if counted in tally}
+        return Rollout(
+            job=sample_of(body or group.body, id),
+            state=text(state),
+            attempt=int(attempt or 0),
+            began=float(claimed or 0.0),
+            failure=text(failure),
+            reason=text(reason),
+            **facts,
+        )
+    except (ContractError, LedgerError) as e:
+        return e
+    except (TypeError, ValueError) as e:
+        return LedgerError(f"job {id} cannot be read: {e}")
+
+
+TALLIED = (("turns", "turns"), ("sampled", "sampled_tokens"))
+"""What a done member has added to the totals, and its name there."""
+
+
+def _numbers(tally: bytes | None) -> dict[str, float]:
+    words = text(tally).split()
+    return {name: float(number) for name, number in zip(words[::2], words[1::2], strict=False)}

@@ -1,0 +1,180 @@
+"""One run at one moment, as a value, and the reading of it: a script and two pipelines, however many jobs it has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rollq.job import Purpose
+from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import Standing
+from rollq.ledger.stored import number, text
+from rollq.ledger.workers.time_spent import seconds_spent
+from rollq.snapshot.late import failure_line
+
+PLACES = ("open", "ready", "held")
+"""Where a group is until it is acknowledged or dropped."""
+SOME_JOBS = 20
+"""Number of queued jobs whose queues are looked at, and of jobs whose last failure is."""
+
+
+class OldGroup(NamedTuple):
+    """One of the first groups of its place."""
+
+    name: str
+    submitted: float | None
+    """Unix seconds; None for a group that an older rollq submitted."""
+    started: int | None
+    """The step that was published when its first member was first claimed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """What is known of a run."""
+
+    run: str
+    at: float
+    """Unix seconds on Redis's clock."""
+    counts: Mapping[str, Any]
+    """See `LedgerReader.stats`."""
+    standings: Mapping[Purpose, Standing]
+    groups: Mapping[str, Sequence[OldGroup]] = field(default_factory=lambda: dict.fromkeys(PLACES, ()))
+    """The first groups of each of PLACES; those that are held in the order in which their holds end."""
+    reaped: float | None = None
+    """When a worker last looked for lost and due jobs."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of all episodes, by what they waited for."""
+    tokenizer: str = ""
+    """Hash of the run's tokenizer; empty while it is not fixed."""
+    template: str = ""
+    queues: Sequence[str] = ()
+    """The queues of some of the queued jobs."""
+    overdue_s: float = 0.0
+    """Seconds for which a queued job should have had its message at the broker; 0: none is late."""
+    unclaimed_s: float = 0.0
+    """Seconds for which such a message has been at the broker and the job was not claimed."""
+    looked_at: int = 0
+    """Number of jobs whose last failure was looked up: some that are being played, else some that are queued."""
+    failing: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that have failed before, with class and reason of the last time."""
+
+    @property
+    def known(self) -> bool:
+        """Whether a producer has submitted to it or fixed something for it."""
+        return self.standings[Purpose.TRAIN].known
+
+    @property
+    def step(self) -> int | None:
+        """The step that was published last."""
+        return self.counts["policy"]["step"] if self.counts["policy"] else None
+
+    @property
+    def max_staleness(self) -> int | None:
+        """The most that the run allows."""
+        return self.counts["admission"]["max_staleness"] if self.counts["admission"] else None
+
+    @property
+    def oldest(self) -> OldGroup | None:
+        """The open group that was submitted first."""
+        return next(iter(self.groups["open"]), None)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """Seconds since then."""
+        return max(0.0, self.at - self.oldest.submitted) if self.oldest and self.oldest.submitted else None
+
+    @property
+    def has_work(self) -> bool:
+        return any(self.counts[name] for name in ("queued", "leased", "groups_ready", "groups_held"))
+
+    @property
+    def reaper_lag_s(self) -> float:
+        """Seconds since a worker last looked for lost and due jobs; 0 without jobs. Before the first look, since the
+        oldest open group was submitted."""
+        if not (self.counts["queued"] or self.counts["leased"]):
+            return 0.0
+        return self.age_s("open") if self.reaped is None else max(0.0, self.at - self.reaped)
+
+    def age_s(self, place: str) -> float:
+        """Seconds since the oldest of that place's first groups was submitted; 0 where that is not known."""
+        return max([0.0, *(self.at - group.submitted for group in self.groups[place] if group.submitted is not None)])
+
+    def staleness(self, *places: str) -> int | None:
+        """Steps that were published since the stalest of the places' first groups began; None before any step."""
+        started = [group.started for place in places for group in self.groups[place] if group.started is not None]
+        return self.step - min(started) if started and self.step is not None else None
+
+
+def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
+    """`at`: Redis's clock. `oldest`: how many groups are looked at of each place and purpose. Raises LedgerError, which
+    names the key, for what cannot be read."""
+    standings, counts = reader.snapshot()
+    if not standings[Purpose.TRAIN].known:
+        return RunSnapshot(run=reader.run, at=at, counts=counts, standings=standings)
+    meta, spent, places, queued, due, published, leased = _indexes(reader, at, oldest)
+    ids = list(dict.fromkeys(text(member).partition("#")[0] for member in leased or queued))
+    first = list(dict.fromkeys(text(job).partition("/")[2].partition("/")[0] for job in queued))
+    groups, queues, failures = _records(reader, places, first, ids)
+    tokenizer, template, beat = meta
+    return RunSnapshot(
+        run=reader.run,
+        at=at,
+        counts=counts,
+        standings=standings,
+        groups=groups,
+        reaped=number(beat),
+        seconds=seconds_spent(spent),
+        tokenizer=text(tokenizer),
+        template=text(template),
+        queues=sorted({text(queue) for queue in queues if queue}),
+        overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
+        unclaimed_s=max(0.0, at + CONFIRMED_S - published[0][1]) if published else 0.0,
+        looked_at=len(ids),
+        failing={id: failure_line(*last) for id, last in zip(ids, failures, strict=True) if last[0]},
+    )
+
+
+def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
+    """Fields of the run, the seconds, the names of the first groups by place, and the first jobs."""
+    keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
+    pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat")
+    pipe.hvals(keys.spent)
+    for place in PLACES:
+        for purpose in Purpose:
+            pipe.zrange(keys.groups(place, purpose), 0, oldest - 1, withscores=True)
+    pipe.zrange(keys.queued, 0, SOME_JOBS - 1)
+    # What was interrupted is due at once, which no time says: its score is below 1.
+    pipe.zrangebyscore(keys.queued, 1, at, start=0, num=1, withscores=True)
+    # A job is due when its backoff ends, or long after its message went out.
+    pipe.zrangebyscore(keys.queued, at + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True)
+    pipe.zrange(keys.leased, 0, SOME_JOBS - 1)
+    meta, spent, *rest = reader.scripts.guard("indexes", pipe.execute)
+    rows, jobs = rest[:-4], rest[-4:]
+    width = len(Purpose)
+    of_place = [[row for found in rows[n : n + width] for row in found] for n in range(0, len(rows), width)]
+    names = [[text(name) for name, _ in sorted(found, key=lambda row: row[1])] for found in of_place]
+    return meta, spent, dict(zip(PLACES, names, strict=True)), *jobs
+
+
+def _records(
+    reader: LedgerReader, places: Mapping[str, Sequence[str]], first: Sequence[str], jobs: Sequence[str]
+) -> Any:
+    """The groups of the places, the queues of the groups `first`, and the last failures of the jobs."""
+    keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
+    for name in (name for names in places.values() for name in names):
+        pipe.hmget(keys.group(name), "at", "started")
+    for name in first:
+        pipe.hget(keys.group(name), "queue")
+    for id in jobs:
+        pipe.hmget(keys.job(id), "class", "reason")
+    found = iter(reader.scripts.guard("records", pipe.execute))
+    groups = {
+        place: [_group(name, *record) for name, record in zip(names, islice(found, len(names)), strict=True)]
+        for place, names in places.items()
+    }
+    return groups, list(islice(found, len(first))), list(found)
+
+
+def _group(name: str, at: bytes | None, started: bytes | None) -> OldGroup:
+    return OldGroup(name, number(at), int(started) if started and started.isdigit() else None)

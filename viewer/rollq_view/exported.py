@@ -1,0 +1,154 @@
+"""An exported file as a place with rollouts: an index of its lines in memory, which grows with the file.
+
+The index has a few facts of each rollout; an episode is read when its page is opened. A request reads on for a moment
+only, so the first rows of a large file are there at once.
+"""
+
+import time
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.events import GRADED
+from rollq.export import jsonl, parquet
+from rollq.export.validation import faults
+from rollq.images import IMAGES, files_by_hash, references
+from rollq_view.conversation import page
+from rollq_view.place import Listing
+from rollq_view.rows import Row, short, why
+
+READS_FOR_S = 0.3
+"""Seconds that a request reads on in the file."""
+UNREADABLE = "unreadable"
+"""Name of the run of lines that cannot be read."""
+
+
+class ExportedFile:
+    """A `Place`: one file of JSON Lines, or a folder of Parquet files."""
+
+    live = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises SettingsError when it cannot be read, ContractError when it holds something else."""
+        self.title = path.name
+        self._path = path
+        self._lock = Lock()
+        self._where: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Row]] = {}
+        self._version = 0
+        self._size = 0
+        try:
+            self._reader = parquet if parquet.is_parquet(path) else jsonl
+        except OSError as e:
+            raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+        self._end: Any = None
+        """Where the last row that was read ends."""
+        self._heads: Iterator[Any] = iter(())
+        self._share = 0.0
+        self._read_on()
+
+    def runs(self) -> list[dict[str, Any]]:
+        self._read_on()
+        return [_totals(name, rows) for name, rows in self._rows.items()]
+
+    def listing(self, run: str) -> Listing:
+        self._read_on()
+        if run not in self._rows:
+            raise SettingsError(f"{self.title} has no rollouts of run {run!r}")
+        return Listing(rows=dict(self._rows[run]), version=self._version, share=self._share)
+
+    def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
+        if key not in self._where:
+            raise SettingsError(f"{self.title} has no rollout {key!r}")
+        record = self._reader.read_at(self._path, self._where[key])
+        return page_of_record(record, key=key, state="done" if record.get("stop") in GRADED else "dead")
+
+    def requeue(self, run: str, job_id: str) -> None:
+        raise SettingsError("a rollout of a file cannot be played again: view its run")
+
+    def _read_on(self) -> None:
+        """Reads further rows, for READS_FOR_S at the most."""
+        with self._lock:
+            until = time.monotonic() + READS_FOR_S
+            if self._share in (0.0, 1.0):
+                self._heads = self._reader.heads(self._path, self._end)
+            for head in self._heads:
+                self._add(head)
+                self._share, self._end = min(head.share, 0.999), head.end
+                if time.monotonic() > until:
+                    return
+            self._share = 1.0
+
+    def _add(self, head: Any) -> None:
+        try:
+            row = row_of(head.found)
+        except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
+            said = head.wrong or f"it is no exported trajectory: {type(e).__name__} {e}"
+            row = _unreadable(head.name, said)
+        count, key = 1, row.job
+        while key in self._where:
+            count += 1
+            key = f"{row.job}#{count}"
+        self._where[key] = head.where
+        self._rows.setdefault(row.run, {})[key] = replace(row, key=key)
+        self._version += 1
+
+
+def page_of_record(record: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+    """The page of a record as a file has it. Raises ContractError."""
+    return page(record, images=_images(record), faults=faults(record), **facts)
+
+
+def row_of(found: Mapping[str, Any]) -> Row:
+    """The row of a record without its tokens and messages; it has `sampled` where that is known."""
+    stop, info, reward, sampled = found["stop"], found["info"], found["reward"], found.get("sampled")
+    failure = str(found["failure"] or "")
+    return Row(
+        key="",
+        job=str(found["job"]),
+        run=str(found["run"]),
+        group=str(found["group"]),
+        sample=int(found["sample"]),
+        env=str(found["env"]),
+        split=str(found["split"]),
+        task=int(found["task"]),
+        state="done" if stop in GRADED else "dead",
+        stop=str(stop or ""),
+        failure=failure,
+        reward=None if reward is None else float(reward),
+        turns=int(found["turns"]),
+        sampled=None if sampled is None else int(sampled),
+        attempt=int(found["attempt"]),
+        began=float(found.get("began") or 0.0),
+        why=why(dict(info), failure),
+    )
+
+
+def _unreadable(name: str, wrong: str) -> Row:
+    nothing = {"env": "", "split": "", "task": 0, "sample": 0}
+    return Row(key="", job=name, run=UNREADABLE, group=name, state=UNREADABLE, why=short(wrong), **nothing)  # type: ignore[arg-type]
+
+
+def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
+    rewards = [row.reward for row in rows.values() if row.reward is not None]
+    return {
+        "run": name,
+        "rollouts": len(rows),
+        "done": sum(row.state == "done" for row in rows.values()),
+        "dead": sum(row.state == "dead" for row in rows.values()),
+        "began": min((row.began for row in rows.values() if row.began), default=0.0),
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+    }
+
+
+def _images(record: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of the record's images, if it was exported with them."""
+    try:
+        data = b64decode(record["extras"][IMAGES]["data"])
+        return files_by_hash(references(record["messages"]), data, str(record["job"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RollqError):
+        return {}

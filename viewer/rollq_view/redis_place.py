@@ -1,0 +1,101 @@
+"""A Redis as a place with rollouts: its runs, live conversations from the journals, and dead letters."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollq.client.client import Client
+from rollq.errors import LedgerError, SettingsError
+from rollq.export.record import record
+from rollq.snapshot.fleet import each_run, read_workers
+from rollq.snapshot.rollouts import RolloutReader, reachable
+from rollq.trajectory import Trajectory
+from rollq_view.conversation import page
+from rollq_view.live_run import UNFINISHED, LiveRun
+from rollq_view.place import Listing
+
+COUNTS = ("queued", "leased", "done", "dead", "delivered", "reward_mean")
+
+
+class RedisPlace:
+    """A `Place`."""
+
+    live = True
+
+    def __init__(self, connection: Any, title: str, client: Callable[[str], Client] | None = None) -> None:
+        """`title`: Redis's address, without a password. `client` makes one of a run, for who may change it."""
+        self.title = title
+        self._redis = connection
+        self._client = client
+        self._runs: dict[str, LiveRun] = {}
+        self._seen: list[dict[str, Any]] = []
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Those that were seen before, each with the reason, when Redis does not answer."""
+        try:
+            with reachable(self.title):
+                self._seen = [_totals(*found) for found in each_run(self._redis)][::-1]
+        except LedgerError as e:
+            if not self._seen:
+                raise
+            return [run | {"why": f"this was read before: {e}"} for run in self._seen]
+        return self._seen
+
+    def listing(self, run: str) -> Listing:
+        return self._run(run).listing()
+
+    def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
+        reader = self._run(run).reader
+        with reachable(self.title):
+            return page_of_job(*reader.rollout(key, attempt), attempt) | {"key": key, "waits": self._wait(key)}
+
+    def _wait(self, job_id: str) -> dict[str, Any] | None:
+        waits = (wait for worker in read_workers(self._redis).workers for wait in worker.waits)
+        return next(({"what": w.what, "seconds": w.seconds} for w in waits if w.job_id == job_id), None)
+
+    def requeue(self, run: str, job_id: str) -> None:
+        if self._client is None:
+            raise SettingsError("this Redis is only looked at")
+        with reachable(self.title), self._client(run) as client:
+            client.requeue([job_id])
+
+    def _run(self, name: str) -> LiveRun:
+        """Raises SettingsError for a run that does not exist."""
+        if name not in self._runs:
+            reader = RolloutReader(self._redis, name)
+            with reachable(self.title):
+                if not reader.exists():
+                    raise SettingsError(f"no run {name!r} in Redis at {self.title}")
+            self._runs.setdefault(name, LiveRun(reader, self.title))
+        return self._runs[name]
+
+
+def _totals(name: str, began: float, counts: Mapping[str, Any] | LedgerError) -> dict[str, Any]:
+    if isinstance(counts, LedgerError):  # one damaged run costs no other
+        return {"run": name, "why": str(counts)}
+    return {"run": name, "began": began, "rollouts": counts["submitted"]} | {count: counts[count] for count in COUNTS}
+
+
+def page_of_job(
+    state: Any, trajectory: Trajectory, images: Mapping[str, bytes], attempt: int | None = None
+) -> dict[str, Any]:
+    """The page of a job in Redis, finished or not. `state`: as `Client.job` says. Raises ContractError."""
+    found = record(trajectory)
+    current = attempt in (None, state.attempt)
+    if state.failures and current and not found["info"].get("reason"):
+        found["info"]["reason"] = state.reason
+    return page(
+        found,
+        trajectory,
+        images=images,
+        state=state.state.value if current else "set aside",
+        worker=trajectory.header.worker or state.worker,
+        group_state=state.group_state,
+        failures={str(name): count for name, count in state.failures.items()},
+        set_aside=list(state.set_aside),
+        last_attempt=state.attempt,
+        tokenizer_hash=trajectory.header.tokenizer_hash,
+        env_version=trajectory.header.env_version,
+        submitted=state.submitted,
+        ended=trajectory.closed.at if trajectory.closed else 0.0,
+        running=state.state.value in UNFINISHED and current,
+    )

@@ -39,12 +39,7 @@ def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
     tokenizer = load_tokenizer(setting["tokenizer"])
     tokenizer.use_fast_encoder()
     stops = ChatRenderer(tokenizer).stop_ids
-    engine = EnginePool(
-        [setting["engine_url"]],
-        concurrency=setting["concurrency"],
-        stop_ids=stops,
-        vocab_size=tokenizer.vocab_size,
-    )
+    engine = EnginePool([setting["engine_url"]], stop_ids=stops, vocab_size=tokenizer.vocab_size)
     renderers, groups = RendererCache(tokenizer), count()
 
     def rollout(index: int) -> dict[str, Any]:

@@ -115,9 +115,9 @@ class Job:
     agent: str = "tool-calling"
     """The agent strategy, `tool-calling`, `few-shot`, `act` or `react`, or the name of an agent program."""
     agent_args: Mapping[str, Json] = field(default_factory=dict)
-    """Options of tool-calling and few-shot. `single_tool: true` appends tau-bench's single-tool instruction to the
-    system prompt. `calls` says what to do with several tool calls in one turn: `first` (default), `all` or `refuse`.
-    few-shot needs `examples`, a list of texts. act and react have no options."""
+    """Options of the agent. Of tool-calling and few-shot, `single_tool: true` appends tau-bench's single-tool
+    instruction to the system prompt, and `calls` says what to do with several tool calls in one turn: `first`
+    (default), `all` or `refuse`. few-shot needs `examples`, a list of texts. act and react have no options."""
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
     """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
     reward: str = ""
@@ -126,22 +126,22 @@ class Job:
     reward_args: Mapping[str, Json] = field(default_factory=dict)
     """Arguments of the reward function."""
     history: History = History.KEEP
-    """What happens to earlier turns. It matters for templates that rewrite history, for example by dropping earlier
-    reasoning. Evaluate with the value that you train with."""
+    """What happens to earlier turns: `keep` or `template`. It matters for templates that rewrite history, for example
+    by dropping earlier reasoning. Evaluate with the value that you train with."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs of a run. The
     template must read them by these names."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
-    """Sampling parameters under SGLang's names: `rollq.sampling.PARAMETERS`."""
+    """Sampling parameters under SGLang's names. They are in `rollq.sampling.PARAMETERS`."""
     routed_experts: Mapping[str, Json] = field(default_factory=dict)
     """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
     routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
     budget: Budget = field(default_factory=Budget)
     """What one attempt may spend."""
     purpose: Purpose = Purpose.TRAIN
-    """The same for the whole group."""
+    """What the group is for, `train` or `eval`."""
     seed: int = 0
-    """Seed of everything random in the environment and the user."""
+    """Seed of everything random in environment and user."""
     size: int = 1
     """Number of samples that a trainer gets of the group."""
     spare: int = 0

@@ -111,7 +111,7 @@ class RandomFaults:
         """The last groups, or those before that number of tasks."""
         last = (tasks or self.tasks) - 1
         first = max(0, last + 1 - GROUPS_PER_SUBMISSION)
-        line = self.run.submit_command(first, last, SIZE, "--ahead", str(AHEAD), *self.flags, "--json")
+        line = self.run.submit_command(first, last, SIZE, "--set", f"ahead={AHEAD}", *self.flags, "--json")
         return self.run.start_command("submit", *line)
 
     def wait_until_settled(self) -> None:

@@ -70,9 +70,9 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
 
 def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
     """A worker plays only the jobs of its queues, with the tokenizer that the producer fixed."""
-    submit = ("submit", "--run", "other", "--env", "shop", "--tasks", "0-1", "--queue", "other")
+    submit = ("submit", "--run", "other", "--env", "shop", "--tasks", "0-1", "--set", "queue=other")
     bundled = str(Path(rollq_worker.tokens.__file__).parent / "bundled" / "tokenizer")
-    rollq(parts, *submit, "--tokenizer", bundled, "--label", "uid=7", "--label", "set=a", "--seal")
+    rollq(parts, *submit, "--set", f"tokenizer={bundled}", "--set", 'labels.uid="7"', "--set", "labels.set=a", "--seal")
     waits = "in queue other, and the live workers serve rollq: start `rollq worker --queues other`"
     parts.wait(lambda: waits in rollq(parts, "stats", "--run", "other"), 60, "the explanation")
     parts.start("worker", "--queues", "other,more")
@@ -83,7 +83,7 @@ def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_played_is_dead_and_says_why(parts: Stack) -> None:
-    rollq(parts, "submit", "--run", "bad", "--env", "no-such", "--tasks", "0", "--seal", "--force")
+    rollq(parts, "submit", "--run", "bad", "--env", "no-such", "--tasks", "0", "--seal", "--set", "force=true")
     assert json.loads(rollq(parts, "pull", "--run", "bad", "--groups", "1", "--json", code=1))["missing"] == 1
     shown = rollq(parts, "show", "bad/no-such.train.0/0")
     assert "stop      failed   reward -   failure job" in shown

@@ -57,7 +57,7 @@ def test_a_file_that_no_worker_can_load(stack: Stack, tmp_path: Path) -> None:
     refused = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3")
     assert refused.returncode == 2 and "game.py:load): SystemExit: 3" in refused.stderr, refused
     worker = stack.worker(2, "--env", str(game))
-    forced = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--force")
+    forced = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--set", "force=true")
     assert forced.returncode == 0, forced
     until(lambda: stack.stats("r")["dead"] == 4)
     assert stack.stats("r")["failures"] == {"job": 8}

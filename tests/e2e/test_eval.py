@@ -109,7 +109,7 @@ def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
     stack.worker(8)
     both = ("submit", "--run", "r", "--env", "shop", "--size", "2")
     assert stack.run(*both, "--tasks", "0-3").returncode == 0
-    assert stack.run(*both, "--split", "test", "--tasks", "0-2", "--purpose", "eval", "--seal").returncode == 0
+    assert stack.run(*both, "--split", "test", "--tasks", "0-2", "--set", "purpose=eval", "--seal").returncode == 0
     with Client(stack.redis_url, run="r") as client:
         trained = [group.id for batch in client.batches(2, timeout=150) for group in acked(batch).groups]
         assert sorted(trained) == [f"shop.train.{task}" for task in range(4)]

@@ -51,7 +51,7 @@ def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> N
 
 def test_three_producers_together_stay_within_ahead(stack: Stack) -> None:
     ahead, tasks = 4, 6
-    flags = ["--run", "r", "--env", "shop", "--size", "1", "--ahead", str(ahead)]
+    flags = ["--run", "r", "--env", "shop", "--size", "1", "--set", f"ahead={ahead}"]
     producers = [
         stack.start("submit", *flags, "--tasks", f"{first}-{first + tasks - 1}") for first in range(0, 3 * tasks, tasks)
     ]

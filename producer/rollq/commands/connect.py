@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -68,6 +69,14 @@ def explain_lost_redis(url: str) -> Iterator[None]:
         ) from e
 
 
+def _durability() -> Durability:
+    """ROLLQ_DURABILITY. Raises SettingsError."""
+    text = os.environ.get("ROLLQ_DURABILITY") or Durability.ASYNC
+    if text not in set(Durability):
+        raise SettingsError(f"ROLLQ_DURABILITY must be {' or '.join(Durability)}, not {text!r}")
+    return Durability(text)
+
+
 @contextlib.contextmanager
 def open_client(
     args: argparse.Namespace,
@@ -90,7 +99,7 @@ def open_client(
             run=run,
             broker_url=found.broker_url,
             budgets=budgets,
-            durability=getattr(args, "durability", Durability.ASYNC),
+            durability=_durability(),
         ) as connected,
     ):
         if warn:

@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 from rollq.client.client import Client, internals
 from rollq.client.collector import Collector
 from rollq.client.waits import WaitLog, holdup
 from rollq.commands.connect import open_client
-from rollq.commands.flags import jobs as job_flags
-from rollq.commands.flags import play, run_file
-from rollq.commands.flags.shared import add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
+from rollq.commands.flags import keys, plan
+from rollq.commands.flags.shared import add_json, add_out, add_redis, add_run, add_timeout
+from rollq.commands.flags.types import name
 from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
+from rollq.commands.submit import add_tasks
 from rollq.errors import ContractError, PullTimeout, SettingsError
 from rollq.evaluation import report
 from rollq.evaluation.comparison import Comparison, check_tasks, compare
@@ -38,6 +38,8 @@ from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
 from rollq.trajectory import Trajectory
 
+OF_TRAINING = ("purpose", "spare", "min_viable", "routed_experts")
+"""Fields of a job that an evaluation does not have."""
 PAUSE_S = 0.25
 """Seconds between two looks at the groups."""
 
@@ -49,13 +51,12 @@ def add(commands: Commands) -> None:
         " reward and pass^k: the chance that k tries at a task all succeed. The result is kept with the run: the same"
         " line prints it again, and goes on after a crash.",
     )
-    run_file.add(parser)
-    add_run(parser, help="name of a run that has no other jobs")
-    play.add_tasks(parser, split="test", size=4)
-    play.add_play(parser)
+    add_run(parser, required=False, help="name of a run that has no other jobs")
+    add_tasks(parser, split="test", size=4)
+    keys.add_set(parser, plan.Tasks, OF_TRAINING)
+    keys.add_config(parser)
     parser.add_argument(
         "--show",
-        action=_Show,
         type=place,
         metavar="RUN[@NAME]",
         help="print the stored result of that run and play nothing; with a name, one that a trainer stored",
@@ -66,18 +67,8 @@ def add(commands: Commands) -> None:
     add_timeout(parser)
     add_out(parser)
     add_redis(parser)
-    add_broker(parser)
     add_json(parser, "end stdout with one JSON object (its fields: docs/evaluate.md)")
-    parser.set_defaults(run=run, purpose=Purpose.EVAL, epochs=1, spare=0, min_viable=None, routed_experts={})
-
-
-class _Show(argparse.Action):
-    """Makes the flags that say what is played optional."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, values)
-        for action in parser._actions:
-            action.required = False
+    parser.set_defaults(run=run)
 
 
 def place(text: str) -> tuple[str, str]:
@@ -117,21 +108,26 @@ def _other(args: argparse.Namespace, client: Client) -> Result | None:
 
 def _evaluate(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    job_flags.check_jobs(args)
+    values = keys.Values(plan.Tasks, OF_TRAINING, split="test", size=4).read(args)
+    values.need("run", "env", "tasks")
+    of = values.own(plan.Tasks)
+    what = plan.Plan(job=values.job(task=of.tasks[0], purpose=Purpose.EVAL), of=of)
+    what.check()
+    args.run_name = what.job.run
     with contextlib.ExitStack() as stack:
-        stack.enter_context(job_flags.explain_interrupt())
+        stack.enter_context(plan.explain_interrupt())
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         if out:
             out.run_began = internals(client).reader.began
-        tasks = list(job_flags.jobs(args))
+        tasks = list(what.jobs())
         collector = Collector(internals(client).reader, tasks, on_group=partial(_save, out))
         collector.check()
         if other := _other(args, client):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
-        progress.say(job_flags.describe(args))
-        submit = partial(_submit, args, client, progress)
+        progress.say(what.describe())
+        submit = partial(_submit, what, client, progress)
         submit()
         _collect(args, collector, submit, client, progress)
         progress.close()
@@ -173,14 +169,13 @@ def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> t
     return None
 
 
-def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
+def _submit(what: plan.Plan, client: Client, progress: ProgressDisplay) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
-    first = next(job_flags.jobs(args))
+    first = next(what.jobs())
     if client.stats()["submitted"] and internals(client).reader.job(first.id) is None:
-        raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
-    job_flags.pin_tokenizer(args, client)
-    jobs = job_flags.ShownJobs(args, progress)
-    client.submit(jobs, ahead=len(args.tasks), source=job_flags.source_name(args))
+        raise SettingsError(f"run {client.run} has other jobs: an evaluation needs a run of its own")
+    what.pin_tokenizer(client)
+    client.submit(plan.ShownJobs(what, progress), ahead=what.groups, source=what.source)
     client.seal()
 
 
@@ -192,7 +187,7 @@ def _collect(
     progress: ProgressDisplay,
 ) -> None:
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
-    total, shown = len(collector.jobs) * args.size, float("-inf")
+    total, shown = sum(job.size for job in collector.jobs), float("-inf")
     deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
     why = partial(holdup, internals(client).reader, Purpose.EVAL)
     wait = WaitLog(why)

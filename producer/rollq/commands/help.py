@@ -52,7 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "worker": ("rollq worker -c 64", "rollq worker --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B"),
     "submit": (
         "rollq submit --run try --env shop --tasks 0-31 --size 4 --seal",
-        "rollq submit --run maths --env maths.jsonl:number --tasks 0-99 --size 8 --temperature 1",
+        "rollq submit --run maths --env maths.jsonl:number --tasks 0-99 --set epochs=2",
     ),
     "pull": ("rollq pull --run try --groups 32 --out try.jsonl",),
     "eval": ("rollq eval --run try-eval --env shop --split test --tasks 0-15",),

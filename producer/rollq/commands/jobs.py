@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client, internals
 from rollq.commands.connect import check_run, open_client, settings
-from rollq.commands.flags.shared import add_json, add_redis, name, one_of
+from rollq.commands.flags.shared import add_json, add_redis
+from rollq.commands.flags.types import name, one_of
 from rollq.commands.parser import Commands, Parser
 from rollq.commands.tables import age, columns, first_line
 from rollq.errors import FailureClass, RollqError, SettingsError

@@ -3,11 +3,10 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from rollq.commands.flags import run_file
 from rollq.commands.help import examples
 
 
@@ -17,6 +16,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self.flags: dict[str, argparse.Action] = {}
         """All flags, by each of their names."""
+        self.more_help: Callable[[], str] = str
+        """What --help says between the flags and the examples."""
         self.commands: Commands | None = None
         super().__init__(**{"allow_abbrev": False, **options})
 
@@ -32,7 +33,6 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         if args is not None:
-            run_file.apply(self, args)
             self._check_names(args)
         return super().parse_known_args(args, namespace)
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no flag {flag}{near(flag, self.flags)}")
 
     def format_help(self) -> str:
-        return super().format_help() + examples(self.prog.partition(" ")[2])
+        return super().format_help() + self.more_help() + examples(self.prog.partition(" ")[2])
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")

@@ -15,16 +15,8 @@ from rollq.batch import Batch
 from rollq.client.client import Client, internals
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
-from rollq.commands.flags.shared import (
-    add_durability,
-    add_json,
-    add_out,
-    add_purpose,
-    add_redis,
-    add_run,
-    add_timeout,
-    whole,
-)
+from rollq.commands.flags.shared import add_json, add_out, add_purpose, add_redis, add_run, add_timeout
+from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
@@ -73,14 +65,11 @@ def add(commands: Commands) -> None:
         help="write these arrays, too, of the episodes that have them; they leave Redis with the others",
     )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
-    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again")
     add_redis(parser)
-    add_durability(parser)
     add_json(
         parser,
         "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops,"
-        " staleness_max;"
-        " with --out: repeated",
+        " staleness_max; with --out: repeated",
     )
     parser.set_defaults(run=run)
 
@@ -121,7 +110,7 @@ class Pull:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
-        """How often each job was acknowledged, or received with --no-ack."""
+        """How often each job was acknowledged."""
         self.summary = Summary()
         self.rewards: list[float] = []
         self.ages: set[int | None] = set()
@@ -141,8 +130,7 @@ class Pull:
         """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it by now."""
         if not save(batch, self._out):
             return
-        if not self.args.no_ack:
-            batch.ack()
+        batch.ack()
         self.rewards += batch.rewards
         if batch.policy_step is not None:
             self.ages.add(batch.staleness.max)
@@ -173,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
             out.run_began = internals(client).reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
-        if not (out or args.no_ack):
+        if not out:
             progress.say("nothing is kept without --out FILE: acknowledged trajectories are gone from Redis")
         try:
             _pull(pull, client, progress)
@@ -250,8 +238,6 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
     print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}{stale}")
     if found.get("repeated"):
         print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
-    if args.no_ack and found["groups"]:
-        print("not acknowledged: they are handed out again")
     print(f"next: {_next_line(args) if found['groups'] else f'rollq stats --run {args.run_name}'}")
 
 

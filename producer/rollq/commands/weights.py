@@ -10,23 +10,26 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollq.client.client import internals
+from rollq.client.policy_publication import LAST_STEP, LONGEST_NAME
 from rollq.commands.connect import open_client, open_redis, settings
-from rollq.commands.flags.policy import step, weight_version
-from rollq.commands.flags.shared import (
-    add_durability,
-    add_engines,
-    add_json,
-    add_redis,
-    add_run,
-    one_of,
-    words,
-)
+from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
+from rollq.commands.flags.types import one_of, whole, words
 from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode
+
+step = whole(0, LAST_STEP - 1)
+"""An argument type: a training step."""
+
+
+def weight_version(text: str) -> str:
+    """An argument type: the name of a weight version."""
+    if 0 < len(text) <= LONGEST_NAME:
+        return text
+    raise argparse.ArgumentTypeError(f"expected a name of 1 to {LONGEST_NAME} characters, not {text!r:.80}")
 
 
 def add(commands: Commands) -> None:
@@ -148,7 +151,6 @@ def _add_publish(commands: Commands) -> None:
         "--version", type=weight_version, metavar="NAME", help="the engines' name of its weights (the step)"
     )
     add_redis(parser)
-    add_durability(parser)
     parser.set_defaults(run=publish)
 
 

@@ -21,8 +21,6 @@ BUDGETS = {
     FailureClass.CANCELLED: 1,
 }
 """The number of failures of each class that kills a job, unless the run has its own (`Ledger.fix_budgets`)."""
-OWN_BUDGETS = ",".join(f"{failure}={most}" for failure, most in BUDGETS.items() if failure != FailureClass.CANCELLED)
-"""Those that a run may have, as `--budget` writes them."""
 INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER, FailureClass.REWARD)
 """Classes after whose failures the next attempt waits for a backoff and goes on with the journal. After the others it
 starts again with an empty one."""

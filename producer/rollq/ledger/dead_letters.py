@@ -115,7 +115,7 @@ class DeadLetters:
         elif status == b"replaced":
             why = (
                 "its group was dropped, and the run's admission (`Client.admit`) has let others in for it. Submit its"
-                " task in a new group, or let `Client.refill` or `rollq submit --refill` do it."
+                " task in a new group, or let `Client.refill` or `rollq submit --set refill=1` do it."
             )
         elif status == b"group":
             why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."

@@ -194,7 +194,7 @@ class Ledger:
         run_has, given = (theirs[0], ours[0]) if theirs[0] != ours[0] else (theirs[1], ours[1])
         return (
             f"run {self.run} is played with another {what} ({run_has[:12]}, not {given[:12]}): use the run's tokenizer"
-            " (--tokenizer), a queue of its own for each model (--queue, --queues), or another run"
+            " (--tokenizer), a queue of its own for each model (queue, --queues), or another run"
         )
 
     def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[Publication]:

@@ -63,7 +63,7 @@ def check_arguments(group: Group, args: Any) -> None:
         if not job.routed_experts:
             raise SettingsError(
                 "slime's --use-rollout-routing-replay needs routed experts, and the run's jobs record none: submit them"
-                " with --routed-experts"
+                " with routed_experts"
             )
         wanted += [("--num-layers", args.num_layers, job.routed_experts["layers"])]
         wanted += [("--moe-router-topk", args.moe_router_topk, job.routed_experts["top_k"])]

@@ -76,11 +76,11 @@ def pull(run: FaultRun) -> None:
 
 @row("producer-kill")
 def producer(run: FaultRun) -> None:
-    """`rollq submit --ahead 2` is killed in mid-submission; the same command runs again until it is done."""
+    """`rollq submit --set ahead=2` is killed in mid-submission; the same command runs again until it is done."""
     run.start_processes(latency=0.05, workers=(8,))
     run.start_consumer(2)
     run.expect_jobs("shop", range(16), 2)
-    line = run.submit_command(0, 15, 2, "--ahead", "2", "--seal", "--json")
+    line = run.submit_command(0, 15, 2, "--set", "ahead=2", "--seal", "--json")
     killed = 0
     for _ in range(4):
         submit = run.start_command("submit", *line)

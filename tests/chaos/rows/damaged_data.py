@@ -64,7 +64,7 @@ def said_at_start(run: FaultRun) -> str:
 def journal(run: FaultRun) -> None:
     """Damaged journals: jobs whose worker is killed start again; finished jobs are dead."""
     victim, _ = run.start_processes(latency=0.4, workers=(8, 4))
-    run.submit(8, 3, "--min-viable", "1")
+    run.submit(8, 3, "--set", "min_viable=1")
     run.wait_for_leases(victim, 4)
     run.wait_for_progress()
     redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
@@ -97,7 +97,7 @@ def check_dead_letters(run: FaultRun, what: str, jobs: Sequence[str]) -> None:
 def record(run: FaultRun) -> None:
     """The records of three queued jobs are garbage: these jobs die, and the rest of their groups is delivered."""
     run.start_processes(workers=())
-    run.submit(8, 3, "--min-viable", "1")
+    run.submit(8, 3, "--set", "min_viable=1")
     redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
     run.expected_dead = set(bad := run.rng.sample(sorted(run.expected), 3))
     redis.hset(keys.job(bad[0]), "body", b"garbage")

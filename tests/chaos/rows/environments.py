@@ -17,7 +17,7 @@ def fails(run: FaultRun) -> None:
     run.start_processes(workers=(8, 4))
     kinds = ("broken", "reset", "half", "html", "empty", "full")
     run.engine_proxy.fault = lambda path: run.rng.choice(kinds) if path == CHAT and run.rng.random() < 0.25 else ""
-    run.submit(8, 3, "--user", json.dumps(USER))
+    run.submit(8, 3, "--set", f"user={json.dumps(USER)}")
     run.measure_recovery(run.progress(), "turns with a failing user", 40)
     run.wait_for_end()
     run.count_fault("requests to the user that went wrong", run.engine_proxy.damaged.total(), 5)
@@ -27,7 +27,7 @@ def fails(run: FaultRun) -> None:
 def stalls(run: FaultRun) -> None:
     """The user's endpoint answers no request for some seconds, then nine in ten."""
     run.start_processes(workers=(8, 4))
-    run.submit(8, 3, "--user", json.dumps(USER))
+    run.submit(8, 3, "--set", f"user={json.dumps(USER)}")
     run.wait_for_progress()
     run.engine_proxy.fault = lambda path: "stall" if path == CHAT else ""
     time.sleep(run.rng.uniform(3.0, 6.0))
@@ -59,7 +59,7 @@ def hangs(run: FaultRun) -> None:
     for task in run.rng.sample(range(8), 3):
         (run.faults_ordered / f"hang.{task}.0").touch()
     run.start_processes(workers=(8, 4))
-    run.submit(8, 3, "--deadline", "10", env="chaos")
+    run.submit(8, 3, "--set", "budget.deadline_s=10", env="chaos")
     run.measure_recovery(run.has_ended, "the end of all jobs", within_s=1e9)
     stats = run.stats()
     run.count_fault("steps that hung", min(run.environment_faults("hang"), stats["failures"].get("env", 0)), 3)
@@ -91,7 +91,7 @@ def isolated(run: FaultRun) -> None:
     isolate = {"ROLLQ_ISOLATE": "chaos"}
     run.start_processes(workers=())
     victim = run.start_worker(6, env=isolate)
-    run.submit(8, 3, "--deadline", "10", env="chaos")
+    run.submit(8, 3, "--set", "budget.deadline_s=10", env="chaos")
     run.wait(lambda: run.environment_faults("spin") == 1, "a step without end", 30)
     (endless,) = run.faults_done.glob("spin.*")
     time.sleep(run.rng.uniform(0.3, 1.5))

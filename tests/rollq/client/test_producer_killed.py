@@ -53,7 +53,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 
 def submit(redis_url: str, *more: str) -> int:
-    return cli.main([*LINE, "--redis", redis_url, "--broker", redis_url, "--json", *more])
+    return cli.main([*LINE, "--redis", redis_url, "--json", *more])
 
 
 def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> bool:
@@ -126,7 +126,7 @@ def test_another_line_after_a_kill_is_refused(
         died = dies(redis_url, patch, at, sent=True)
         if (before := reader(ledger).stats())["submitted"] and not before["sealed"]:
             capsys.readouterr()
-            assert submit(redis_url, "--temperature", "0.5") == 1
+            assert submit(redis_url, "--set", "sampling.temperature=0.5") == 1
             said = capsys.readouterr().err
             assert "job r/shop.train.0/0 was submitted before with other content (sampling was" in said
             assert "or use another run" in said

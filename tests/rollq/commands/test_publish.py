@@ -11,7 +11,7 @@ from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import play_groups
 
-BOUND = ("--groups-per-batch", "4", "--max-staleness", "1")
+BOUND = ("--set", "groups_per_batch=4", "--set", "max_staleness=1")
 
 
 def said(capsys: pytest.CaptureFixture[str], *line: str) -> str:
@@ -21,7 +21,7 @@ def said(capsys: pytest.CaptureFixture[str], *line: str) -> str:
 
 def test_a_bounded_run_from_submit_to_pull(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     redis = ("--redis", redis_url)
-    said(capsys, *SUBMIT, *BOUND, "--max-running", "5", *redis)
+    said(capsys, *SUBMIT, *BOUND, "--set", "max_running=5", *redis)
     line = ("stats", "--run", "r", *redis)
     bound = "max staleness 1   4 groups a batch, 5 running   0 trained   capacity 1\n"
     assert f"policy    none published   {bound}" in said(capsys, *line)
@@ -64,14 +64,14 @@ def test_a_run_file_has_the_bound(redis_url: str, tmp_path: Path, capsys: pytest
 
 def test_the_flags_of_the_bound_go_together(redis_url: str, fails: Fails) -> None:
     redis = ("--redis", redis_url)
-    assert "--groups-per-batch and --max-staleness go together" in fails(*SUBMIT, "--max-staleness", "1", *redis)
-    assert "--groups-per-batch and --max-staleness go together" in fails(*SUBMIT, "--groups-per-batch", "1", *redis)
-    assert "--max-running needs --groups-per-batch" in fails(*SUBMIT, "--max-running", "1", *redis)
+    assert "groups_per_batch and max_staleness go together" in fails(*SUBMIT, "--set", "max_staleness=1", *redis)
+    assert "groups_per_batch and max_staleness go together" in fails(*SUBMIT, "--set", "groups_per_batch=1", *redis)
+    assert "max_running needs groups_per_batch" in fails(*SUBMIT, "--set", "max_running=1", *redis)
 
 
 def test_another_bound_is_refused(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, *SUBMIT, *BOUND, "--redis", redis_url)
-    assert cli.main([*SUBMIT, "--groups-per-batch", "4", "--max-staleness", "0", "--redis", redis_url]) == 2
+    assert cli.main([*SUBMIT, "--set", "groups_per_batch=4", "--set", "max_staleness=0", "--redis", redis_url]) == 2
     assert "admission is fixed for the run" in capsys.readouterr().err
 
 

@@ -63,7 +63,7 @@ def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_next_step_of_an_eval_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--purpose", "eval", "--redis", redis_url]) == 0
+    assert cli.main([*SUBMIT, "--set", "purpose=eval", "--redis", redis_url]) == 0
     assert "rollq pull --run r --groups 4 --purpose eval --out r.jsonl" in capsys.readouterr().out
 
 
@@ -75,37 +75,37 @@ def test_progress_does_not_count_a_refused_group(
     line = [*SUBMIT, "--size", size, "--redis", redis_url]
     assert cli.main([*line, "--tasks", "1"]) == 0
     capsys.readouterr()
-    assert cli.main([*line, "--tasks", "0-3", "--max-turns", "9"]) == 1
+    assert cli.main([*line, "--tasks", "0-3", "--set", "budget.max_turns=9"]) == 1
     said = [text for text in capsys.readouterr().err.splitlines() if "groups" in text]
     assert said == ["0/4  groups submitted, next shop.train.0", "1/4  groups submitted, next shop.train.1"]
 
 
-def test_a_broker_that_takes_no_messages_is_a_warning(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--redis", redis_url, "--broker", "redis://me:hunter2@127.0.0.1:1/0"]) == 0
+def test_a_broker_that_takes_no_messages_is_a_warning(
+    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://me:hunter2@127.0.0.1:1/0")
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     said = capsys.readouterr()
     assert "4 jobs submitted" in said.out
     assert "rollq: warning: the broker takes no messages (OperationalError): the workers publish" in said.err
     assert "hunter2" not in said.err
 
 
-LONG_LINE = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-399", "--size", "2", "--ahead", "1000"]
-
-
 def test_budgets_on_the_line(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-3", "--redis", redis_url]
-    assert cli.main([*base, "--budget", "engine=8, env=3"]) == 0
-    assert cli.main([*base, "--budget", "engine=8"]) == 0
+    assert cli.main([*base, "--set", "max_failures.engine=8", "--set", "max_failures.env=3"]) == 0
+    assert cli.main([*base, "--set", "max_failures.engine=8"]) == 0
     assert cli.main(base) == 0
     assert ledger.redis.hget(ledger.keys.meta, "budget:env") == b"3"
     capsys.readouterr()
-    assert cli.main([*base, "--budget", "engine=9"]) == 2
+    assert cli.main([*base, "--set", "max_failures.engine=9"]) == 2
     assert "run r has a budget of 8 failures of class engine, not 9" in capsys.readouterr().err
 
 
 def test_spare_members_are_submitted_with_their_group(
     redis_url: str, ledger: Ledger, fails: Fails, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [*SUBMIT, "--size", "2", "--spare", "1", "--redis", redis_url, "--json"]
+    line = [*SUBMIT, "--size", "2", "--set", "spare=1", "--redis", redis_url, "--json"]
     for new, known in ((12, 0), (0, 12)):
         assert cli.main(line) == 0
         said = capsys.readouterr()
@@ -114,7 +114,7 @@ def test_spare_members_are_submitted_with_their_group(
         assert (found["size"], found["new"], found["known"]) == (2, new, known)
     play_groups(ledger, "shop.train.0")
     assert (reader(ledger).stats()["surplus"], reader(ledger).stats()["groups_ready"]) == (1, 1)
-    said = fails(*SUBMIT, "--purpose", "eval", "--spare", "1", "--redis", redis_url)
+    said = fails(*SUBMIT, "--set", "purpose=eval", "--set", "spare=1", "--redis", redis_url)
     assert "spare is 1, and an evaluation has none" in said
 
 
@@ -132,7 +132,7 @@ def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: p
     worker = threading.Thread(target=work)
     worker.start()
     capsys.readouterr()
-    assert cli.main([*line, "--refill", "2", "--seal"]) == 0
+    assert cli.main([*line, "--set", "refill=2", "--seal"]) == 0
     worker.join(30)
     found = json.loads(capsys.readouterr().out)
     assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
@@ -142,10 +142,10 @@ def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: p
 def test_jobs_ask_for_routed_experts(
     redis_url: str, ledger: Ledger, fails: Fails, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [*SUBMIT, "--routed-experts", "48x8x128", "--redis", redis_url]
+    line = [*SUBMIT, "--set", "routed_experts=48x8x128", "--redis", redis_url]
     assert cli.main(line) == 0
-    assert "routed_experts 48x8x128" in capsys.readouterr().err
+    assert "routed_experts.layers 48, routed_experts.top_k 8, routed_experts.experts 128" in capsys.readouterr().err
     state = reader(ledger).job("r/shop.train.0/0")
     assert state is not None and state.job is not None
     assert state.job.routed_experts == {"layers": 48, "top_k": 8, "experts": 128}
-    assert "and this is an evaluation" in fails(*line, "--purpose", "eval")
+    assert "and this is an evaluation" in fails(*line, "--set", "purpose=eval")

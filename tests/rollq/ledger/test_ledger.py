@@ -341,7 +341,7 @@ class TestRun:
             )
             assert isinstance(refused, Refusal)
             assert (refused.reason, reader(ledger).stats()["claims"]) == ("tokenizer", 1)
-            assert "--queue" in refused.detail
+            assert "--queues" in refused.detail
         assert reap(ledger) == ["r/g/1"]  # others get it at once
 
     def test_a_producer_may_pin_the_tokenizer(self, ledger: Ledger) -> None:

@@ -191,7 +191,7 @@ def test_routed_experts_are_those_of_the_tokens(slime: str) -> None:
 def test_a_replay_needs_jobs_that_record_routed_experts_of_its_model(slime: str) -> None:
     replayed = arguments(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=2)
     batch = made(PLAIN, LONG, LONG, PLAIN)
-    with pytest.raises(SettingsError, match="jobs record none: submit them with --routed-experts"):
+    with pytest.raises(SettingsError, match="jobs record none: submit them with routed_experts"):
         check_arguments(batch.groups[0], replayed)
     check_arguments(routed(batch).groups[0], replayed)
     replayed.num_layers = 48

@@ -1,13 +1,11 @@
 """What a demo checks before it starts anything, which jobs it makes, and what it proposes afterwards."""
 
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
 from rollq import cli
-from rollq.commands.flags.shared import agent, environment
 from rollq.extras import install_line
 from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
 
@@ -17,14 +15,14 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
     [
         (("--env", "nope"), "there is no environment 'nope'"),
         (("--split", "nope"), "shop has no split 'nope'; it has train ("),
-        (("--tasks", "0-999999"), "--tasks asks for 999999"),
+        (("--set", "tasks=0-999999"), "shop/train has tasks 0-499, not 999999"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
         (("--tokenizer", "/"), "/"),
         (
-            ("--template-kwargs", "enable_thinkin=false"),
-            "--template-kwargs: the chat template of the bundled tokenizer does",
+            ("--set", "template_kwargs.enable_thinkin=false"),
+            "template_kwargs: the chat template of the bundled tokenizer does",
         ),
-        (("--template", "no-such"), "neither a file nor a training template; there are"),
+        (("--set", "queue=q"), "there is no key queue"),
     ],
 )
 def test_a_wrong_line_starts_and_destroys_nothing(
@@ -49,43 +47,32 @@ def test_an_engine_that_does_not_answer_destroys_nothing(tmp_path: Path) -> None
     ("line", "tasks"),
     [
         ("", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("--tasks 5-7 --groups 5", [5, 6, 7, 5, 6]),
-        ("--tasks 8 --groups 2", [8, 8]),
+        ("--set tasks=5-7 --groups 5", [5, 6, 7, 5, 6]),
+        ("--set tasks=8 --groups 2", [8, 8]),
     ],
 )
 def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tasks: list[int]) -> None:
-    jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]), 10)
+    jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]))
     assert [job.task for job in jobs] == tasks
     assert len({job.group for job in jobs}) == len(tasks)
     assert len({job.run for job in jobs}) == 1
 
 
-def proposed(**given: object) -> str:
-    args = {
-        "env": "shop",
-        "split": "train",
-        "engine": None,
-        "tokenizer": None,
-        "template": None,
-        "out": None,
-        "template_kwargs": {},
-        "agent": agent("tool-calling"),
-    }
-    made = argparse.Namespace(**{**args, **given})
-    made.env = environment(str(made.env))
-    return "\n".join(next_steps(made, range(2, 5)))
+def proposed(*line: str) -> str:
+    args = cli.parser().parse_args(["demo", "--set", "tasks=2-4", *line])
+    return "\n".join(next_steps(args, demo_jobs(args)))
 
 
 def test_the_next_steps_fit_what_was_played() -> None:
     assert "rollq redis; rollq engine; rollq worker" in proposed()
     assert install_line("tau2-2025") in proposed()
-    other = proposed(env="tau2_2025:airline", split="test")
+    other = proposed("--env", "tau2_2025:airline", "--split", "test")
     assert "rollq engine --env tau2_2025:airline; rollq worker" in other
-    short = proposed(template_kwargs={"enable_thinking": False})
-    assert """--tasks 2-4 --template-kwargs '{"enable_thinking": false}' --size 4""" in short
     assert "--env tau2_2025:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
-    assert "--tasks 2-4 --agent react --size 4" in proposed(agent=agent("react"))
-    real = proposed(engine="http://h:1", tokenizer="DIR")
+    short = proposed("--set", 'template_kwargs={"enable_thinking": false}')
+    assert """--tasks 2-4 --set 'template_kwargs={"enable_thinking": false}' --size 4""" in short
+    assert "--tasks 2-4 --set agent=react --size 4" in proposed("--agent", "react")
+    real = proposed("--engine", "http://h:1", "--tokenizer", "DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real
 
 
@@ -94,17 +81,9 @@ def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> 
     counts = dict.fromkeys(
         ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
     )
-    args = argparse.Namespace(
-        json=False,
-        out=None,
-        env=environment("shop"),
-        engine=None,
-        split="train",
-        template_kwargs={},
-        agent=agent("tool-calling"),
-    )
+    args = cli.parser().parse_args(["demo"])
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
-    report(args, means | counts, deaths, range(1), sys.stdout)
+    report(args, demo_jobs(args), means | counts, deaths, sys.stdout)
     said = capsys.readouterr().out
     assert (
         'dead     r/g/0: env: it broke\nTraceback:\n  File "world.py"\\x1b[2J\ndead     r/g/1: env: it broke\n' in said

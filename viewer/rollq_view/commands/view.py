@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import add_redis, add_run, add_tokenizer, whole
+from rollq.commands.flags.shared import add_redis, add_run, add_tokenizer
+from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.extras import needs

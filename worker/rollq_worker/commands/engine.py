@@ -3,14 +3,9 @@
 import argparse
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import (
-    add_template,
-    add_tokenizer,
-    environment,
-    expert_shape,
-    number,
-    whole,
-)
+from rollq.commands.flags.files import environment
+from rollq.commands.flags.shared import add_tokenizer
+from rollq.commands.flags.types import expert_shape, number, whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.extras import needs
@@ -54,7 +49,6 @@ def add(commands: Commands) -> None:
         help="report made-up routed experts to jobs that ask: layers, top-k and experts, as in 48x8x128",
     )
     add_tokenizer(parser)
-    add_template(parser)
     parser.set_defaults(run=run)
 
 

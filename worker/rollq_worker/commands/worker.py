@@ -7,17 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags.shared import (
-    add_broker,
-    add_engines,
-    add_redis,
-    add_template,
-    add_tokenizer,
-    agent,
-    environment,
-    name,
-    whole,
-)
+from rollq.commands.flags.files import agent, environment
+from rollq.commands.flags.shared import add_broker, add_engines, add_redis, add_template, add_tokenizer
+from rollq.commands.flags.types import name, whole
 from rollq.commands.parser import Commands
 from rollq.extras import needs
 
@@ -38,7 +30,7 @@ def add(commands: Commands) -> None:
         "--queues",
         type=queue_names,
         metavar="A,B",
-        help="take jobs from these queues only, as `rollq submit --queue` names them (ROLLQ_QUEUES, else rollq)",
+        help="take jobs from these queues only, as jobs name them (ROLLQ_QUEUES, else rollq)",
     )
     parser.add_argument(
         "--env",
@@ -89,8 +81,7 @@ def environment_file(text: str) -> str:
 
 def agent_file(text: str) -> str:
     """An argument type: a file of an agent program, `solver.py:play` or `agent.sh`, which becomes its name."""
-    name, _ = agent(text)
-    if name == text or "@" not in name:
+    if (name := agent(text)) == text or "@" not in name:
         raise argparse.ArgumentTypeError(
             f"expected a file, as in solver.py:play, not {text!r}: a worker plays every installed agent"
         )

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rollq import cli
-from rollq.commands import evaluate, jobs, pull, submit
-from rollq.commands.flags import play, policy
-from rollq.commands.flags import shared as flags
+from rollq.commands import evaluate, jobs, pull, weights
+from rollq.commands.flags import types
 from rollq.commands.parser import Parser
 from rollq_worker.commands import audit, worker
 from tests.rollq.commands.conftest import Fails
@@ -36,45 +35,12 @@ LINES: dict[str, tuple[str, ...]] = {
 }
 """What a command needs."""
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
-    flags.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
-    flags.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
-    flags.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
-    flags.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
-    flags.agent: (
-        "",
-        "a b",
-        "act:x",
-        "no-such.py:play",
-        "no-such.sh",
-        "few-shot",
-        "few-shot:",
-        "few-shot:no-such.jsonl",
-        "few-shot:/",
-    ),
-    play.user: (
-        "",
-        "gpt",
-        "openai",
-        "openai:here",
-        "openai::model",
-        "{",
-        '{"a": 1}',
-        '{"kind": 1}',
-        '{"kind": "x"} y',
-    ),
-    flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
-    flags.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
-    flags.assignments: (
-        "",
-        "thinking",
-        "=true",
-        "thinking=False",
-        "effort=high",
-        "x=[1",
-        '{"x": True}',
-        "[]",
-        "x=",
-    ),
+    types.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
+    types.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
+    types.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
+    types.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
+    types.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
+    types.assignment: ("", "thinking", "=true"),
     jobs.target: ("", "a b", "r/g", "r/g/x", "r//0"),
     pull.extra_names: ("", ",", "a,"),
     pull.keep_filter: (
@@ -89,15 +55,14 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         "json:__doc__",
     ),
     pull.reward_function: ("", "json", "json:", ":dumps", "a b:c", "no_such_module:f", "json:none", "json:__doc__"),
-    policy.weight_version: ("", "v" * 257),
+    weights.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
-    submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
 UNCHECKED = set(
-    "env split broker redis tokenizer template config host dir out file jobs what path api_key_file "
+    "env split agent broker redis tokenizer template config host dir out file jobs what path api_key_file "
     "reward metrics_host html".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
@@ -160,7 +125,7 @@ def _refuses(kind: Any, text: str) -> bool:
     ("text", "expected"), [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))]
 )
 def test_tasks_include_both_ends(text: str, expected: range) -> None:
-    assert flags.tasks(text) == expected
+    assert types.tasks(text) == expected
 
 
 @pytest.mark.parametrize("command", ["submit", "eval", "pull", "stats", "jobs list"])
@@ -179,11 +144,6 @@ def test_tasks_include_both_ends(text: str, expected: range) -> None:
 )
 def test_a_wrong_address(fails: Fails, command: str, address: str) -> None:
     assert "not an address of Redis" in fails(*command.split(), *LINES.get(command, ()), f"--redis={address}")
-
-
-@pytest.mark.parametrize("command", ["submit", "eval"])
-def test_a_wrong_broker(fails: Fails, command: str) -> None:
-    assert "not the address of a broker" in fails(command, *LINES[command], "--broker", "localhost")
 
 
 @pytest.mark.parametrize("command", ["pull", "eval"])

@@ -12,23 +12,16 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.play import add_agent
-from rollq.commands.flags.shared import (
-    add_json,
-    add_template,
-    add_template_kwargs,
-    add_tokenizer,
-    environment,
-    http_url,
-    number,
-    tasks,
-    whole,
-)
+from rollq.commands.flags import keys
+from rollq.commands.flags.files import agent, environment, given_name
+from rollq.commands.flags.shared import add_json, add_tokenizer
+from rollq.commands.flags.types import http_url, number, whole
 from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.commands.tables import first_line
@@ -36,11 +29,22 @@ from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.transcript import clean
 from rollq.extras import install_line, needs
-from rollq.job import Budget, Job, group_name
+from rollq.job import Job, group_name
 from rollq.urls import mask_url
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun
 from rollq_worker.commands.environment_names import task_count
+
+NOT_SET = ("run", "queue", "purpose", "spare", "min_viable", "labels")
+"""Fields of a job that a demo fills in or has no use for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoKeys:
+    """The keys of `demo` that are no field of a job."""
+
+    tasks: range | None = None
+    """Tasks A-B of the split, both included, or one (the first ones)."""
 
 
 def add(commands: Commands) -> None:
@@ -52,16 +56,19 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--env",
         type=environment,
-        default="shop",
         metavar="NAME",
-        help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load (%(default)s)",
+        help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load (shop)",
     )
-    parser.add_argument("--split", default="train", help="one of the environment's task lists (%(default)s)")
-    parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of --tasks)")
-    parser.add_argument("--size", type=whole(1), default=4, metavar="N", help="samples of each task (%(default)s)")
-    parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (the first --groups tasks)")
-    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="episodes at a time (all, at most 64)")
-    parser.add_argument("--seed", type=whole(0), default=0, help="seed of environment, user and mistakes (%(default)s)")
+    parser.add_argument("--split", help="one of the environment's task lists (train)")
+    parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of tasks)")
+    parser.add_argument("--size", type=whole(1), metavar="N", help="samples of each task (4)")
+    parser.add_argument(
+        "--agent",
+        type=agent,
+        metavar="NAME",
+        help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON; or an agent"
+        " program: an installed one, or a file, FILE.py:FUNCTION or FILE.sh (tool-calling; docs/agents.md)",
+    )
     parser.add_argument(
         "--mistakes",
         type=number(0, 1),
@@ -69,17 +76,9 @@ def add(commands: Commands) -> None:
         metavar="P",
         help="probability that the replay engine gets an episode wrong (%(default)s)",
     )
-    for flag, value, help in (
-        ("--max-turns", Budget().max_turns, "turns of the policy"),
-        ("--max-new-tokens", Budget().max_new_tokens, "tokens sampled in one turn"),
-    ):
-        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"at most N {help} (%(default)s)")
-    parser.add_argument("--temperature", type=number(0), default=1.0, help="sampling temperature (%(default)s)")
-    add_agent(parser)
+    keys.add_set(parser, DemoKeys, NOT_SET)
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
-    add_template(parser)
-    add_template_kwargs(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this file, as pull does")
     add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr")
     parser.set_defaults(run=run)
@@ -90,23 +89,9 @@ def run(args: argparse.Namespace) -> int:
     _check_extra()
     found = settings(args)
     tokenizer, template = found.tokenizer, found.template
-    jobs = demo_jobs(args, task_count(args.env, args.split))
+    jobs = demo_jobs(args)
     _check_agent(jobs[0])
-    if tokenizer:
-        from rollq_worker.tokens.tokenizer import find_tokenizer
-
-        find_tokenizer(tokenizer)
-    if template:
-        from rollq_worker.tokens.training_templates import template_text
-
-        template_text(template)
-    if args.template_kwargs:
-        from rollq_worker.tokens.tokenizer import load_tokenizer
-
-        try:
-            load_tokenizer(tokenizer, template).with_arguments(args.template_kwargs)
-        except JobFailure as e:
-            raise SettingsError(f"--template-kwargs: {str(e).removeprefix('template_kwargs: ')}") from e
+    _check_tokenizer(tokenizer, template, jobs[0])
     for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
@@ -118,19 +103,18 @@ def run(args: argparse.Namespace) -> int:
         if args.engine:
             processes.use_engine(args.engine)
         else:
-            flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed}
-            flags |= {"--tokenizer": tokenizer, "--template": template}
+            flags = {"--env": jobs[0].env, "--mistakes": args.mistakes, "--seed": jobs[0].seed}
+            flags |= {"--tokenizer": tokenizer}
             processes.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
         processes.await_engine()
-        processes.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer, template)
-        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
+        processes.start_worker(min(64, len(jobs) * jobs[0].size), tokenizer)
+        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {jobs[0].size}, {jobs[0].env}/{jobs[0].split}")
         demo = DemoRun(jobs, processes, progress, out)
         demo.play()
         if out:
             out.begin()  # also when nothing was saved, so that no earlier demo's trajectories stay
         result = demo.result(time.monotonic() - began)
-    tasks = range(jobs[0].task, jobs[0].task + min(8, len({job.task for job in jobs})))
-    report(args, result, demo.deaths, tasks, stream)
+    report(args, jobs, result, demo.deaths, stream)
     if demo.lost or result["duplicates"]:
         print(
             f"rollq: the counts disagree: {demo.lost} jobs are lost, {result['duplicates']} came twice", file=sys.stderr
@@ -147,6 +131,15 @@ def _check_extra() -> None:
                 raise ModuleNotFoundError(name=package)
 
 
+def _check_tokenizer(tokenizer: str | None, template: str | None, job: Job) -> None:
+    from rollq_worker.tokens.tokenizer import load_tokenizer
+
+    try:
+        load_tokenizer(tokenizer, template).with_arguments(job.template_kwargs)
+    except JobFailure as e:
+        raise SettingsError(str(e)) from e
+
+
 def _check_agent(job: Job) -> None:
     from rollq_worker.agents.known_agents import agent_starter, is_program
 
@@ -154,37 +147,28 @@ def _check_agent(job: Job) -> None:
         try:
             agent_starter(job)
         except JobFailure as e:
-            raise SettingsError(f"--agent: {e}") from e
+            raise SettingsError(f"agent: {e}") from e
 
 
-def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
+def demo_jobs(args: argparse.Namespace) -> list[Job]:
     """The demo's jobs: sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
-    chosen = args.tasks or range(min(args.groups or 8, count))
+    values = keys.Values(DemoKeys, NOT_SET, env=environment("shop"), size=4).read(args)
+    given = values.own(DemoKeys).tasks
+    first = values.job(task=given[0] if given else 0, run=f"demo-{secrets.token_hex(4)}")
+    count = task_count(first.env, first.split)
+    chosen = given or range(min(args.groups or 8, count))
     if chosen[-1] >= count:
-        raise SettingsError(f"{args.env}/{args.split} has tasks 0-{count - 1}; --tasks asks for {chosen[-1]}")
-    groups = args.groups or (len(chosen) if args.tasks else 8)
-    name = f"demo-{secrets.token_hex(4)}"
-    return [
-        Job(
-            run=name,
-            group=group_name(args.env, args.split, chosen[i % len(chosen)], i // len(chosen)),
-            env=args.env,
-            split=args.split,
-            task=chosen[i % len(chosen)],
-            agent=args.agent[0],
-            agent_args=args.agent[1] | args.agent_args,
-            template_kwargs=args.template_kwargs,
-            sampling={"temperature": args.temperature},
-            budget=Budget(max_turns=args.max_turns, max_new_tokens=args.max_new_tokens),
-            seed=args.seed + i // len(chosen),
-            size=args.size,
-        )
-        for i in range(groups)
-    ]
+        raise SettingsError(f"{first.env}/{first.split} has tasks 0-{count - 1}, not {chosen[-1]}")
+    jobs = []
+    for i in range(args.groups or (len(given) if given else 8)):
+        epoch, task = i // len(chosen), chosen[i % len(chosen)]
+        group = group_name(first.env, first.split, task, epoch)
+        jobs.append(replace(first, task=task, group=group, seed=first.seed + epoch))
+    return jobs
 
 
 def report(
-    args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], tasks: range, stream: TextIO
+    args: argparse.Namespace, jobs: Sequence[Job], result: Mapping[str, Any], deaths: Sequence[str], stream: TextIO
 ) -> None:
     mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
@@ -203,40 +187,38 @@ def report(
         *(f"dead     {first_line(death)}" for death in deaths[1:5]),
         "",
         "next:",
-        *next_steps(args, tasks),
+        *next_steps(args, jobs),
     ]
     print("\n".join(lines), file=stream, flush=True)
     if args.json:
         print(json.dumps(result), flush=True)
 
 
-def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
-    """Commands to try after this demo. `tasks`: some tasks of its split."""
-    steps = {}
+def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
+    """Commands to try after this demo."""
+    job, steps = jobs[0], {}
     if args.out:
         parquet = args.out.suffix == ".parquet"
         line = f"rollq audit {args.out} --offline" if parquet else f"rollq show {args.out}:1"
         steps[line] = "check what was written" if parquet else "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
-    if args.env == "shop":
+    if job.env == "shop":
         steps["rollq demo --env tau2_2025:retail --split test"] = f"tasks of tau2-bench ({install_line('tau2-2025')})"
+    env, agent = given_name(job.env), given_name(job.agent)
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
-        parts += f" --template {args.template}" if args.template else ""
     else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
-        parts = (
-            "rollq redis; rollq engine" + (f" --env {args.env.given}" if args.env != "shop" else "") + "; rollq worker"
-        )
-    parts += f" --env {args.env.given}" if args.env.given != args.env else ""
-    parts += f" --agent {args.agent[0].given}" if args.agent[0].given != args.agent[0] else ""
-    chosen = f"--env {args.env.given} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
-    if args.agent[0] != "tool-calling":
-        chosen += f" --agent {args.agent[0].given}"
-    if args.template_kwargs:
-        chosen += f" --template-kwargs {shlex.quote(json.dumps(args.template_kwargs))}"
+        parts = "rollq redis; rollq engine" + (f" --env {env}" if env != "shop" else "") + "; rollq worker"
+    parts += f" --env {env}" if env != job.env else ""
+    parts += f" --agent {agent}" if agent != job.agent else ""
+    tasks = range(job.task, job.task + min(8, len({job.task for job in jobs})))
+    chosen = f"--env {env} --split {job.split} --tasks {tasks[0]}-{tasks[-1]}"
+    if job.agent != "tool-calling":
+        chosen += f" --set agent={agent}"
+    chosen += "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in args.set if key != "tasks")
     steps |= {
         parts: "each in a terminal of its own, and then:",
         f"rollq submit --run first {chosen} --size 4 --seal": "",

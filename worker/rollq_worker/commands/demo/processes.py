@@ -70,11 +70,10 @@ class DemoProcesses:
             self.engine_url = ready[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 
-    def start_worker(self, concurrency: int, tokenizer: str | None = None, template: str | None = None) -> None:
+    def start_worker(self, concurrency: int, tokenizer: str | None = None) -> None:
         redis = self.redis_url
         env = {"ROLLQ_REDIS_URL": redis, "ROLLQ_BROKER_URL": redis, "ROLLQ_ENGINE_URL": self.engine_url}
         flags = ["--tokenizer", tokenizer] if tokenizer else []
-        flags += ["--template", template] if template else []
         child = self._start("worker", ["worker", "--concurrency", str(concurrency), *flags], env)
         self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
 

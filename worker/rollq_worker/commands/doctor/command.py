@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import (
-    add_broker,
-    add_engines,
-    add_json,
-    add_redis,
-    add_template,
-    add_template_kwargs,
-    add_tokenizer,
-    environment,
-)
+from rollq.commands.flags.files import environment
+from rollq.commands.flags.shared import add_broker, add_engines, add_json, add_redis, add_template, add_tokenizer
+from rollq.commands.flags.types import assignment, json_or_text
 from rollq.commands.parser import Commands
 from rollq.extras import needs
 
@@ -38,7 +31,14 @@ def add(commands: Commands) -> None:
     )
     add_tokenizer(parser)
     add_template(parser)
-    add_template_kwargs(parser)
+    parser.add_argument(
+        "--template-kwargs",
+        type=assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument for the chat template, such as enable_thinking=false, as JSON or text; may be repeated",
+    )
     add_redis(parser)
     add_broker(parser)
     add_engines(parser, ", else http://127.0.0.1:30000")
@@ -56,6 +56,7 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = settings(args)
+    args.template_kwargs = {name: json_or_text(value) for name, value in args.template_kwargs}
     with needs("worker"):
         from rollq_worker.commands.doctor.checks import all_checks
 

@@ -10,7 +10,9 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollq.commands.flags.shared import add_json, environment, tasks
+from rollq.commands.flags.files import environment
+from rollq.commands.flags.shared import add_json
+from rollq.commands.flags.types import tasks
 from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError

@@ -1,0 +1,158 @@
+"""What a line of `submit` or `eval` plays. The same line always gives the same jobs."""
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rollq.client.client import Client
+from rollq.commands.progress import ProgressDisplay
+from rollq.errors import ContractError, JobFailure, SettingsError
+from rollq.extras import install_line
+from rollq.job import QUEUE, Job, group_name
+from rollq.wire.codec import encode_job
+from rollq.worker_package import for_clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """The keys of `submit` and `eval` that are no field of a job."""
+
+    tasks: range
+    """Tasks A-B of the split, both included, or one."""
+    tokenizer: str | None = None
+    """Fixes the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq worker` (the run's
+    first worker does)."""
+    template: str | None = None
+    """With tokenizer, a chat template in place of the tokenizer's own, as for `rollq worker`."""
+    force: bool = False
+    """true: submits tasks that this machine does not know, because the workers may know them."""
+
+    def __post_init__(self) -> None:
+        for key, kind in {"tokenizer": str | None, "template": str | None, "force": bool}.items():
+            if not isinstance(value := getattr(self, key), kind):
+                raise SettingsError(f"{key} must be {'true or false' if kind is bool else 'a text'}, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The jobs of a line."""
+
+    job: Job
+    """Sample 0 of the first group. The others differ in task, group and seed."""
+    of: Tasks
+    epochs: int = 1
+
+    @property
+    def groups(self) -> int:
+        return len(self.of.tasks) * self.epochs
+
+    def jobs(self) -> Iterator[Job]:
+        """Sample 0 of each group, epoch by epoch."""
+        for epoch in range(self.epochs):
+            for task in self.of.tasks:
+                yield self._job(task, epoch)
+
+    def _job(self, task: int, epoch: int) -> Job:
+        job = self.job
+        group = group_name(job.env, job.split, task, epoch)
+        return replace(job, task=task, group=group, seed=job.seed + epoch)
+
+    @property
+    def source(self) -> str:
+        """A name for exactly these jobs as a source. A repeated command line finds it and skips what it submitted
+        before."""
+        text = f"{self.of.tasks} {self.epochs}".encode() + encode_job(self._job(self.of.tasks[0], 0))
+        return "line-" + hashlib.sha256(text).hexdigest()[:20]
+
+    def describe(self) -> str:
+        """What is going to be played, in one line, defaults included."""
+        tasks = "-".join(map(str, sorted({self.of.tasks[0], self.of.tasks[-1]})))
+        shown = {"env": self.job.env, "split": self.job.split, "tasks": tasks, "epochs": self.epochs}
+        of_job = {key: value for key, value in asdict(self.job).items() if key not in (*shown, "run", "group", "task")}
+        parts = {**shown, **dict(_flat(of_job))}
+        said = ", ".join(f"{key} {value}" for key, value in parts.items() if value and (key, value) != ("queue", QUEUE))
+        return f"run {self.job.run}: {said}"
+
+    def check(self, refill: int = 0) -> None:
+        """Raises SettingsError when a job is invalid, and when this machine does not know its task. With `force` that
+        is a warning."""
+        try:
+            encode_job(self._job(self.of.tasks[0], 0))
+            last = self._job(self.of.tasks[-1], self.epochs - 1)
+            encode_job(last.replacement(refill))  # with the largest seed and the longest name
+        except ContractError as e:
+            raise SettingsError(str(e)) from e
+        if unknown := self._installed_checks(last):
+            if not self.of.force:
+                raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
+            print(f"rollq: warning: {unknown}", file=sys.stderr)
+
+    def _installed_checks(self, job: Job) -> str:
+        """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
+
+        Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent strategy, a user
+        simulator or a reward function that no worker can play.
+        """
+        try:
+            return str(for_clients().check_job(job, self.of.tasks))
+        except ImportError:
+            return ""
+        except JobFailure as e:
+            key = next((key for key in ("agent", "reward", "judge") if str(e).startswith(key)), "user")
+            raise SettingsError(f"{'reward_args' if key == 'judge' else key}: {e}") from e
+
+    def pin_tokenizer(self, client: Client) -> None:
+        """Fixes the tokenizer and the chat template that were named for the run.
+
+        Raises SettingsError when it cannot be loaded, when the run has another, and for template_kwargs that the
+        template does not read.
+        """
+        if self.of.tokenizer is None:
+            if self.of.template is not None:
+                raise SettingsError("template needs tokenizer, the tokenizer that it belongs to")
+            return
+        try:
+            hashes = for_clients().tokenizer_hashes(self.of.tokenizer, self.of.template, self.job.template_kwargs)
+        except ImportError as e:
+            raise SettingsError(f"tokenizer needs the worker's packages: {install_line('worker')}") from e
+        except JobFailure as e:
+            raise SettingsError(str(e)) from e
+        client.pin_tokenizer(*hashes)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value or prefix:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+class ShownJobs:
+    """All samples of the line's groups, to be read as often as Redis loses some of them. Reading them shows progress: a
+    group counts as submitted once the next one is asked for."""
+
+    def __init__(self, plan: Plan, progress: ProgressDisplay) -> None:
+        self._plan = plan
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[Job]:
+        total = self._plan.groups
+        for i, job in enumerate(self._plan.jobs()):
+            self._progress.show(i, total, {"groups": f"submitted, next {job.group}"})
+            # All samples: sample 0 alone would be held back until the next job shows that its group ends.
+            yield from (replace(job, sample=sample) for sample in range(job.members))
+        self._progress.show(total, total, {"groups": "submitted"})
+
+
+@contextlib.contextmanager
+def explain_interrupt() -> Iterator[None]:
+    """Says on Ctrl-C that nothing is lost, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing is lost; to continue, repeat the same line") from None

@@ -1,0 +1,141 @@
+"""Types of the values of flags. An error says in one line what is expected."""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TypeVar
+
+from rollq.errors import ContractError, SettingsError
+from rollq.job import NAME, Json
+from rollq.settings import engine_address
+from rollq.trajectory_extras import ExpertShape
+from rollq.urls import mask_url
+
+E = TypeVar("E", bound=StrEnum)
+
+LARGEST = 2**53 - 1
+"""The largest whole number that is allowed, because the ledger counts in doubles."""
+
+
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """An argument type: a whole number in [least, most]."""
+
+    def parse(text: str) -> int:
+        limit = ""
+        with contextlib.suppress(ValueError):
+            if least <= (value := int(text)) <= most:
+                return value
+            limit = _limit(value, most)
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}{limit}, not {text!r}")
+
+    return parse
+
+
+def _limit(value: float, most: float) -> str:
+    """The upper bound in words if the value is above it; empty for values that are wrong for another reason."""
+    return f" and at most {most}" if value > most else ""
+
+
+def number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """An argument type: a finite number in [least, most], or in (least, most] with `above`."""
+    bounds = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
+
+    def parse(text: str) -> float:
+        limit = ""
+        with contextlib.suppress(ValueError):
+            value = float(text)
+            if math.isfinite(value) and least <= value <= most and not (above and value == least):
+                return value
+            limit = _limit(value, sys.float_info.max) if most == math.inf else ""
+        raise argparse.ArgumentTypeError(f"expected a number {bounds}{limit}, not {text!r}")
+
+    return parse
+
+
+def one_of(kind: type[E]) -> Callable[[str], E]:
+    """An argument type: a value of the enumeration."""
+
+    def parse(text: str) -> E:
+        with contextlib.suppress(ValueError):
+            return kind(text)
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(kind)}, not {text!r}")
+
+    return parse
+
+
+def words(kind: type[StrEnum]) -> str:
+    """What help shows for such a value."""
+    return f"{{{','.join(kind)}}}"
+
+
+def tasks(text: str) -> range:
+    """An argument type: `A-B`, both ends included, or a single task."""
+    first, dash, last = text.partition("-")
+    limit = ""
+    with contextlib.suppress(ValueError):
+        low, high = int(first), int(last if dash else first)
+        if 0 <= low <= high <= LARGEST and first.strip().isdecimal():
+            return range(low, high + 1)
+        limit = _limit(max(low, high), LARGEST)
+    raise argparse.ArgumentTypeError(
+        f"expected A-B with A not above B{limit}, both included, or one task, not {text!r}"
+    )
+
+
+def name(text: str) -> str:
+    """An argument type: the name of a run or a group."""
+    if NAME.fullmatch(text):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or digit), not {text!r}"
+    )
+
+
+def http_url(text: str) -> str:
+    """An argument type: the address of an HTTP server."""
+    with contextlib.suppress(ValueError):
+        url = urllib.parse.urlsplit(text)
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
+            return text.rstrip("/")
+    raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
+
+
+def engine_source(text: str) -> str:
+    """An argument type: the address of an engine, or of a list of engines."""
+    try:
+        return engine_address(text)
+    except SettingsError as e:
+        raise argparse.ArgumentTypeError(str(e).partition(": ")[2]) from None
+
+
+def json_or_text(text: str) -> Json:
+    """The value that a text is as JSON; the text itself when it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """An argument type: `KEY=VALUE`."""
+    key, equals, value = text.partition("=")
+    if key and equals:
+        return key, value
+    raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text!r}")
+
+
+def expert_shape(text: str) -> dict[str, int]:
+    """An argument type: the shape of a model's routing, as 48x8x128."""
+    try:
+        layers, top_k, experts = map(int, text.split("x"))
+        return asdict(ExpertShape.read({"layers": layers, "top_k": top_k, "experts": experts}))
+    except ContractError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not {text!r}") from e

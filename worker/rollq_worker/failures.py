@@ -1,5 +1,6 @@
-"""Why an attempt stops, and a context manager that makes foreign code's exceptions typed failures."""
+"""Why an attempt stops, what makes foreign code's exceptions typed failures, and what interrupts it."""
 
+import ctypes
 from types import TracebackType
 
 from rollq.errors import RolloutFailure, RollqError
@@ -45,3 +46,9 @@ class errors_become:
     ) -> None:
         if isinstance(error, Exception) and (became := typed(error, self._failure, self._what)) is not None:
             raise became from error
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise the error in that thread of this process (`threading.get_ident`). It ends code that loops, but not code
+    that blocks. https://docs.python.org/3/c-api/init.html"""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

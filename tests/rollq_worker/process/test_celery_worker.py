@@ -166,6 +166,16 @@ def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(redis_url: str
     assert len(worker.said) < 30  # about a line a second
 
 
+def test_a_full_worker_takes_its_next_message_at_once(redis_url: str, start_worker: StartWorker) -> None:
+    """The end of a job wakes Celery's loop, which would look again only at its next timer, up to a second later."""
+    worker = start_worker(redis_url)
+    worker.wait("ready")
+    publish(redis_url, *((f"r/{n}/0", QUEUE, NEW) for n in range(40)))
+    began = time.monotonic()
+    worker.wait("r/39/0")
+    assert time.monotonic() - began < 10
+
+
 def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
     redis_url: str, start_worker: StartWorker
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 START = """
 import faulthandler, threading, time
-from rollq_worker.process import freeze_watchdog
+from rollq_worker.process import shutdown
 
 postponed, dump_traceback_later = threading.Semaphore(0), faulthandler.dump_traceback_later
 
@@ -19,10 +19,10 @@ faulthandler.dump_traceback_later = counted
 """
 
 LOCKED = """
-freeze_watchdog.FREEZE_LIMIT_S = 1.0
+shutdown.FREEZE_LIMIT_S = 1.0
 
 def bomb():  # does all of it, so that it is named even if the machine stalls for longer than the limit
-    freeze_watchdog.start()
+    shutdown.end_when_frozen()
     postponed.acquire()
     9**9**9
 
@@ -30,8 +30,8 @@ bomb()
 """
 
 WORKING = """
-freeze_watchdog.FREEZE_LIMIT_S = 8.0
-freeze_watchdog.start()
+shutdown.FREEZE_LIMIT_S = 8.0
+shutdown.end_when_frozen()
 for _ in range(3):
     {wait}
 """

@@ -176,7 +176,6 @@ class TestRunsOfOthers:
         self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rollq.wire.blob.SCHEMA", 3)
-        monkeypatch.setattr("rollq.ledger.ledger.SCHEMA", 3)
         monkeypatch.setattr("rollq.wire.codec.SCHEMA", 3)
         jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
         monkeypatch.undo()

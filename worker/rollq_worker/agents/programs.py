@@ -5,7 +5,6 @@ journal.
 """
 
 import asyncio
-import ctypes
 import inspect
 import logging
 import os
@@ -27,6 +26,7 @@ from rollq.env import AgentFunction, Episode
 from rollq.errors import AgentFailure, JobFailure
 from rollq.job import Json
 from rollq_worker.agents.users import AgentUsers
+from rollq_worker.failures import raise_in
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,7 @@ class AgentThread:
     def stop(self) -> None:
         if self._over.wait(GRACE_S):  # its requests are refused by now
             return
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
-        )
+        raise_in(self._thread.ident or 0, SystemExit)
         if not self._over.wait(STOP_S):
             stack = "".join(traceback.format_list(_stack(self._thread.ident))[-2:])
             log.error("the thread of agent %s does not end; it is in\n%s", self._name, stack)

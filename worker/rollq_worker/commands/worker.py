@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
@@ -95,24 +96,24 @@ def run(args: argparse.Namespace) -> int:
     secrecy.hide_addresses()
     secrecy.hide_memory()
     ping_redis(found.redis_url)
-    code = main.main(found, _metrics(args))
+    code = main.main(found, _serve_metrics(args))
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _metrics(args: argparse.Namespace) -> "list[Callable[[JobRunner], object]]":
-    """With --metrics-port: serves metrics from now on, and what must be told of the worker's jobs."""
+def _serve_metrics(args: argparse.Namespace) -> "Callable[[JobRunner], object]":
+    """With --metrics-port: serves metrics from now on, and those of the runner that it is told of."""
     if args.metrics_port is None:
-        return []
+        return lambda runner: None
     with needs("metrics"):
         from rollq.metrics.exposition import Exposition
-        from rollq_worker.process.monitoring.metrics import WorkerMetrics
+        from rollq_worker.process.monitoring.metrics import worker_metrics
     exposition = Exposition()
     print(f"rollq worker: metrics at {exposition.serve(args.metrics_host, args.metrics_port)}", flush=True)
 
-    def watch(runner: "JobRunner") -> None:
-        exposition.read = WorkerMetrics(runner).read
+    def serve(runner: "JobRunner") -> None:
+        exposition.read = partial(worker_metrics, runner)
 
-    return [watch]
+    return serve

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -98,8 +99,9 @@ class JobRunner:
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
-        self.on_end: list[Callable[[Summary], object]] = []
-        """Told how each attempt ended. They must not raise."""
+        self.ended: Counter[tuple[str, str, str]] = Counter()
+        """Attempts by stop, class of failure, and what their job became."""
+        self._counting = threading.Lock()
 
     def run(self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None) -> Summary:
         """Run the job if this worker can claim it. `on_claim` is told of the attempt before it begins."""
@@ -128,8 +130,8 @@ class JobRunner:
         with self.leases.hold(ledger, claim) as attempt:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
-        for on_end in self.on_end:
-            on_end(summary)
+        with self._counting:
+            self.ended[summary["stop"], summary.get("failure", ""), summary.get("then", "")] += 1
         if summary["stop"] == "released" and self.misfits.leaves(run) and self._may_be_played(run):
             self.misfits.rest()
         return summary

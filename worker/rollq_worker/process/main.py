@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
-from rollq_worker.process import celery_app, freeze_watchdog, memory, startup_checks
+from rollq_worker.process import celery_app, memory, startup_checks
 from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.description import Description
 from rollq_worker.process.reaper import PATIENCE_S, Reaper
-from rollq_worker.process.shutdown import Shutdown
+from rollq_worker.process.shutdown import Shutdown, end_when_frozen
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("rollq.worker")
@@ -36,9 +36,9 @@ SLOTS_LOST = 75
 """Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
 
 
-def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] = ()) -> int:
-    """Run a worker in the foreground until a signal stops it. Returns the exit code. The `watchers` are told what runs
-    its jobs, before there are any.
+def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda runner: None) -> int:
+    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner` is told what runs its
+    jobs, before there are any.
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
@@ -53,8 +53,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
     engine = make_engine(settings, connection, tokenizer, engine_list.read())
     on_slots_lost = partial(shutdown.request, SLOTS_LOST)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
-    for watch in watchers:
-        watch(runner)
+    on_runner(runner)
     runner.episodes.isolation.start()
     clock = celery_app.LoopClock()
 
@@ -70,7 +69,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
             end_engine_waits=lambda: end_engine_waits(engine),
             release=lambda: release(runner, reaper),
         )
-        freeze_watchdog.start()
+        end_when_frozen()
         engine.watch()
         engine_list.watch(engine.update)
         for thread in (runner.leases, runner.time_spent, reaper):

@@ -4,8 +4,11 @@ Python runs a signal handler only when its main thread gets to it, which may be 
 signal's number into a pipe, and a watchdog thread reads it and acts. Episodes stop at their next turn. Running
 generations are aborted on the engine, so that their partial tokens are journaled. Jobs that still run after
 RELEASE_AFTER_S are released, and the process exits whatever its threads do.
+
+A worker whose interpreter stays locked hears no signal, and ends by itself.
 """
 
+import faulthandler
 import os
 import signal
 import threading
@@ -15,6 +18,10 @@ from collections.abc import Callable
 RELEASE_AFTER_S = 3.0
 EXIT_AFTER_S = 4.2
 """Seconds to the exit, also with Redis down. Then nothing can be released, and the leases expire."""
+
+FREEZE_LIMIT_S = 120.0
+"""Seconds: much longer than a lease, so that a slow worker is left alone. Time for which the process was suspended
+counts too."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 REQUESTED = 0
@@ -84,3 +91,18 @@ class Shutdown:
     def _release_and_exit(self) -> None:
         self._release()
         os._exit(self.exit_code)
+
+
+def end_when_frozen() -> None:
+    """From now on, end the process with exit code 1 when no Python thread has run for FREEZE_LIMIT_S.
+
+    One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours. faulthandler's own
+    thread needs no lock: unless it is postponed in time, it writes every thread's stack to stderr and ends the process.
+    """
+    threading.Thread(target=_postpone, name="rollq-freeze-watchdog", daemon=True).start()
+
+
+def _postpone() -> None:
+    while True:
+        faulthandler.dump_traceback_later(FREEZE_LIMIT_S, exit=True)
+        time.sleep(FREEZE_LIMIT_S / 10)

@@ -68,7 +68,7 @@ class TestRenewing:
         self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rollq_worker.process.attempts.attempt.HELD_BACK_S", -1.0)
-        monkeypatch.setattr("rollq_worker.process.attempts.per_run.WAIT_S", 0.05)
+        monkeypatch.setattr("rollq_worker.process.attempts.leases.CALL_WAIT_S", 0.05)
         back, leases, other = threading.Event(), Leases(threading.Event()), Ledger(ledger.redis, "away")
         job = Job(run="away", group="g", env="shop", task=0)
         other.submit([job])

@@ -7,12 +7,12 @@ from rollq.events import Sampled
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.process.monitoring.metrics import WORKER_METRICS, WorkerMetrics
+from rollq_worker.process.monitoring.metrics import WORKER_METRICS, worker_metrics
 from tests.rollq.samples import reader
 
 
-def values(metrics: WorkerMetrics) -> dict[tuple[str, ...], float]:
-    samples = metrics.read()
+def values(runner: JobRunner) -> dict[tuple[str, ...], float]:
+    samples = worker_metrics(runner)
     found = {(sample.metric.name.removeprefix("rollq_worker_"), *sample.labels): sample.value for sample in samples}
     assert len(found) == len(samples)
     assert {sample.metric for sample in samples} == set(WORKER_METRICS)
@@ -27,16 +27,15 @@ def submit(ledger: Ledger, **job: Any) -> str:
 
 
 def test_before_the_first_job_all_totals_are_there(runner: JobRunner) -> None:
-    found = values(WorkerMetrics(runner))
+    found = values(runner)
     assert found["slots",] == 4 and found["engine_available",] == 1
     assert not any(value for key, value in found.items() if key[0].endswith("_total") and "outage" not in key[0])
 
 
 def test_a_graded_rollout(runner: JobRunner, ledger: Ledger) -> None:
-    metrics = WorkerMetrics(runner)
     job_id = submit(ledger)
     runner.run(job_id)
-    trajectory, found = reader(ledger).trajectory(job_id), values(metrics)
+    trajectory, found = reader(ledger).trajectory(job_id), values(runner)
     pieces = [event for event in trajectory.events if isinstance(event, Sampled)]
     assert found["rollouts_total", "done"] == 1
     assert found["turns_total",] == trajectory.turns
@@ -50,23 +49,22 @@ def test_a_graded_rollout(runner: JobRunner, ledger: Ledger) -> None:
 
 
 def test_a_rollout_under_way_is_counted_turn_by_turn(runner: JobRunner, ledger: Ledger) -> None:
-    metrics, seen = WorkerMetrics(runner), list[tuple[float, float, float]]()
+    seen: list[tuple[float, float, float]] = []
     sample = runner.time_spent.engine._engine.generate
 
     def generate(*args: Any, **options: Any) -> Any:
         runner.time_spent.look(1.0, 0.0)
-        found = values(metrics)
+        found = values(runner)
         seen.append((found["turns_total",], found["in_flight",], found["episode_seconds_total", "engine"]))
         return sample(*args, **options)
 
     runner.time_spent.engine._engine.generate = generate  # type: ignore[method-assign]
     runner.run(submit(ledger))
     assert seen == [(turn, 1, turn + 1.0) for turn in range(len(seen))] and len(seen) > 2
-    assert values(metrics)["turns_total",] == len(seen)
+    assert values(runner)["turns_total",] == len(seen)
 
 
 def test_failed_and_unfinished_attempts(runner: JobRunner, ledger: Ledger) -> None:
-    metrics = WorkerMetrics(runner)
     for n in range(2):
         runner.run(submit(ledger, agent="telepathy", group=f"g{n}"))
         runner.run(f"r/g{n}/0")  # the second failure of its class kills the job
@@ -85,7 +83,7 @@ def test_failed_and_unfinished_attempts(runner: JobRunner, ledger: Ledger) -> No
 
     runner.time_spent.engine._engine.generate = fail  # type: ignore[method-assign]
     runner.run(submit(ledger, group="away"))
-    found = values(metrics)
+    found = values(runner)
     assert (found["failed_attempts_total", "job", "queued"], found["failed_attempts_total", "job", "dead"]) == (2, 2)
     assert found["failed_attempts_total", "engine", "queued"] == 1
     assert found["unfinished_attempts_total", "fenced"] == 1
@@ -93,7 +91,6 @@ def test_failed_and_unfinished_attempts(runner: JobRunner, ledger: Ledger) -> No
 
 
 def test_a_message_that_leads_to_no_attempt_is_none(runner: JobRunner) -> None:
-    metrics = WorkerMetrics(runner)
     runner.run("r/unknown/0")
-    found = values(metrics)
+    found = values(runner)
     assert not any(value for key, value in found.items() if key[0].endswith("attempts_total"))

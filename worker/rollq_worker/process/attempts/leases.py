@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rollq.errors import RollqError, Unwritable
 from rollq.ledger.constants import LEASE_S
@@ -21,9 +21,10 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.per_run import PerRun
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RENEW_EVERY_S = LEASE_S / 3
 TICK_S = 1.0
@@ -34,6 +35,8 @@ LOOK_EVERY_S = 0.2
 """Seconds between two looks for events that are held back for too long."""
 AWAY_PAUSE_S = 1.0
 """Seconds without late writes after Redis took none."""
+CALL_WAIT_S = 1.0
+"""Most seconds that the heartbeat waits for its calls. Those that take longer go on without it."""
 LOST_THREAD_S = 10.0
 """Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt was abandoned for."""
 
@@ -241,3 +244,31 @@ def _logged(what: str) -> Iterator[None]:
         log.warning("heartbeat: %s: %s: %s", what, type(e).__name__, e)
     except Exception:
         log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)
+
+
+class PerRun:
+    """Calls to the ledgers of several runs: one at a time for each run, in a thread of its own.
+
+    A call waits for half a minute or more while its server is away, and each of a cluster's servers has some of the
+    runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name`: of the threads."""
+        self._name = name
+        self._threads: dict[str, threading.Thread] = {}
+
+    def __call__(self, runs: Mapping[str, T], call: Callable[[T], object]) -> None:
+        """Make the call for each of these runs, except for those whose last call has not ended. It raises nothing."""
+        until = time.monotonic() + CALL_WAIT_S
+        self._threads = {run: thread for run, thread in self._threads.items() if thread.is_alive()}
+        started = {
+            run: threading.Thread(target=call, args=(what,), name=self._name, daemon=True)
+            for run, what in runs.items()
+            if run not in self._threads
+        }
+        self._threads |= started
+        for thread in started.values():
+            thread.start()
+        for thread in started.values():
+            thread.join(max(0.0, until - time.monotonic()))

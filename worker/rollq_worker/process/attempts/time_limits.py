@@ -5,7 +5,6 @@ heartbeat interrupts the thread of an overdue call until it comes back, and afte
 knows nothing of ledgers or leases.
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from rollq.env import Action, Environment, Grade, Observation, RewardFunction, U
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
 from rollq.job import Json
 from rollq.trajectory import Trajectory
-from rollq_worker.failures import typed
+from rollq_worker.failures import raise_in, typed
 from rollq_worker.whole_text import whole
 
 P = ParamSpec("P")
@@ -70,10 +69,13 @@ class TimeLimits:
     @contextmanager
     def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
         """A block around foreign code that may take `limit_s` seconds. Its errors become `failure`."""
-        began = self._begin(failure, what, limit_s)
+        began = time.monotonic()
+        with self._lock:
+            self._thread = threading.get_ident()
+            self._calls.append(ForeignCall(failure, what, limit_s, began))
         try:
             yield
-        except ThreadAbandoned:
+        except (ThreadAbandoned, GeneratorExit):  # the latter where ThreadAbandoned was raised as the block ended
             raise
         except BaseException as e:  # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
             if (became := typed(e, failure, what)) is None:
@@ -95,33 +97,9 @@ class TimeLimits:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """The result of foreign code, called as in a block of `call`, at a fraction of the block's cost.
-
-        What ends the call is written out in both: the interpreter may raise ThreadAbandoned where a function begins,
-        so a function of its own might be left before it has taken the call off the list.
-        """
-        began = self._begin(failure, what, limit_s)
-        try:
+        """The result of foreign code, called in a block of `call`."""
+        with self.call(failure, what, limit_s):
             return foreign(*args, **kwargs)
-        except ThreadAbandoned:
-            raise
-        except BaseException as e:
-            if (became := typed(e, failure, what)) is None:
-                raise
-            raise became from e
-        finally:
-            with self._lock:
-                self._calls.pop()
-                if self._calls:
-                    self._calls[-1].since += time.monotonic() - began
-
-    def _begin(self, failure: type[RolloutFailure], what: str, limit_s: float) -> float:
-        """Note the call. Returns the monotonic time at which it begins."""
-        began = time.monotonic()
-        with self._lock:
-            self._thread = threading.get_ident()
-            self._calls.append(ForeignCall(failure, what, limit_s, began))
-        return began
 
     @contextmanager
     def away(self, what: str) -> Iterator[None]:
@@ -157,8 +135,7 @@ class TimeLimits:
         """Raise ThreadAbandoned in the thread if it is still in a call."""
         with self._lock:  # the thread cannot leave the call meanwhile, so this never hits our own code
             if self._calls:
-                exception = ctypes.py_object(ThreadAbandoned)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), exception)
+                raise_in(self._thread, ThreadAbandoned)
 
 
 class TimedEnvironment:

@@ -3,7 +3,6 @@
 They are read from what the worker counts anyway, when Prometheus asks. All totals begin at 0 with the process.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Mapping
 
@@ -12,7 +11,7 @@ from rollq.events import GRADED, Finish
 from rollq.ledger.replies import State
 from rollq.ledger.workers.time_spent import WAITS
 from rollq.metrics.metric import Sample, counter, gauge, spread
-from rollq_worker.process.job_task import JobRunner, Summary
+from rollq_worker.process.job_task import JobRunner
 
 UNFINISHED = ("fenced", "abandoned", "released")
 """Why an attempt ended here without a grade and without a failure of its own."""
@@ -49,54 +48,41 @@ WORKER_METRICS = (
 """All of them."""
 
 
-class WorkerMetrics:
-    """The metrics of one worker. Attempts that ended before it was made are not in them."""
+def worker_metrics(runner: JobRunner) -> list[Sample]:
+    """What is so now of a worker."""
+    leases = runner.leases
+    asked, played = runner.time_spent.engine.replies(), leases.played()
+    return [
+        Sample(IN_FLIGHT, (), len(leases.held())),
+        Sample(SLOTS, (), runner.settings.concurrency),
+        Sample(SLOTS_LOST, (), len(leases.lost_threads())),
+        Sample(ENGINE_AVAILABLE, (), float(runner.engine.available)),
+        Sample(OUTAGE, (), runner.engine.outage_s),
+        *_attempts(Counter(runner.ended)),
+        Sample(TURNS, (), played.turns),
+        *spread(REQUESTS, asked.by_finish, Finish),
+        Sample(SAMPLED, (), asked.sampled_tokens),
+        Sample(PROMPT, (), asked.prompt_tokens),
+        Sample(CACHED, (), asked.cached_tokens),
+        Sample(JOURNAL, (), played.written_bytes),
+        *spread(SECONDS, _seconds(runner)),
+    ]
 
-    def __init__(self, runner: JobRunner) -> None:
-        self._runner = runner
-        self._ended: Counter[tuple[str, str, str]] = Counter()
-        """Attempts by stop, class of failure, and what their job became."""
-        self._counting = threading.Lock()
-        runner.on_end.append(self._count)
 
-    def read(self) -> list[Sample]:
-        """What is so now."""
-        runner, leases = self._runner, self._runner.leases
-        asked, played = runner.time_spent.engine.replies(), leases.played()
-        return [
-            Sample(IN_FLIGHT, (), len(leases.held())),
-            Sample(SLOTS, (), runner.settings.concurrency),
-            Sample(SLOTS_LOST, (), len(leases.lost_threads())),
-            Sample(ENGINE_AVAILABLE, (), float(runner.engine.available)),
-            Sample(OUTAGE, (), runner.engine.outage_s),
-            *self._attempts(),
-            Sample(TURNS, (), played.turns),
-            *spread(REQUESTS, asked.by_finish, Finish),
-            Sample(SAMPLED, (), asked.sampled_tokens),
-            Sample(PROMPT, (), asked.prompt_tokens),
-            Sample(CACHED, (), asked.cached_tokens),
-            Sample(JOURNAL, (), played.written_bytes),
-            *spread(SECONDS, self._seconds()),
-        ]
+def _attempts(ended: Mapping[tuple[str, str, str], int]) -> list[Sample]:
+    """`ended`: see JobRunner."""
+    return [
+        *spread(ROLLOUTS, {stop: ended[stop, "", ""] for stop in GRADED}),
+        *(
+            Sample(FAILED, (failure, then), ended["failed", failure, then])
+            for failure in FailureClass
+            for then in AFTER_FAILURE
+        ),
+        *spread(UNFINISHED_ATTEMPTS, {why: ended[why, "", ""] for why in UNFINISHED}),
+    ]
 
-    def _count(self, summary: Summary) -> None:
-        with self._counting:
-            self._ended[summary["stop"], summary.get("failure", ""), summary.get("then", "")] += 1
 
-    def _attempts(self) -> list[Sample]:
-        with self._counting:
-            ended = self._ended.copy()
-        return [
-            *spread(ROLLOUTS, {stop: ended[stop, "", ""] for stop in GRADED}),
-            *(
-                Sample(FAILED, (failure, then), ended["failed", failure, then])
-                for failure in FailureClass
-                for then in AFTER_FAILURE
-            ),
-            *spread(UNFINISHED_ATTEMPTS, {why: ended[why, "", ""] for why in UNFINISHED}),
-        ]
-
-    def _seconds(self) -> Mapping[str, float]:
-        """Of all runs."""
-        of_runs = list(self._runner.time_spent.seconds.values())
-        return {wait: sum(seconds[wait] for seconds in of_runs) for wait in WAITS}
+def _seconds(runner: JobRunner) -> Mapping[str, float]:
+    """Of all runs."""
+    of_runs = list(runner.time_spent.seconds.values())
+    return {wait: sum(seconds[wait] for seconds in of_runs) for wait in WAITS}

@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the table of docs/metrics.md, against the metrics that the code has."""
+"""The dashboard and the alerts, against the metrics that the code has."""
 
 import re
 from itertools import combinations
@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rollq.metrics.metric import Kind, Metric
+from rollq.metrics.metric import Kind
 from rollq.metrics.of_runs import LEDGER_METRICS
 from rollq_worker.process.monitoring.metrics import WORKER_METRICS
-from tests.conftest import REPO
 from tests.deploy.monitoring import FOLDER, PANELS, RULES, expressions, grouped_by, selectors
 
 METRICS = {metric.name: metric for metric in (*LEDGER_METRICS, *WORKER_METRICS)}
@@ -47,16 +46,6 @@ def test_metrics_follow_the_conventions_of_prometheus() -> None:
         assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER)
         assert metric.says.endswith(".")
         assert set(metric.labels) <= {"run", "class", "state", "stop", "waiting_for", "then", "why", "finish"}
-
-
-def test_the_page_has_every_metric() -> None:
-    page = (REPO / "docs" / "metrics.md").read_text()
-    rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in page.splitlines() if line[:3] == "| `"]
-    assert [row for row in rows if row[0].startswith("`rollq_")] == [_row(metric) for metric in METRICS.values()]
-
-
-def _row(metric: Metric) -> tuple[str, ...]:
-    return f"`{metric.name}`", metric.kind.value, ", ".join(f"`{label}`" for label in metric.labels), metric.says
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:

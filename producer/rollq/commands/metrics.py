@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
         "metrics",
         description="Serves metrics of all runs and of the live workers to Prometheus until it is stopped: jobs, groups"
         " and how long they wait, failures, staleness, where the time goes. One process serves a whole fleet; each"
-        " worker serves its own with `rollq worker --metrics-port`. docs/metrics.md lists them.",
+        " worker serves its own with `rollq worker --metrics-port`. docs/metrics.md has a dashboard and alerts.",
     )
     add_run(parser, required=False, help="show this run only (those with work, then the newest; 20 at most)")
     parser.add_argument(

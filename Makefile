@@ -44,16 +44,16 @@ test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and mod
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
 
 # The tests with the real package verifiers, which wants other versions of much; those of MCP servers with its mcp 2.0, too.
-VERIFIERS_TESTS := tests/rollq_worker/environments/verifiers tests/e2e/test_verifiers.py
+VERIFIERS_TESTS := tests/rollq_integrations/verifiers tests/e2e/test_verifiers.py
 test-verifiers: $(VENV)/verifiers-0.3/.done $(VENV)/verifiers-0.4/.done
 	$(VENV)/verifiers-0.3/bin/python -m pytest -q $(VERIFIERS_TESTS) $(ARGS)
-	$(VENV)/verifiers-0.4/bin/python -m pytest -q $(VERIFIERS_TESTS) tests/rollq_worker/environments/test_mcp.py $(ARGS)
+	$(VENV)/verifiers-0.4/bin/python -m pytest -q $(VERIFIERS_TESTS) tests/rollq_integrations/test_mcp.py $(ARGS)
 
 # The adapters of tau-bench and tau2-bench on the real packages, which are on no index.
 test-tau: $(VENV)/tau/.done
 	ROLLQ_TAU_BENCH=$(VENV)/tau/tau-bench ROLLQ_TAU2_BENCH=$(VENV)/tau/tau2-bench PYTHONPATH=$(VENV)/tau/packages \
-	  $(BIN)/python -m pytest -q -n 2 tests/rollq_worker/environments/test_real_tau_bench.py \
-	  tests/rollq_worker/environments/test_real_tau2.py $(ARGS)
+	  $(BIN)/python -m pytest -q -n 2 tests/rollq_integrations/tau/test_real_tau_bench.py \
+	  tests/rollq_integrations/tau/test_real_tau2.py $(ARGS)
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser $(VENV)/.docs

@@ -18,7 +18,12 @@ WIDTH, EDGE, GAP, LINE = 960, 20, 8, 16
 LEFT, INNER = 2 * EDGE, WIDTH - 4 * EDGE
 NARROWEST = 16  # of the space around the name of a module
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-COLORS = {"rollq_worker": ("#f1f8f1", "#3a8a3f"), "rollq_view": ("#fdf4ec", "#c26a1b"), "rollq": ("#f0f5ff", "#3b6fd4")}
+COLORS = {
+    "rollq_integrations": ("#fbf1f7", "#a8467f"),
+    "rollq_worker": ("#f1f8f1", "#3a8a3f"),
+    "rollq_view": ("#fdf4ec", "#c26a1b"),
+    "rollq": ("#f0f5ff", "#3b6fd4"),
+}
 
 
 class Picture:

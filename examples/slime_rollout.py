@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-from rollq.trainers import slime
 from rollq.weights import Fleet
+from rollq_integrations import slime
 
 sys.path.append(str(Path(__file__).parent / "slime_stand_in"))  # at the end: slime itself comes first
 
@@ -48,7 +48,7 @@ def slime_arguments(flags, router):
         reward_key=None,
         dynamic_sampling_filter_path=flags.filter,
         rollout_sample_filter_path=None,
-        custom_reward_post_process_path="rollq.trainers.slime.reward_post_process",
+        custom_reward_post_process_path="rollq_integrations.slime.reward_post_process",
         advantage_estimator="grpo",
         rewards_normalization=True,
         grpo_std_normalization=True,

@@ -17,9 +17,9 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async
 from trl_sync import load_tokenizer, tiny_model
 
 from rollq import Client, Job
-from rollq.trainers.trl import task_prompts
-from rollq.trainers.trl_async import FleetTransfer, RolloutWorker
 from rollq.weights import Fleet
+from rollq_integrations.trl import task_prompts
+from rollq_integrations.trl.async_grpo import FleetTransfer, RolloutWorker
 from rollq_worker.commands.demo.processes import DemoProcesses
 
 SIZE, GROUPS = 3, 2

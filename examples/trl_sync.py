@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from rollq import Client, Job
-from rollq.trainers.trl import RolloutFunc, rollq_reward, task_prompts
+from rollq_integrations.trl import RolloutFunc, rollq_reward, task_prompts
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.tokens.tokenizer import BUNDLED
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER / "verl_stand_in"))  # at the end: verl itself comes first
 
-from rollq.trainers.verl import RollqAgentLoop  # noqa: E402
+from rollq_integrations.verl import RollqAgentLoop  # noqa: E402
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 

@@ -32,8 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REPO = Path(__file__).resolve().parent.parent
 OF_TRAINERS = (
-    "rollq/trainers/test_trl.py",
-    "rollq/trainers/test_trl_async.py",
+    "rollq_integrations/test_trl.py",
+    "rollq_integrations/test_trl_async.py",
     "examples/learn_shop",
     "e2e/test_trainer_page.py",
     "e2e/test_trl_examples.py",
@@ -55,7 +55,7 @@ SLOW = (
 )
 """Tests that take many seconds, most of them in processes of their own. What README and docs/faults.md promise of these
 parts has a test marked `promise`; these run in `make test-all`."""
-OF_VERIFIERS = ("rollq_worker/environments/verifiers", "e2e/test_verifiers.py")
+OF_VERIFIERS = ("rollq_integrations/verifiers", "e2e/test_verifiers.py")
 """Tests that import verifiers: `make test-verifiers`."""
 collect_ignore = [
     *([] if find_spec("torch") else OF_TRAINERS),

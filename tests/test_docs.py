@@ -13,10 +13,11 @@ PAGES = [
     *REPO.glob("docs/*.md"),
     *REPO.glob("benchmarks/*.md"),
 ]
-FOLDERS = ("producer/", "worker/", "viewer/", "tests/", "docs/", "benchmarks/", "deploy/", "examples/")
+FOLDERS = ("producer/", "worker/", "integrations/", "viewer/", "tests/", "docs/", "benchmarks/", "deploy/", "examples/")
 PACKAGES = {
     "rollq": REPO / "producer/rollq",
     "rollq_worker": REPO / "worker/rollq_worker",
+    "rollq_integrations": REPO / "integrations/rollq_integrations",
     "rollq_view": REPO / "viewer/rollq_view",
 }
 ARCHITECTURE = tomllib.loads((REPO / "docs/architecture.toml").read_text())

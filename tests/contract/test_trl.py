@@ -14,13 +14,13 @@ from trl import GRPOConfig, GRPOTrainer
 from examples.learn_shop.policy import CONTEXT, logprobs_of, make, save
 from rollq import Client, Job
 from rollq.job import Budget
-from rollq.trainers.trl import RolloutFunc, rollq_reward, task_prompts
 from rollq.trajectory import Trajectory
 from rollq.weights import Fleet
+from rollq_integrations.trl import RolloutFunc, rollq_reward, task_prompts
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.contract.conftest import CACHE, Server, installed, sglang, sglang_scripts
 from tests.e2e.stack import Stack
-from tests.rollq.trainers.tiny import SIZE, trainer
+from tests.rollq_integrations.tiny import SIZE, trainer
 
 torch.set_num_threads(1)  # tensors this small are slower with several
 pytestmark = [

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from rollq import Client, Job
-from rollq.trainers.slime import DataSource, generate_rollout
+from rollq_integrations.slime import DataSource, generate_rollout
 from tests.conftest import REPO
 from tests.e2e.stack import Stack
-from tests.rollq.trainers.slime_packages import STAND_IN, arguments, slime_at
 from tests.rollq.weights.fake_engines import FakeEngine, serving
+from tests.rollq_integrations.slime.slime_packages import STAND_IN, arguments, slime_at
 
 GROUPS, SIZE, ROLLOUTS = 8, 4, 4
 

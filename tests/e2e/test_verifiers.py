@@ -13,7 +13,7 @@ from rollq.events import Observed, Stop
 from rollq.trajectory import Trajectory
 from tests.e2e.stack import Stack
 
-SITE = Path(__file__).parents[1] / "rollq_worker/environments/verifiers/site"
+SITE = Path(__file__).parents[1] / "rollq_integrations/verifiers/site"
 CLASSIC = metadata.version("verifiers").startswith("0.3.")
 ENV = "verifiers:classic_tools" if CLASSIC else "verifiers:sums_tasks"
 SIZE = 2

@@ -1,13 +1,13 @@
 """Environments by name: `shop`, `tau2:retail`, and whatever installed packages add.
 
 A name is an entry point of the group `rollq.environments`. It is a callable that takes the part after the colon (None
-without one) and returns a Domain. The built-in names are entry points too, declared here. A domain is loaded at its
-first use, once in each process. This module knows no environment's package. `files` has the environments without one.
+without one) and returns a Domain. A domain is loaded at its first use, once in each process. This module knows no
+environment but the shop. `files` has the environments without a package.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -17,23 +17,7 @@ from rollq_worker.environments.files import FILES, load_of
 
 GROUP = "rollq.environments"
 
-BUILTIN = tuple(
-    EntryPoint(name, f"rollq_worker.environments.{module}:load", GROUP)
-    for name, module in (
-        ("shop", "shop"),
-        ("tau2:airline", "tau2"),
-        ("tau2:retail", "tau2"),
-        ("tau2:telecom", "tau2"),
-        ("tau2_2025:airline", "tau2_2025"),
-        ("tau2_2025:retail", "tau2_2025"),
-        ("tau_bench:airline", "tau_bench"),
-        ("tau_bench:retail", "tau_bench"),
-        ("verifiers", "verifiers"),
-    )
-)
-
-OTHERS = {"tau2": "tau2", "tau2_2025": "inspect_evals", "tau_bench": "tau_bench", "verifiers": "verifiers"}
-"""The package that has the tasks, by module of the built-in environments that have none of their own."""
+SHOP = EntryPoint("shop", "rollq_worker.environments.shop:load", GROUP)
 
 DOMAIN = ("name", "version", "splits", "task", "open")
 """What a Domain has."""
@@ -56,14 +40,17 @@ def names() -> list[str]:
     return sorted({*_entries(), *(file.name for file in FILES.known())})
 
 
-def brought_by(entry: EntryPoint) -> str:
-    """What a built-in environment comes with."""
-    if (package := OTHERS.get(entry.module.rpartition(".")[2])) is None:
+def origins() -> dict[str, str]:
+    """What brings each environment of a package, by its name: the package, and its extra where that is rollq itself."""
+    return {name: _origin(entries[0]) for name, entries in _entries().items()}
+
+
+def _origin(entry: EntryPoint) -> str:
+    if entry is SHOP:
         return "rollq"
-    try:
-        return f"rollq with {package} {version(package)}"
-    except PackageNotFoundError:
-        return f"rollq with {package}, which is not installed"
+    if entry.dist is None or entry.dist.name != "rollq":
+        return entry.dist.name if entry.dist else entry.value
+    return f"rollq[{entry.name.partition(':')[0].replace('_', '-')}]"  # the extra has the environment's name
 
 
 def domain(name: str) -> Domain:
@@ -86,7 +73,7 @@ def domain(name: str) -> Domain:
 def _entries() -> dict[str, list[EntryPoint]]:
     """Entry points by name. A name has several only if they load different objects."""
     found: dict[str, list[EntryPoint]] = {}
-    for entry in (*BUILTIN, *entry_points(group=GROUP)):
+    for entry in (SHOP, *entry_points(group=GROUP)):
         same = found.setdefault(entry.name, [])
         if entry.value not in [other.value for other in same]:
             same.append(entry)

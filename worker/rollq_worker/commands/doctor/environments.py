@@ -6,7 +6,7 @@ from typing import Any
 from rollq.errors import RollqError
 from rollq.servers.health import Finding, Level
 from rollq_worker.commands.env.check import check_environment, chosen
-from rollq_worker.environments import BUILTIN, domain, names
+from rollq_worker.environments import domain, names, origins
 
 TASKS = 4
 """Number of tasks of an environment that are played, from all over its first split."""
@@ -22,7 +22,7 @@ def played_here(asked: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(dict.fromkeys(asked)), []
     absent: list[str] = []
     present: list[str] = []
-    optional = {entry.name for entry in BUILTIN}
+    optional = {name for name, origin in origins().items() if origin.startswith("rollq[")}
     for name in names():
         try:
             domain(name)

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -68,11 +67,9 @@ def add(commands: Commands) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     with needs("worker"):
-        from rollq_worker.environments import BUILTIN, GROUP, brought_by
+        from rollq_worker.environments import origins
         from rollq_worker.environments.files import FILES
-    found = {file.name: file.given for file in FILES.known()}
-    found |= {entry.name: entry.dist.name if entry.dist else entry.value for entry in entry_points(group=GROUP)}
-    found |= {entry.name: brought_by(entry) for entry in BUILTIN}
+    found = origins() | {file.name: file.given for file in FILES.known()}
     if args.json:
         print(json.dumps(found))
         return 0

@@ -1,0 +1,199 @@
+"""Tools of an MCP server, over stdio or streamable HTTP, by the official SDK.
+
+    load = dataset("tasks.jsonl", reward="number", tools=mcp_server("python", "server.py"))
+
+A command is a server of its own for each episode, which ends with it. An address is one server that all episodes share,
+so it must keep no state between calls, or keep it by session. A tool's error is an observation; a server that dies or
+does not answer is the environment's failure. The tools are those that the server had when the episode began. It does
+not know tasks or rewards.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+from rollq.env import Action, Json, Tools, mask_url
+from rollq.env.foreign_tools import own_copy
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.extras import install_line
+
+OPEN_S = 60.0
+"""Longest start of a server in seconds."""
+SAID = 2000
+"""Number of bytes of a server's stderr that a failure shows, the last ones."""
+CALL_S = 50.0
+"""Longest call in seconds: less than the time limit of a step, so that this is what fails."""
+WRONG_CALL = (-32602, -32601)
+"""JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
+
+
+def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[[], Tools]:
+    """Opens the tools of an episode: those of the server that `command` starts, or of the one at the address that is
+    given alone. The process gets `env` and a few harmless variables of the worker's, no others.
+
+    Raises JobFailure without a command.
+    """
+    if not command:
+        raise JobFailure("mcp_server needs a command, as in mcp_server('python', 'server.py'), or an address")
+    if command[0].startswith(("http://", "https://")):
+        if len(command) > 1 or env:
+            raise JobFailure("mcp_server takes an address alone, without arguments and env")
+        return lambda: Session(command, None)
+    return lambda: Session(command, dict(env or {}))
+
+
+class Session:
+    """Implements Tools. The connection lives in the thread of `_loop`, because the SDK is asynchronous."""
+
+    def __init__(self, server: Sequence[str], env: dict[str, str] | None) -> None:
+        """`env` is None for an address. Raises EnvironmentFailure when there is no server, and JobFailure without the
+        SDK."""
+        _sdk()
+        self._server = server
+        self._env = env
+        self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
+        self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
+        self._opened: Future[Sequence[Json]] = Future()
+        self._ended = _run(self._serve())
+        try:
+            self.schemas = self._opened.result(OPEN_S)
+        except BaseException as e:
+            failure = self._failure("did not start", e, OPEN_S)
+            self.close()
+            raise failure from e
+        self._names = {schema["function"]["name"] for schema in self.schemas}
+
+    def call(self, action: Action) -> str:
+        if action.name not in self._names:
+            return f"Error: there is no tool {action.name!r}"
+        try:
+            arguments = {name: own_copy(value) for name, value in action.arguments.items()}
+            # What is no JSON, such as half a surrogate pair, would end the connection.
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as e:
+            return f"Error: {e}"
+        answer: Future[str] = Future()
+        _loop().call_soon_threadsafe(self._calls.put_nowait, (action.name, arguments, answer))
+        self._ended.add_done_callback(lambda _: _fail(answer, ConnectionError("it has ended")))
+        try:
+            return answer.result(CALL_S)
+        except Exception as e:
+            raise self._failure(f"failed in its tool {action.name}", e, CALL_S) from e
+
+    def close(self) -> None:
+        """End the connection, and the server if it is this session's own. Does not wait for its end."""
+        self._ended.cancel()
+        self._stderr.close()
+
+    def _transport(self) -> Any:
+        if self._env is None:
+            return self._server[0]
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        started = StdioServerParameters(command=self._server[0], args=list(self._server[1:]), env=self._env or None)
+        return stdio_client(started, errlog=self._stderr)
+
+    def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
+        """What to raise. Of the SDK's groups of exceptions the first one says something, and so may the server."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if not isinstance(error, Exception):
+            return error
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
+        said = self._stderr.read().decode("utf-8", "replace").strip()
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError):
+            why = f"no answer within {limit_s:g} s"
+        # More of its command may be a secret.
+        server = mask_url(self._server[0]) if self._env is None else " ".join(self._server[:2])
+        return EnvironmentFailure(f"the MCP server {server!r} {what}: {why}" + (f"\nIt said: {said}" if said else ""))
+
+    async def _serve(self) -> None:
+        """The whole connection, in one task, as the SDK wants it."""
+        try:
+            async with _sdk().Client(self._transport(), read_timeout_seconds=CALL_S) as client:
+                self._opened.set_result(await _schemas(client))
+                while True:
+                    await _answer(client, *await self._calls.get())
+        except BaseException as e:
+            if not self._opened.done():
+                self._opened.set_exception(e if isinstance(e, Exception) else ConnectionError("it was closed"))
+            raise
+
+
+async def _schemas(client: Any) -> list[Json]:
+    schemas: list[Json] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+            schemas.append({"type": "function", "function": function})
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    if not schemas:
+        raise ValueError("it has no tools")
+    return schemas
+
+
+async def _answer(client: Any, name: str, arguments: dict[str, Json], answer: "Future[str]") -> None:
+    try:
+        result = await client.call_tool(name, arguments)
+        text = "\n".join(map(_as_text, result.content))
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content)
+        said = f"Error: {text}" if result.is_error and not text.startswith("Error") else text
+    except Exception as e:
+        if getattr(e, "code", None) in WRONG_CALL:
+            said = f"Error: {e}"
+        else:
+            return _fail(answer, e)
+    if not answer.done():
+        answer.set_result(said)
+
+
+def _as_text(part: Any) -> str:
+    """A part of a result: text, the text of a resource, or what it is, such as `[image]`."""
+    text = getattr(getattr(part, "resource", part), "text", None)
+    return text if isinstance(text, str) else f"[{part.type}]"
+
+
+def _fail(answer: "Future[str]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+@cache
+def _sdk() -> Any:
+    try:
+        import mcp
+    except ImportError as e:
+        raise JobFailure(f"tools of an MCP server need the package mcp: {install_line('mcp')}") from e
+    return mcp
+
+
+_starting = threading.Lock()
+
+
+@cache
+def _new_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+    return loop
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of all sessions of this process, in a thread of its own."""
+    with _starting:
+        return _new_loop()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> "Future[None]":
+    return asyncio.run_coroutine_threadsafe(work, _loop())

@@ -1,0 +1,306 @@
+"""A sandbox for commands of the policy, by bubblewrap: a scratch folder in memory, and nothing of the worker's.
+
+    with Sandbox() as sandbox:
+        print(sandbox.run([PYTHON, "-c", "print(2)"]).output)
+
+Inside there are the system's programs and this interpreter's own library, read-only, and an empty folder WORK. There
+is no network, no file of the worker's (its home, its virtual environment, its keys) and no variable of its environment.
+All of it ends with the worker. `shell` runs inside. What is not confined: the CPU time that commands take
+beside each other, and memory of the kernel's for pipes, sockets, locks and mappings. It does not know tools.
+"""
+
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.sandbox.system_calls import system_call_filter
+
+WORK = "/work"
+"""The scratch folder inside: where commands begin, and their home."""
+OWN_PYTHON = Path(os.path.realpath(sys.executable))
+"""The worker's interpreter outside, without its virtual environment."""
+PYTHON_FOLDER = sys.base_prefix if sys.base_prefix.startswith("/usr") else "/opt/python"
+"""Where it lies inside. It may come from a home folder, which commands must not enter."""
+LIBRARY_FOLDER = "/opt/libpython"
+"""Where its own library lies inside, alone."""
+PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
+"""The interpreter inside."""
+FIRST_USER = 2_000_000_000
+"""The sandboxes of a worker that is root have users of their own from here on, so that each has its own count of
+processes."""
+FIRST_TO_GO = 'echo 1000 > /proc/self/oom_score_adj && exec "$@"'
+"""Where memory runs out, the kernel ends a sandbox before its worker. Inside, /proc cannot be written."""
+START_S = 30.0
+"""Longest start of a sandbox in seconds."""
+GRACE_S = 15.0
+"""Seconds beyond a command's time in which the sandbox must answer."""
+LONGEST_ARGUMENT = 100_000
+"""Number of bytes of one argument; Linux takes 131,072."""
+INSTALL = "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to unprivileged users"
+STOPPED = {
+    "time": "it ran longer than {seconds:g} s",
+    "memory": "it used more than {megabytes} MB of memory",
+    "output": "it wrote more than 1 MB",
+    "files": "the sandbox held more than 50,000 files, and all of them were removed",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What commands may use."""
+
+    seconds: float = 10.0
+    """Of one command, by the clock."""
+    memory: int = 512 << 20
+    """Bytes: address space of each process, and memory of all processes together."""
+    disk: int = 64 << 20
+    """Bytes of each of the scratch folder, /tmp and /dev/shm, which lie in memory."""
+    processes: int = 64
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command said and how it ended."""
+
+    output: str
+    """Stdout and stderr in the order in which they were written, at most 32 KiB."""
+    code: int
+    """The exit code; negative for a signal."""
+    stopped: str = ""
+    """Why it was stopped: `time`, `memory`, `output`, `files`, or "" when it ended by itself."""
+
+
+DEFAULT = Limits()
+
+
+class Sandbox:
+    """One scratch folder, and the commands that share it. Not for several threads at once."""
+
+    def __init__(self, limits: Limits = DEFAULT) -> None:
+        """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does not start."""
+        check_system()
+        self._limits = limits
+        self._open()
+
+    def _open(self) -> None:
+        self._process = _start(self._limits)
+        try:
+            _answer(self._process, START_S)
+        except EnvironmentFailure:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, command: Sequence[str]) -> Result:
+        """Run a command: the path of a program inside, and its arguments. All its processes end with it. Raises
+        EnvironmentFailure when the sandbox itself fails."""
+        argv = [part.encode(errors="replace").decode() for part in command]  # half of a character pair has no bytes
+        if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
+            return Result(
+                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes",
+                126,
+            )
+        assert self._process.stdin is not None, "it has pipes"
+        try:
+            request = memoryview(json.dumps({"argv": argv}).encode() + b"\n")
+            while request:
+                request = request[self._process.stdin.write(request) :]
+        except (OSError, ValueError) as e:  # ValueError: it was closed
+            raise EnvironmentFailure("the sandbox has ended") from e
+        reply, output = _answer(self._process, self._limits.seconds + GRACE_S)
+        if reply["stopped"] == "files":
+            self.close()  # so that commands cannot go on to add some in each of their last moments
+            self._open()
+        return Result(output.decode(errors="replace"), reply["code"], reply["stopped"])
+
+    def why_stopped(self, result: Result) -> str:
+        """In words, for the policy."""
+        return STOPPED[result.stopped].format(seconds=self._limits.seconds, megabytes=self._limits.memory >> 20)
+
+    def close(self) -> None:
+        """End all of its processes; the kernel removes the scratch folder."""
+        if self._process.poll() is None:  # else another process may have its number
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # bwrap, and the first process of the PID namespace
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@cache
+def check_system() -> None:
+    """Raises JobFailure where commands could not be confined."""
+    if sys.platform != "linux":
+        raise JobFailure(f"sandboxed commands need Linux and bubblewrap, not {sys.platform}")
+    if shutil.which("bwrap") is None:
+        raise JobFailure(f"sandboxed commands need bwrap on PATH, and nothing runs without it: {INSTALL}")
+    process = _start(Limits())
+    try:
+        _answer(process, START_S)
+    except EnvironmentFailure as e:
+        raise JobFailure(f"bwrap cannot confine commands on this system: {e}; {INSTALL}") from e
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _start(limits: Limits) -> "subprocess.Popen[bytes]":
+    root = os.geteuid() == 0
+    user = FIRST_USER + secrets.randbelow(100_000_000) if root else 0
+    shell = _readable(Path(__file__).with_name("shell.py").read_bytes())
+    refused = _readable(system_call_filter())
+    confined = [
+        *("/bin/sh", "-c", FIRST_TO_GO, "sh"),
+        str(shutil.which("bwrap")),
+        *_walls(limits, root),
+        "--seccomp",
+        str(refused),
+        "--",
+    ]
+    inside = [
+        PYTHON,
+        "-I",
+        "-S",
+        "-c",
+        f"exec(open({shell}).read())",
+        json.dumps(asdict(limits)),
+        str(user),
+    ]
+    try:
+        return subprocess.Popen(
+            [*confined, *inside],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # until it is ready, that is what went wrong
+            bufsize=0,
+            env={},
+            pass_fds=(shell, refused),
+            start_new_session=True,  # no terminal, and a process group that can be killed
+        )
+    finally:
+        os.close(shell)
+        os.close(refused)
+
+
+def _readable(content: bytes) -> int:
+    """A file descriptor with that content, which must fit into a pipe."""
+    read, write = os.pipe()
+    os.write(write, content)
+    os.close(write)
+    return read
+
+
+def _walls(limits: Limits, root: bool) -> Iterator[str]:
+    """The arguments of bwrap. A worker that is root needs no user namespace, and without one its sandboxes can have
+    users of their own; all capabilities go when the shell takes on that user."""
+    yield from (
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    )
+    yield from (
+        ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else ["--unshare-user"]
+    )
+    yield from ("--as-pid-1", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr")
+    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(folder):
+            yield from ("--symlink", os.readlink(folder), folder)
+        elif os.path.isdir(folder):
+            yield from ("--ro-bind", folder, folder)
+    for folder in ("/etc", "/opt"):
+        yield from ("--perms", "0755", "--dir", folder)
+    for file in ("/etc/ld.so.cache", "/etc/alternatives"):
+        yield from ("--ro-bind-try", file, file)
+    if sys.base_prefix != PYTHON_FOLDER:
+        yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
+        # It may name its libpython by the path outside. What else lies there is not for the system's programs.
+        library = sysconfig.get_config_var("INSTSONAME")
+        yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
+        yield from ("--ro-bind-try", f"{sys.base_prefix}/lib/{library}", f"{LIBRARY_FOLDER}/{library}")
+        yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
+    size = str(limits.disk)
+    yield from (
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        *("--dev-bind", "/dev/full", "/dev/zero"),  # it reads as zeros, too, and cannot be mapped as memory
+        "--perms",
+        "1777",
+        "--size",
+        size,
+        "--tmpfs",
+        "/dev/shm",
+    )
+    yield from (
+        "--perms",
+        "1777",
+        "--size",
+        size,
+        "--tmpfs",
+        "/tmp",
+        "--perms",
+        "1777",
+        "--size",
+        size,
+        "--tmpfs",
+        WORK,
+    )
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK)
+    for name, value in (
+        ("PATH", f"{os.path.dirname(PYTHON)}:/usr/bin:/bin"),
+        ("HOME", WORK),
+        ("LANG", "C.UTF-8"),
+        ("TZ", "UTC"),
+        (
+            "PYTHONHASHSEED",
+            "0",
+        ),  # the order of sets is the same when the episode is played again
+    ):
+        yield from ("--setenv", name, value)
+
+
+def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[str, Any], bytes]:
+    """A reply of the shell, and the output that follows it. Raises EnvironmentFailure."""
+    assert process.stdout is not None, "it has pipes"
+    deadline = time.monotonic() + seconds
+    got = b""
+    while True:
+        head, newline, output = got.partition(b"\n")
+        if newline:
+            try:
+                reply = json.loads(head)
+                if len(output) >= reply.get("size", 0):
+                    return reply, output
+            except (ValueError, AttributeError):
+                pass  # what bwrap or the interpreter says before they fail
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise EnvironmentFailure(f"the sandbox did not answer for {seconds:g} s")
+        part = process.stdout.read(65536)
+        if not part:
+            said = got.decode(errors="replace").strip()
+            raise EnvironmentFailure(f"the sandbox has ended: {said[-1000:] or 'it said nothing'}")
+        got += part

@@ -1,0 +1,66 @@
+"""The tools of a benchmark's package on views of one shared database, graded as most of these benchmarks do."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution
+from typing import Any
+
+from rollq.env import Action, Json, Observation
+from rollq.env.copy_on_write import View
+from rollq.env.customer_service import DatabaseBackend
+from rollq.env.foreign_tools import TOOL_ERRORS, guarded, own_copy
+
+TAU2_STOP_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+"""tau2-bench's. A transfer does not end an episode: the user's ###TRANSFER### does."""
+
+
+class PackageBackend(DatabaseBackend):
+    """Implements customer_service.Backend."""
+
+    closing_tools: frozenset[str] = frozenset()
+    """Tools that end the episode."""
+
+    @abstractmethod
+    def invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
+        """Call a tool. Raises one of TOOL_ERRORS for a wrong call."""
+
+    def call(self, view: View, action: Action) -> Observation:
+        text = guarded(lambda arguments: self.invoke(view, action.name, arguments), action.arguments)
+        return Observation(text, done=action.name in self.closing_tools)
+
+    def replay(self, view: View, calls: Sequence[Action]) -> None:
+        for call in calls:
+            if call.name not in self.closing_tools:
+                with suppress(*TOOL_ERRORS):  # as the packages' own scorers do
+                    self.invoke(view, call.name, own_copy(call.arguments))
+
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+        # Each output must be within one message. Commas are dropped from the messages only.
+        plain = [message.lower().replace(",", "") for message in messages]
+        return [output for output in outputs if not any(output.lower() in message for message in plain)]
+
+
+def model_as_text(record: Any) -> str:
+    """The record as tau2-bench's hashes write it."""
+    return json.dumps(record.model_dump(warnings=False), sort_keys=True, default=str)
+
+
+def tables_of(db: Any) -> dict[str, Any]:
+    """The tables of tau2-bench's database."""
+    return {name: getattr(db, name) for name in type(db).model_fields}
+
+
+def wishes_of(instructions: Any) -> str:
+    """What a user of tau2-bench tells the agent, out of a task's instructions."""
+    known, reason = instructions.known_info, instructions.reason_for_call
+    parts = (known, reason, instructions.unknown_info, instructions.task_instructions)
+    return "\n".join(" ".join(part.split()) for part in parts if part and part.strip(" ."))
+
+
+def version_of(name: str, installed: Distribution) -> str:
+    """Name and version, with the commit that it was installed from if that is known."""
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return f"{name} {installed.version}" + (f" commit {commit}" if commit else "")

@@ -1,0 +1,154 @@
+"""tau2-bench's telecom: the agent works on the company's data, and the user on a phone, with tools of its own.
+
+The user calls a tool by a message that is nothing but `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and
+hears the result in `<tool_response>`. The agent sees neither. The journal has these messages like all others of the
+user, so an episode that another worker continues has the same phone.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import count, groupby
+from types import SimpleNamespace
+from typing import Any
+
+from rollq.env import RESPOND, Action, Grade, Json, Observation
+from rollq.env.customer_service import Case
+from rollq.env.foreign_tools import check_calculation, copy_record, guarded
+from rollq_integrations.tau.backend import TAU2_STOP_MARKERS
+from rollq_integrations.tau.scripted_tasks import REPLIES
+
+USER_TOOLS = """\
+
+Your phone:
+You have the phone in your hand and use it with the tools below. Use one when the agent asks you to do or look at \
+something, one at a time. To use it, write nothing but
+<tool_call>{{"name": "TOOL", "arguments": {{...}}}}</tool_call>
+and you get back what the phone shows, in <tool_response>. The agent sees neither: tell it what you saw. Never make up \
+what the phone shows.
+{tools}"""
+
+_CALL = re.compile(r"\s*<tool_call>(.*)</tool_call>\s*", re.DOTALL)
+
+
+@dataclass
+class Phone:
+    """One episode: the company's data and the user's phone, and every call that was made."""
+
+    environment: Any
+    calls: list[Action] = field(default_factory=list)
+    bill_numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+class TelecomBackend:
+    """Implements customer_service.Backend."""
+
+    stop_markers: Sequence[str] = TAU2_STOP_MARKERS
+
+    def __init__(self, environment: Any) -> None:
+        self._pristine = environment
+        self.policy: str = environment.get_policy()
+        self.tools: Sequence[Json] = [tool.openai_schema for tool in environment.get_tools()]
+        schemas = [json.dumps(tool.openai_schema["function"]) for tool in environment.get_user_tools()]
+        self._user_tools = USER_TOOLS.format(tools="\n".join(schemas))
+        # New bills get random numbers, which the agent reads. The same actions must lead to the same observations.
+        self._playing = threading.local()
+        import_module(type(environment.tools).__module__).__dict__["uuid"] = SimpleNamespace(uuid4=self._bill_number)
+
+    def _bill_number(self) -> Any:
+        return SimpleNamespace(hex=f"{next(self._playing.phone.bill_numbers):08x}")
+
+    def begin(self, case: Case) -> Phone:
+        whole, start = self._pristine, case.original.initial_state
+        tools, user_tools = (type(kit)(copy_record(kit.db)) for kit in (whole.tools, whole.user_tools))
+        phone = Phone(type(whole)(whole.domain_name, whole.policy, tools, user_tools))
+        self._playing.phone = phone
+        if start is not None:
+            phone.environment.set_state(start.initialization_data, start.initialization_actions, [])
+        return phone
+
+    def call(self, phone: Phone, action: Action) -> Observation:
+        return Observation(self._made(phone, "assistant", action))
+
+    def user_call(self, phone: Phone, said: str) -> str | None:
+        if (found := _CALL.fullmatch(said)) is None:
+            return None
+        try:
+            call = json.loads(found[1])
+            action = Action(call["name"], call.get("arguments") or {})
+            result = self._made(phone, "user", action)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+            result = f"Error: this is no call of a tool: {e}"
+        return f"<tool_response>\n{result}\n</tool_response>"
+
+    def grade(self, phone: Phone, case: Case, messages: Sequence[str]) -> Grade:
+        criteria = case.original.evaluation_criteria
+        basis = {part.value for part in criteria.reward_basis}
+        self._playing.phone = phone
+        failed, missing = list[str](), list[str]()
+        if "ENV_ASSERTION" in basis:
+            check = phone.environment.run_env_assertion
+            failed = [_named(a) for a in criteria.env_assertions or () if not check(a, raise_assertion_error=False)]
+        if "ACTION" in basis:
+            for action in criteria.actions or ():
+                if not any(action.compare_with_tool_call(call) for call in phone.calls):
+                    missing.append(action.get_func_format())
+        return Grade(0.0 if failed or missing else 1.0, {"failed": failed, "not_called": missing})
+
+    def with_phone(self, case: Case, task: Any, number: int) -> Case:
+        """The case with a user who has the phone. The number makes its opening unique in the domain."""
+        moves, replies = _script(task.evaluation_criteria.actions or ())
+        return replace(
+            case,
+            original=task,
+            task=replace(
+                case.task,
+                user_tools=self._user_tools,
+                opening=f"{case.task.opening}\nThis is about ticket {number}.",
+                moves=moves,
+                replies=replies,
+            ),
+        )
+
+    def _made(self, phone: Phone, requestor: str, action: Action) -> str:
+        phone.calls.append(action)
+        self._playing.phone = phone
+
+        def invoke(arguments: dict[str, Json]) -> str:
+            check_calculation(action.name, arguments)
+            result = phone.environment.make_tool_call(action.name, requestor=requestor, **arguments)
+            phone.environment.sync_tools()
+            text: str = phone.environment.to_json_str(result)
+            return text
+
+        return guarded(invoke, action.arguments)
+
+
+def _named(assertion: Any) -> str:
+    return f"{assertion.func_name}({json.dumps(assertion.arguments)})"
+
+
+def _script(actions: Sequence[Any]) -> tuple[Sequence[Action], Sequence[str]]:
+    """The moves of a perfect agent, and what the scripted user says to them."""
+    agrees, asks, leaves = REPLIES
+    moves, replies = [_said("Let me make sure that I understand you. Shall I go ahead?")], [agrees]
+    for requestor, run in groupby(actions, lambda action: action.requestor):
+        calls = [Action(action.name, action.arguments) for action in run]
+        if requestor == "assistant":
+            moves += calls
+        else:
+            moves.append(_said(f"Please do this on your phone: {', '.join(call.name for call in calls)}."))
+            replies += [*map(_as_user_call, calls), "I have done that."]
+    moves += [_said("It is all done."), _said("Yes, it is. Is there anything else I can do for you?")]
+    return moves, [*replies, asks, leaves]
+
+
+def _as_user_call(call: Action) -> str:
+    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': call.arguments})}</tool_call>"
+
+
+def _said(text: str) -> Action:
+    return Action(RESPOND, {"content": text})

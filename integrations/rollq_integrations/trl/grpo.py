@@ -1,0 +1,348 @@
+"""The rollout function of TRL's GRPOTrainer: prompts name tasks, and the episodes of workers come back as rows.
+
+    rollouts = RolloutFunc(client, job=Job(env="shop", task=0))
+    trainer = GRPOTrainer(
+        model, rollq_reward, train_dataset=task_prompts(rollouts.job, range(64)), rollout_func=rollouts, ...
+    )
+
+A group's name follows from the trainer's step. So a trainer that restarts from a checkpoint asks for the same groups
+again, and gets those that were played without playing them twice. A group is acknowledged once a checkpoint holds the
+step that it was trained in. The interface is that of TRL 1.16 (trl/trainer/grpo_trainer.py).
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rollq import (
+    Client,
+    Consumer,
+    ContractError,
+    Group,
+    History,
+    Job,
+    MissingGroups,
+    NotHeld,
+    PullTimeout,
+    Purpose,
+    SettingsError,
+    Trajectory,
+)
+from rollq.errors import LedgerError
+from rollq.extras import needs
+from rollq.images import refuse_images
+from rollq.weights import Fleet
+
+with needs("trl"):
+    from accelerate.utils import broadcast_object_list, gather_object
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+log = logging.getLogger("rollq")
+
+PLACE = ("env", "split", "task")
+"""The fields of a job that a prompt's message carries beside its role and content."""
+AHEAD = 1 << 31
+"""The trainer waits for its groups before it submits more, so no producer's limit is needed."""
+LOOK_S = 2.0
+"""Seconds between two looks for dropped groups."""
+STEP = re.compile(r"step(\d+)\.")
+
+
+def task_prompts(job: Job, tasks: Iterable[int]) -> Dataset:
+    """The trainer's dataset: a prompt for each of these tasks of the job's environment and split.
+
+    Its text is for logs only, because the environment writes the real prompt. To mix environments, join their datasets
+    with `datasets.concatenate_datasets`.
+    """
+    place = {"role": "user", "env": job.env, "split": job.split}
+    return Dataset.from_list(
+        [{"prompt": [{**place, "task": task, "content": f"{job.env} {job.split}, task {task}"}]} for task in tasks]
+    )
+
+
+def rollq_reward(*, episode_reward: list[float | None], **_: Any) -> list[float | None]:
+    """The trainer's reward function: the environment's grades. A dead member has None, which enters no baseline."""
+    return episode_reward
+
+
+def check_temperature(job: Job, trainers: float) -> None:
+    """The job samples with the temperature that the trainer computes logprobs for. Raises SettingsError."""
+    temperature = job.sampling.get("temperature", 1.0)
+    if temperature != trainers:
+        raise SettingsError(
+            f"the jobs of {job.env} sample with temperature {temperature:g}, and the trainer computes logprobs for"
+            f" {trainers:g}: give the trainer's `temperature` and Job(sampling=) the same"
+        )
+
+
+def check_template_kwargs(args: Any) -> None:
+    """The trainer does not say what only jobs say to the chat template. Raises SettingsError."""
+    if args.chat_template_kwargs:
+        raise SettingsError(
+            "rollq's workers render the chat template: give Job(template_kwargs=) what the trainer's"
+            " `chat_template_kwargs` has, and leave those out"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs` and `env_mask` have
+    one entry per token of the response."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    """The engine's; 0.0 where `env_mask` is 0."""
+    env_mask: list[int]
+    """1 where the policy sampled the token, else 0."""
+    episode_reward: float | None
+    job_id: str | None
+    """The job, for reward functions and logs of your own; None for a dead member."""
+
+
+class RolloutFunc:
+    """`rollout_func` of a GRPOTrainer. Each call submits a group for each prompt, waits for exactly these groups, and
+    returns a row for each prompt, in order. One trainer at a time may use a run.
+
+    A dead member of a group that is viable without it is a row of one masked token with reward None; so is each member
+    of a group that was dropped, and whose `refill` replacements were dropped too.
+
+    With a `fleet`, the engines get the trainer's weights before each call, under the step's number as version:
+    `trainer.save_model` writes them into `weights`, a folder that the engines see under the same path. The version is
+    published. So training is on policy.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        job: Job,
+        name: str = "trl",
+        refill: int = 1,
+        fleet: Fleet | None = None,
+        weights: str | Path | None = None,
+    ) -> None:
+        """`job`: the template of all jobs. Environment, split, task, size and group come from the trainer. `name`: the
+        consumer's. Raises SettingsError."""
+        if job.history is not History.KEEP:
+            raise SettingsError(
+                f"TRL trains one row for each prompt, and with history={job.history.value} an episode may have several:"
+                " use history=keep, or AsyncGRPOTrainer with rollq_integrations.trl.async_grpo"
+            )
+        if job.purpose is not Purpose.TRAIN:
+            raise SettingsError(f"a trainer plays jobs of purpose train, not {job.purpose.value}")
+        if (fleet is None) != (weights is None):
+            raise SettingsError("a fleet needs the folder for its weights, and the folder a fleet")
+        self.client = client
+        self.job = job
+        self._name = name
+        self._refill = refill
+        self._fleet = fleet
+        self._weights = str(Path(weights) / client.run) if weights is not None else ""
+        self._consumer: Consumer | None = None
+        self._batches: dict[int, int] = {}
+        """The trainer's step of each batch that is not acknowledged, by the number of the batch."""
+        self._synced: int | None = None
+        self._step, self._calls = -1, 0
+        """The trainer's step of the last call, and the number of calls for this step."""
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """What TRL asks for. Its keys are the fields of Row.
+
+        Raises SettingsError when the trainer's settings and the job's disagree, LedgerError when the run holds other
+        groups or has none of these any more, and MissingGroups when all groups were dropped.
+        """
+        self._check(trainer)
+        if not any(isinstance(each, AckCallback) for each in trainer.callback_handler.callbacks):
+            trainer.add_callback(AckCallback(self))
+        step = trainer.state.global_step
+        self._sync(trainer, step)
+        self._calls = self._calls + 1 if step == self._step else 0
+        self._step = step
+        everyone = gather_object(list(prompts))  # the samples of a group may be spread over processes
+        rows: list[Any] = [None]
+        if trainer.accelerator.is_main_process:
+            jobs = list(self._jobs(everyone, trainer.num_generations))
+            rows = [list(self._rows(jobs, self._groups(jobs), trainer))]
+        broadcast_object_list(rows)
+        first = trainer.accelerator.process_index * len(prompts)
+        mine = rows[0][first : first + len(prompts)]
+        return {field.name: [getattr(row, field.name) for row in mine] for field in fields(Row)}
+
+    def trained(self, step: int) -> None:
+        """Acknowledge the groups that were trained in the steps before this one."""
+        done = [number for number, of in self._batches.items() if of < step]
+        if self._consumer and done:
+            try:
+                self._consumer.ack(up_to=max(done))
+            except NotHeld as e:  # what comes again is acknowledged then
+                log.warning("%s", e)
+            self._batches = {number: of for number, of in self._batches.items() if of >= step}
+
+    def close(self) -> None:
+        """Stop renewing what is held. The next trainer of the run takes it over."""
+        if self._consumer:
+            self._consumer.close()
+        self._consumer, self._synced, self._step = None, None, -1
+        self._batches.clear()
+
+    def _check(self, trainer: Any) -> None:
+        check_temperature(self.job, trainer.temperature)
+        check_template_kwargs(trainer.args)
+        if not trainer.model.training:
+            raise SettingsError(
+                "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` or `Client.evaluate`"
+            )
+
+    def _sync(self, trainer: Any, step: int) -> None:
+        if self._fleet is None or step == self._synced:
+            return
+        trainer.save_model(self._weights, _internal_call=True)  # all processes: the weights may be sharded
+        if trainer.accelerator.is_main_process:
+            self._fleet.update(self._weights, str(step))
+            self.client.publish(step)
+        self._synced = step
+
+    def _jobs(self, prompts: Sequence[Any], size: int) -> Iterator[Job]:
+        """A job for each group; siblings are neighbours."""
+        prefix = f"step{self._step}.{self._calls}"
+        for index in range(0, len(prompts), size):
+            siblings = prompts[index : index + size]
+            if len(siblings) < size or any(prompt != siblings[0] for prompt in siblings):
+                raise ContractError(f"prompts {index} to {index + size - 1} are not {size} times the same one")
+            place = _place(siblings[0])
+            seed = self.job.seed + self._step
+            yield replace(self.job, **place, size=size, sample=0, group=f"{prefix}.{index // size}", seed=seed)
+
+    def _groups(self, jobs: Sequence[Job]) -> dict[str, Group]:
+        """The groups of these jobs by the jobs' group names. Those that were dropped for good are left out."""
+        submitted = self.client.submit(jobs, ahead=AHEAD)
+        if submitted.acked:
+            raise LedgerError(
+                f"job {submitted.acked[0]}: its group was trained and acknowledged by an earlier trainer, so it cannot"
+                " come again: resume from the latest checkpoint, or start a new run"
+            )
+        if self._consumer is None:
+            self._consumer = self.client.consumer(name=self._name)
+        names = {job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)}
+        missing, groups = {job.group: job for job in jobs}, dict[str, Group]()
+        while missing:
+            for group in self._take(self._consumer, len(missing)):
+                if group.id not in names:
+                    raise LedgerError(
+                        f"group {self.client.run}/{group.id} was not asked for: a trainer needs a run of its own"
+                    )
+                groups[names[group.id]] = group
+                missing.pop(names[group.id], None)
+            for name in self._given_up(list(missing.values())):
+                del missing[name]
+        if not groups:
+            raise MissingGroups(
+                f"run {self.client.run}: all groups of step {self._step} were dropped: `rollq jobs list"
+                f" {self.client.run}` says why"
+            )
+        return groups
+
+    def _take(self, consumer: Consumer, wanted: int) -> Sequence[Group]:
+        """The groups of the next batch of this step; none when it is not ready within LOOK_S."""
+        while True:
+            try:
+                batch = consumer.next(wanted, LOOK_S)
+            except PullTimeout:
+                return []
+            if batch is None:
+                raise LedgerError(f"run {self.client.run} is sealed and takes no more groups: use another run")
+            old = [group for group in batch.groups if _step(group) < self._step]
+            if len(old) == len(batch.groups):  # a checkpoint holds them, and their trainer did not acknowledge them
+                batch.ack()
+                continue
+            for group in old:
+                batch.skip(group.id, "trained before")
+            self._batches[batch.step] = self._step
+            return batch.groups
+
+    def _given_up(self, jobs: Sequence[Job]) -> list[str]:
+        """Has dropped groups replaced, and waits for the replacements. Returns the groups of which all were dropped."""
+        states = self.client.group_states([job.group for job in jobs]) if jobs else []
+        dropped = [job for job, state in zip(jobs, states, strict=True) if state == "dropped"]
+        if not dropped:
+            return []
+        self.client.refill(dropped, times=self._refill, ahead=AHEAD)
+        last = self.client.group_states([job.replacement(self._refill).group for job in dropped])
+        return [job.group for job, state in zip(dropped, last, strict=True) if state == "dropped"]
+
+    def _rows(self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any) -> Iterator[Row]:
+        """A row for each sample of each job. What is masked holds padding."""
+        padding = trainer.processing_class.pad_token_id
+        for job in jobs:
+            group = groups.get(job.group)
+            if group is None:
+                yield from [_row(None, None, padding)] * job.size
+                continue
+            members = list(zip(group.trajectories, group.rewards, strict=True))
+            yield from (_row(trajectory, reward, padding) for trajectory, reward in members)
+            yield from [_row(None, None, padding)] * (job.size - len(members))
+
+
+class AckCallback(TrainerCallback):  # type: ignore[misc]
+    """Acknowledges what a checkpoint holds; when the trainer saves none, each step. `RolloutFunc` adds it to its
+    trainer."""
+
+    def __init__(self, rollouts: RolloutFunc) -> None:
+        self._rollouts = rollouts
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._rollouts.trained(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.save_strategy == "no":
+            self._rollouts.trained(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._rollouts.close()
+
+
+def _step(group: Group) -> float:
+    """The trainer's step that asked for it; infinite for a group of another producer."""
+    match = STEP.match(group.id)
+    return int(match[1]) if match else float("inf")
+
+
+def _place(prompt: Any) -> dict[str, Any]:
+    """Environment, split and task, from the prompt's last message."""
+    message = prompt[-1] if isinstance(prompt, list) and prompt else None
+    if not isinstance(message, Mapping) or not set(PLACE) <= message.keys():
+        raise ContractError(
+            f"a prompt names no task: its message needs {', '.join(PLACE)}, as in the dataset of"
+            f" rollq_integrations.trl.task_prompts, not {repr(prompt)[:100]}"
+        )
+    return {name: message[name] for name in PLACE}
+
+
+def _row(trajectory: Trajectory | None, reward: float | None, padding: int) -> Row:
+    """TRL takes no empty response. So where nothing was sampled, it is one masked token."""
+    if trajectory:
+        refuse_images(trajectory, "TRL")
+    segments = trajectory.segments() if trajectory else []
+    ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
+    if segments:
+        if trajectory and len(segments) > 1:  # an agent program's
+            raise ContractError(
+                f"{trajectory.job.id} has {len(segments)} traces, and TRL's synchronous trainer takes one"
+                " row a rollout: train on `batch.arrays()`, or with rollq_integrations.trl.async_grpo"
+            )
+        [segment] = segments
+        ids, response = list(segment.prompt_ids), list(segment.response_ids)
+        logprobs, mask = list(segment.logprobs), list(segment.mask)
+    return Row(
+        prompt_ids=ids,
+        completion_ids=response,
+        logprobs=logprobs,
+        env_mask=mask,
+        episode_reward=reward,
+        job_id=trajectory.job.id if trajectory else None,
+    )

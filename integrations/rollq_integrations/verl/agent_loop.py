@@ -1,0 +1,165 @@
+"""verl: one agent loop that has its episodes played by rollq's workers.
+
+In the file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
+
+    - name: rollq
+      _target_: rollq_integrations.verl.RollqAgentLoop
+      run: shop-grpo
+      job: {env: shop}
+
+A row of the data set names its task: `extra_info: {rollq: {task: 7}}`, and `agent_name: rollq`. docs/verl.md has a
+complete configuration. Read from verl 0.9.1 (verl/experimental/agent_loop, verl/trainer/ppo/v1), of which it needs the
+V1 trainer. Its field contract: tests/rollq_integrations/verl_contract.py.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from rollq import Client, ContractError, Job, Segment, SettingsError, Trajectory
+from rollq.events import Observed, Sampled
+from rollq.images import refuse_images
+from rollq.training.arrays import segment_experts
+
+IN_FLIGHT_STEPS = 8
+"""Steps for which verl plays a prompt at most (its default of `max_off_policy_threshold`). A prompt that a checkpoint
+has in flight comes again after a restart, and some of its sessions were played as long before."""
+
+
+@cache
+def episodes(redis_url: str | None, run: str, keep_steps: int) -> Any:
+    """Those of this process: verl makes an agent loop for every session."""
+    return Client(redis_url, run=run).episodes(keep_steps)
+
+
+class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """Submits a session as a job of its own, and waits for its episode without blocking verl's event loop."""
+
+    def __init__(
+        self,
+        *args: Any,
+        run: str,
+        redis_url: str | None = None,
+        job: Mapping[str, Any] | None = None,
+        keep_steps: int | None = None,
+        session_from: str = "uid",
+        **kwargs: Any,
+    ) -> None:
+        """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have, `budget` as a mapping.
+        `keep_steps`: steps for which a played episode is kept for a trainer that restarts (default:
+        `trainer.save_freq` + 8). `session_from`: `uid` or `task`, what makes two sessions the same; docs/verl.md."""
+        super().__init__(*args, **kwargs)
+        if session_from not in ("uid", "task"):
+            raise SettingsError(f"session_from must be uid or task, not {session_from!r}")
+        if keep_steps is None:
+            keep_steps = max(1, int(self.config.trainer.save_freq)) + IN_FLIGHT_STEPS
+        self._job: dict[str, Any] = _plain(job or {})
+        self._by_task = session_from == "task"
+        self._episodes = episodes(redis_url, run, keep_steps)
+
+    async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:
+        """One session: an AgentLoopOutput, or a list of them when the episode has several traces
+        (`history=template`). Raises RolloutFailure for an episode without a grade: verl counts the prompt as failed."""
+        job = self._as_job(sampling_params, fields, self._session(fields))
+        step = _step(fields)
+        trajectory = await self._episodes.play(job, step)
+        outputs = [AgentLoopOutput(**output) for output in as_outputs(trajectory, step)]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _session(self, fields: Mapping[str, Any]) -> str:
+        """The name of the job's group."""
+        if "uid" not in fields or "session_id" not in fields:
+            raise SettingsError(
+                "verl gave its agent loop no uid and session_id: rollq needs the V1 trainer (trainer.use_v1=true, the"
+                " default of verl 0.9)"
+            )
+        if not self._by_task:
+            return f"{fields['uid']}.{int(fields['session_id'])}"
+        job = Job.of({**self._job, **_row(fields)})
+        return f"{job.task_name}.step{_step(fields)}.{int(fields['session_id'])}"
+
+    def _as_job(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any], group: str) -> Job:
+        """Raises ContractError for a row that names no task and for what no worker can play, SettingsError for
+        sampling parameters that are verl's."""
+        given = {**self._job, **_row(fields)}
+        lengths = self.rollout_config
+        budget = {"max_tokens": lengths.prompt_length + lengths.response_length, **given.get("budget", {})}
+        # rollq always records logprobs, so it has no parameter for them.
+        theirs = {name: value for name, value in sampling_params.items() if name != "logprobs"}
+        sampling = given.get("sampling", {})
+        if both := ", ".join(sorted({*sampling} & {*theirs})):
+            raise SettingsError(
+                f"sampling of the agent loop's job has {both}, which verl sets and computes with: set it in"
+                " actor_rollout_ref.rollout"
+            )
+        return Job.of({**given, "sampling": {**theirs, **sampling}, "group": group, "budget": budget})
+
+
+def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
+    """The fields of verl's AgentLoopOutput, for each trace in which something was sampled.
+
+    verl puts the reward on the last token of the response, and asks for the versions as integers: that of the weights
+    with which the first and the last token were sampled, at the oldest and at the newest. verl's engines do not say
+    theirs; then both are `step` - 1, the weights when the session began, so no token is taken for younger than it is.
+    Raises ContractError for an episode with images.
+    """
+    refuse_images(trajectory, "verl")
+    segments = trajectory.segments()
+    if not segments:
+        raise ContractError(f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})")
+    outputs = [_output(segment, trajectory, step) for segment in segments]
+    for output, experts in zip(outputs, segment_experts(trajectory), strict=False):
+        output["routed_experts"] = experts.astype("int32")  # a row for each token of prompt and response
+    return outputs
+
+
+def _output(segment: Segment, trajectory: Trajectory, step: int) -> dict[str, Any]:
+    names = {version for version in segment.versions if version is not None}
+    steps = [int(name) for name in names] if all(map(str.isdecimal, names)) else [step - 1]
+    return {
+        "prompt_ids": segment.prompt_ids.tolist(),
+        "response_ids": segment.response_ids.tolist(),
+        "response_mask": list(segment.mask),
+        "response_logprobs": segment.logprobs.tolist(),
+        "reward_score": trajectory.reward,
+        "num_turns": 2 * trajectory.turns,  # of both sides: the user speaks first, the policy last
+        "metrics": {
+            "generate_sequences": sum(event.seconds for event in segment.events if isinstance(event, Sampled)),
+            "tool_calls": sum(event.seconds for event in segment.events if isinstance(event, Observed)),
+        },
+        "extra_fields": {
+            "min_global_steps": min(steps),
+            "max_global_steps": max(steps),
+            "reward_extra_info": {},
+            "turn_scores": [],
+            "tool_rewards": [],
+            "rollq_job": trajectory.job.id,
+            "rollq_stop": str(trajectory.stop),
+        },
+    }
+
+
+def _step(fields: Mapping[str, Any]) -> int:
+    """verl's global step, from 1."""
+    return int(fields["global_steps"])
+
+
+def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the job that the row of the data set names."""
+    row = (fields.get("extra_info") or {}).get("rollq")
+    if not isinstance(row, Mapping) or "task" not in row:
+        raise ContractError("a row of verl's data set names its task: extra_info: {rollq: {task: 7}}")
+    return {name: _plain(value) for name, value in row.items() if value is not None}
+
+
+def _plain(values: Any) -> Any:
+    """Mappings and lists of omegaconf, and numbers of numpy and pyarrow, as JSON values."""
+    if isinstance(values, Mapping):
+        return {str(name): _plain(value) for name, value in values.items()}
+    if isinstance(values, str):
+        return str(values)
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return [_plain(value) for value in values] if hasattr(values, "__iter__") else values

@@ -1,1 +1,0 @@
-"""What connects trainers to rollq: adapters, one trainer each."""

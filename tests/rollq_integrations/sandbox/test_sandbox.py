@@ -1,0 +1,369 @@
+"""Commands of a hostile policy in a real sandbox, and tools that run them."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq.env import Action
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.sandbox import PYTHON, Limits, Result, Sandbox, commands
+from rollq_integrations.sandbox import box as boxes
+from rollq_integrations.sandbox.box import LONGEST_ARGUMENT, check_system
+from rollq_integrations.sandbox.system_calls import (
+    CLONE,
+    MACHINES,
+    NEW_USER_NAMESPACE,
+    allowed_calls,
+    system_call_filter,
+)
+from rollq_worker.commands.env.check import check_environment
+from rollq_worker.environments.dataset import dataset
+from tests import bubblewrap
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
+LIMITS = Limits(seconds=5, memory=256 << 20, disk=16 << 20, processes=32)
+MARK = "41.5926535"
+"""The argument of a `sleep` that a test looks for."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bwrap() -> None:
+    bubblewrap.require()
+
+
+@pytest.fixture
+def box() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS) as box:
+        yield box
+
+
+def bash(box: Sandbox, command: str) -> Result:
+    return box.run(["/bin/bash", "-c", command])
+
+
+def python(box: Sandbox, code: str) -> Result:
+    return box.run([PYTHON, "-c", code])
+
+
+def start(box: Sandbox, *command: str) -> None:
+    """Begin a command without waiting for it."""
+    box._process.stdin.write(json.dumps({"argv": command}).encode() + b"\n")
+
+
+def sleeping(mark: str = MARK) -> bool:
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    return any(line.endswith(f"sleep {mark}") for line in listed.splitlines())
+
+
+def test_commands_share_a_folder_that_begins_empty(box: Sandbox) -> None:
+    assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == Result("/work\ntwo\n", 3)
+    assert python(box, "print(open('f').read(), end='')") == Result("one\n", 0)
+    with Sandbox(LIMITS) as other:
+        assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == [
+            "/dev/shm:",
+            "/tmp:",
+            "/work:",
+        ]
+
+
+def test_it_is_the_same_world_in_every_sandbox() -> None:
+    seen = set()
+    for _ in range(2):
+        with Sandbox(LIMITS) as box:
+            seen.add(bash(box, "hostname; env | sort; date +%Z; ls -A / /etc").output)
+            seen.add(python(box, "print(set('abcdefg'), hash('a'))").output)
+    assert len(seen) == 2
+
+
+def test_a_fork_bomb_is_bounded_and_ends(box: Sandbox) -> None:
+    bomb = "import os\nn = 0\nwhile n < 1000:\n if os.fork() == 0:\n  import time; time.sleep(60)\n n += 1\n"
+    started = python(
+        box,
+        f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)",
+    )
+    assert 10 < int(started.output) < LIMITS.processes
+    assert bash(box, ":(){ :|:& };:; wait; sleep 60").stopped == "time"
+    assert bash(box, "ls /proc | grep -c '^[0-9]'").output == "4\n"  # the shell, bash, ls and grep
+
+
+def test_a_fork_bomb_leaves_the_neighbour_its_processes(box: Sandbox) -> None:
+    with Sandbox(LIMITS) as other:
+        start(other, "/bin/bash", "-c", f"for i in {{1..100}}; do sleep {MARK} & done; wait")
+        until(sleeping, 30)
+        assert python(box, "import os; print(os.fork() >= 0)").code == 0
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "x = bytearray(1 << 30)",
+        "import os; os.memfd_create('x')",
+        "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1666) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).semget(0, 32000, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).mq_open(b'/q', 0o102, 0o600, None) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).inotify_init() >= 0",
+        "import mmap; mmap.mmap(-1, 4096)",
+        "import mmap; zero = open('/dev/zero', 'r+b'); mmap.mmap(zero.fileno(), 4096)",
+        "open('/work/x', 'wb').write(bytes(32 << 20))",
+        "open('/dev/shm/x', 'wb').write(bytes(32 << 20))",
+    ],
+)
+def test_memory_that_is_refused(box: Sandbox, bomb: str) -> None:
+    assert python(box, bomb).code == 1
+    assert python(box, "print(2)") == Result("2\n", 0)
+
+
+def test_processes_share_one_limit_of_memory(box: Sandbox) -> None:
+    bomb = "import os\nif os.fork(): os.fork() or os.fork()\nx = bytearray(b'x' * (100 << 20))\nwhile True: pass"
+    assert python(box, bomb).stopped == "memory"
+    assert python(box, "print(2)") == Result("2\n", 0)
+
+
+def test_tables_of_pages_count_as_memory(box: Sandbox) -> None:
+    """A page here and there takes a table for each, far more than the page."""
+    spread = (
+        "import ctypes, time; libc = ctypes.CDLL(None)\n"
+        "libc.mmap.argtypes = (*[ctypes.c_void_p] * 3, ctypes.c_int, ctypes.c_int, ctypes.c_long)\n"
+        "for n in range(1, 60_000): libc.mmap(n << 30, 4096, 1, 0x100022, -1, 0); ctypes.string_at(n << 30, 1)\n"
+        "time.sleep(60)"
+    )
+    assert python(box, spread).stopped == "memory"
+
+
+def test_too_many_files_of_several_commands(box: Sandbox) -> None:
+    many = "import os\nfor n in range({}): os.close(os.open(f'/tmp/{{n}}', os.O_CREAT))"
+    assert python(box, many.format(10)) == Result("", 0)
+    for n in range(2):
+        stopped = python(box, f"folder = {n}\n" + many.format(30_000).replace("/tmp/", "/tmp/{folder}-")).stopped
+    assert stopped == "files"
+    assert bash(box, "ls /tmp | wc -l") == Result("0\n", 0)
+
+
+def test_endless_output(box: Sandbox) -> None:
+    result = bash(box, "yes")
+    assert result.stopped == "output" and len(result.output) == 32768
+    assert bash(box, "head -c 100000 /dev/zero").output == "\0" * 32768
+    assert bash(box, r"printf '\xff'; echo -n '{}'").output == "\ufffd{}"
+
+
+def test_time(box: Sandbox) -> None:
+    with Sandbox(Limits(seconds=0.2)) as quick:
+        assert bash(quick, "echo before; trap '' TERM INT; while :; do :; done") == Result("before\n", -9, "time")
+
+
+def test_there_is_no_network(box: Sandbox, redis_server: str) -> None:
+    port = int(redis_server.split(":")[2].split("/")[0])
+    result = python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)")
+    assert "Connection refused" in result.output
+    assert bash(box, "tail -n +3 /proc/net/dev").output.strip().startswith("lo:")
+    assert bash(box, "tail -n +3 /proc/net/dev | wc -l").output.strip() == "1"
+    assert "unreachable" in python(box, "import socket; socket.create_connection(('192.0.2.1', 80), 2)").output
+    for family in ("AF_VSOCK", "AF_ALG", "AF_PACKET", "AF_TIPC"):
+        assert "Address family not supported" in python(box, f"import socket; socket.socket(socket.{family})").output
+    assert python(box, "import socket; socket.socketpair(); print(socket.if_nameindex())").code == 0
+
+
+def test_programs_load_the_systems_libraries_and_python_its_own() -> None:
+    # An interpreter's folder may have a libtinfo or a libssl for itself (conda), of which bash would warn in each line.
+    with Sandbox(LIMITS) as box:
+        listed = bash(box, "ls ${LD_LIBRARY_PATH:-/nowhere} 2>/dev/null").output.split()
+        assert all(name.startswith("libpython") for name in listed)
+        assert python(box, "import ssl, sys; print(sys.version)").output.strip() == sys.version
+
+
+def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
+    (tmp_path / "key").write_text("secret")
+    with Sandbox(LIMITS) as box:
+        assert "secret" not in bash(box, "env; cat /proc/*/environ 2>/dev/null").output
+        for path in (
+            tmp_path / "key",
+            Path(__file__),
+            Path.home(),
+            Path("/etc/shadow"),
+            Path("/proc/1/root/etc"),
+        ):
+            assert bash(box, f"cat {path} || ls {path}").code != 0, path
+        assert bash(box, "ls /proc/1/fd; kill -9 1; kill -STOP 1; echo here").output.endswith("here\n")
+        assert bash(box, "ls /proc | grep -c '^[0-9]'").output == "4\n"
+        assert bash(box, "touch /usr/x /etc/x /dev/x /x").code == 1
+        assert bash(box, "id -u").output != "0\n"
+        assert "CapEff:\t0000000000000000" in bash(box, "cat /proc/self/status").output
+
+
+def test_it_makes_no_namespaces_of_its_own(box: Sandbox) -> None:
+    assert bash(box, "unshare -Ur true").code == 1
+    clone = CLONE[list(MACHINES).index(platform.machine())]
+    code = f"import ctypes; assert ctypes.CDLL(None).syscall({clone}, {NEW_USER_NAMESPACE} | 17, 0, 0, 0, 0) == -1"
+    assert python(box, code) == Result("", 0)
+    threads = "import threading; t = threading.Thread(target=print, args=('here',)); t.start(); t.join()"
+    assert python(box, threads) == Result("here\n", 0)
+
+
+def test_the_kernel_ends_it_before_the_worker(box: Sandbox) -> None:
+    score = "cat /proc/self/oom_score_adj"
+    assert bash(box, f"{score}; echo 0 2> /dev/null > /proc/self/oom_score_adj; {score}") == Result("1000\n1000\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
+)
+def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> None:
+    path = Path("/usr/include") / header
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    listed = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)$", path.read_text(), re.MULTILINE)
+    known = {**{name: int(number) for name, number in listed}, "fchmodat2": 452}  # younger than some headers
+    known.setdefault("newfstatat", known.get("fstatat", 0))
+    allowed = allowed_calls(machine)
+    assert allowed.keys() >= {"read", "execve", "openat", "futex"}
+    assert {name: known[name] for name in allowed} == allowed
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (
+            "git",
+            "git init -q r && cd r && git -c user.name=x -c user.email=x commit -q --allow-empty -m x && git gc -q",
+        ),
+        ("gcc", "echo 'int main(){return 0;}' > a.c && gcc a.c -o a && ./a"),
+        ("node", 'node -e \'new (require("worker_threads").Worker)("", {eval: true})\''),
+        (PYTHON, f"{PYTHON} -c 'import multiprocessing as m; q = m.Queue(); q.put(1); q.get()'"),
+    ],
+)
+def test_real_programs_run(program: str, command: str) -> None:
+    if not shutil.which(program) and program != PYTHON:
+        pytest.skip(f"needs {program}")
+    with Sandbox(Limits(seconds=60, memory=2 << 30)) as box:
+        assert bash(box, command).code == 0
+
+
+def test_other_machines_have_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(JobFailure, match="run on x86_64 and aarch64 machines, not on riscv64"):
+        system_call_filter()
+
+
+def test_a_link_out_of_the_folder_leads_nowhere(box: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("kept")
+    assert (
+        bash(
+            box,
+            f"ln -s {tmp_path} out; rm -rf out/*; ls out/; cat out/f",
+        ).code
+        == 1
+    )
+    box.close()
+    assert (tmp_path / "f").read_text() == "kept"
+
+
+def test_background_processes_end_with_their_command(box: Sandbox) -> None:
+    assert bash(
+        box,
+        f"setsid nohup sleep {MARK} & disown; (sleep {MARK} &) ; sleep 0.1; echo gone",
+    ) == Result("gone\n", 0)
+    until(lambda: not sleeping(), 10)
+
+
+def test_everything_ends_with_the_sandbox(box: Sandbox) -> None:
+    start(box, "/bin/sleep", MARK)
+    until(sleeping, 30)
+    box.close()
+    until(lambda: not sleeping(), 10)
+    with pytest.raises(EnvironmentFailure, match="the sandbox has ended"):
+        bash(box, "true")
+
+
+def test_everything_ends_with_a_worker_that_is_killed() -> None:
+    code = "from rollq_integrations.sandbox import Sandbox\nSandbox().run(['/bin/sleep', '41.25'])"
+    worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    until(lambda: sleeping("41.25"), 30)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    until(lambda: not sleeping("41.25"), 10)
+
+
+def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(
+    box: Sandbox,
+) -> None:
+    os.killpg(box._process.pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentFailure, match="the sandbox has ended"):
+        bash(box, "true")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["/bin/bash", "-c", "x" * 100_001], "an argument has"),
+        (["/bin/bash", "-c", "echo \0"], "an argument has"),
+        (["/bin/bash", "-c", "#" * (LONGEST_ARGUMENT - 7) + "\necho 1"], "1\n"),
+        (["/bin/none"], "/bin/none: No such file"),
+        (["/bin/echo", "\ud800"], "?\n"),
+    ],
+)
+def test_commands_that_cannot_run(box: Sandbox, command: list[str], says: str) -> None:
+    assert box.run(command).output.startswith(says)
+    assert bash(box, "echo here").output == "here\n"
+
+
+def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_system.cache_clear()
+    with pytest.raises(JobFailure, match=r"need bwrap on PATH, .*apt-get install bubblewrap"):
+        commands("bash")
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace'\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(JobFailure, match=r"cannot confine commands on this system: .*No permissions"):
+        commands("bash")
+    monkeypatch.setattr(boxes.sys, "platform", "darwin")
+    with pytest.raises(JobFailure, match="need Linux"):
+        commands("bash")
+    check_system.cache_clear()
+
+
+def test_tools_say_how_a_command_ended() -> None:
+    tools = commands("bash", "python", limits=Limits(seconds=1))()
+    assert [schema["function"]["name"] for schema in tools.schemas] == [
+        "bash",
+        "python",
+    ]
+    assert tools.call(Action("bash", {"command": "echo x > f"})) == ""
+    assert tools.call(Action("python", {"code": "print(open('f').read())"})) == "x\n\n"
+    assert tools.call(Action("bash", {"command": "echo a; exit 2"})) == "a\n\n[exit code 2]"
+    assert tools.call(Action("bash", {"command": "sleep 9"})) == "[stopped: it ran longer than 1 s]"
+    for wrong in (
+        Action("bash", {}),
+        Action("bash", {"command": 3}),
+        Action("bash", {"command": "ls", "x": 1}),
+    ):
+        assert tools.call(wrong) == "Error: bash takes one argument, command, which is a text"
+    assert tools.call(Action("perl", {})) == "Error: there is no tool 'perl'"
+    tools.close()
+
+
+@pytest.mark.parametrize("names", [(), ("bash", "perl")])
+def test_unknown_tools(names: tuple[str, ...]) -> None:
+    with pytest.raises(JobFailure, match="takes the names of tools, bash and python"):
+        commands(*names)
+
+
+def test_a_dataset_with_commands_is_played_and_replayed(tmp_path: Path) -> None:
+    call = {"name": "python", "arguments": {"code": "print(1 + 2)"}}
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2?", "answer": 3, "calls": [call]}))
+    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=commands("python", "bash"))(None)
+    report = check_environment(domain, "train", [0])
+    assert report.rewards == [1.0] and report.problems == []

@@ -1,0 +1,376 @@
+"""slime's rollout function and data source on the real ledger, called as slime's RolloutManager calls them."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollq import Client
+from rollq.client.client import internals
+from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
+from rollq.evaluation.store import Store
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.workers.engine_addresses import read_addresses
+from rollq_integrations.slime import DataSource, engines, generate_rollout
+from tests.rollq.groups import drop_group, finish_groups, play_groups
+from tests.rollq.samples import group, play, reader
+from tests.rollq.weights.fake_engines import FakeEngine, serving
+from tests.rollq_integrations.player import playing
+from tests.rollq_integrations.slime.slime_packages import STAND_IN, arguments, slime_at
+from tests.waiting import until
+
+FILTERS = "tests.rollq_integrations.slime.slime_filters"
+Make = Callable[..., DataSource]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    """slime's router and its only engine, which serves slime's first version."""
+    engine = FakeEngine()
+    engine.version = "1"
+    with serving(engine), slime_at(STAND_IN):
+        engine.answers["/workers"] = (200, {"workers": [{"url": engine.url}]})
+        yield engine
+
+
+@pytest.fixture
+def source(engine: FakeEngine, redis_url: str) -> Iterator[Make]:
+    """Makes slime's data source for these arguments, begun after the checkpoint `after`."""
+    made: list[DataSource] = []
+
+    def make(after: int = -1, **changes: Any) -> DataSource:
+        host, port = engine.url.removeprefix("http://").split(":")
+        args = arguments(rollq_redis_url=redis_url, sglang_router_ip=host, sglang_router_port=port, **changes)
+        made.append(DataSource(args))
+        made[-1].load(after)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.client.close()
+
+
+def rollout(source: DataSource, rollout_id: int) -> Any:
+    return generate_rollout(source.args, rollout_id, source)
+
+
+def jobs(output: Any) -> list[list[str]]:
+    return [[sample.metadata["job"] for sample in group] for group in output.samples]
+
+
+def members(*groups: str) -> list[list[str]]:
+    return [[f"r/{group}/0", f"r/{group}/1"] for group in groups]
+
+
+def test_groups_come_whole_and_in_the_order_of_submission(source: Make, ledger: Ledger) -> None:
+    for name in "abcd":
+        ledger.submit(group(name))
+    play_groups(ledger, "d", "b")
+    made = source()
+
+    def play_the_rest() -> None:
+        until(lambda: reader(ledger).standing().wanted)  # slime waits, although two groups are ready
+        play_groups(ledger, "c", "a")
+
+    worker = threading.Thread(target=play_the_rest)
+    worker.start()
+    assert [jobs(rollout(made, step)) for step in range(2)] == [members("a", "b"), members("c", "d")]
+    worker.join()
+
+
+def test_the_data_source_hands_out_finished_groups_and_takes_none_back(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abc")
+    made = source()
+    samples = made.get_samples(2)
+    assert [[sample.metadata["job"] for sample in group] for group in samples] == members("a", "b")
+    with pytest.raises(ContractError, match="none can be put back"):
+        made.add_samples(samples)
+
+
+def test_a_short_group_never_reaches_slime(source: Make, ledger: Ledger) -> None:
+    ledger.submit(group("a"))
+    ledger.submit(group("b", min_viable=1))
+    ledger.submit(group("c"))
+    drop_group(ledger, "b")  # it would be handed out with one sample
+    play_groups(ledger, "a", "c")
+    made = source()
+    output = rollout(made, 0)
+    assert jobs(output) == members("a", "c")
+    assert output.metrics["rollout/dynamic_filter/drop_short"] == 1
+    assert made.client.stats()["groups_skipped"] == 1
+
+
+def test_a_restart_from_a_checkpoint_trains_on_the_same_samples(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcdefgh")
+    first = source()
+    before = [rollout(first, step).samples for step in range(3)]
+    first.save(0)  # killed before the next checkpoint
+    second = source(after=0, update_weight_start_version=1)
+    again = [rollout(second, step).samples for step in range(1, 4)]
+    assert again[:2] == before[1:]
+    assert [[sample.metadata["job"] for sample in one] for one in again[2]] == members("g", "h")
+    second.save(3)
+    stats = second.client.stats()
+    assert (stats["groups_acked"], stats["groups_held"], stats["duplicates"]) == (8, 0, 0)
+
+
+def test_a_restart_before_the_first_checkpoint_begins_with_the_first_rollout(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    before = rollout(source(), 0).samples
+    second = source(after=-1)
+    assert rollout(second, 0).samples == before
+    assert jobs(rollout(second, 1)) == members("c", "d")
+
+
+def test_a_checkpoint_older_than_the_last_acknowledged_is_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcdef")
+    first = source()
+    for step in range(2):
+        rollout(first, step)
+    first.save(1)
+    with pytest.raises(LedgerError, match="has acknowledged up to step 1"):
+        source(after=0)
+    with pytest.raises(LedgerError, match="is at rollout 2, and slime asks for 0"):
+        rollout(source(after=-1), 0)
+
+
+def test_slimes_filter_chooses_and_the_rollout_is_filled_up(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", "b", reward=1.0)
+    ledger.submit(group("c"))
+    play(ledger, "r/c/0", reward=0.0)
+    play(ledger, "r/c/1", reward=1.0)
+    ledger.submit(group("d"))
+    play(ledger, "r/d/0", reward=1.0)
+    play(ledger, "r/d/1", reward=0.0)
+    made = source(dynamic_sampling_filter_path=f"{FILTERS}.rewards_differ")
+    output = rollout(made, 0)
+    assert jobs(output) == members("c", "d")
+    assert output.metrics["rollout/dynamic_filter/drop_zero_std_1.0"] == 2
+    assert made.client.stats()["skips"] == {"DataSource.dynamic_sampling_filter": 2}
+
+
+def test_a_filter_that_keeps_what_is_needed_drops_only_what_was_asked_for_in_excess(
+    source: Make, ledger: Ledger
+) -> None:
+    finish_groups(ledger, *"abcd", reward=1.0)
+    path = f"{FILTERS}.rewards_differ_if_there_are_more"
+    made = source(dynamic_sampling_filter_path=path, over_sampling_batch_size=3)
+    assert jobs(rollout(made, 0)) == members("b", "c")
+
+
+def test_what_such_a_filter_kept_comes_again_after_a_restart(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd", reward=1.0)
+    changes = {
+        "dynamic_sampling_filter_path": f"{FILTERS}.rewards_differ_if_there_are_more",
+        "over_sampling_batch_size": 3,
+    }
+    before = rollout(source(**changes), 0).samples
+    assert rollout(source(**changes), 0).samples == before
+
+
+def test_a_filter_may_answer_with_a_bool(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", reward=0.0)
+    finish_groups(ledger, "b", "c", reward=1.0)
+    made = source(dynamic_sampling_filter_path=f"{FILTERS}.plain_bool")
+    assert jobs(rollout(made, 0)) == members("b", "c")
+
+
+def test_the_filter_of_samples_is_called(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", reward=0.0)
+    finish_groups(ledger, "b", reward=1.0)
+    output = rollout(source(rollout_sample_filter_path=f"{FILTERS}.drop_the_losers"), 0)
+    assert [[sample.remove_sample for sample in one] for one in output.samples] == [[True, True], [False, False]]
+
+
+def rollout_length(trajectory: Any) -> float:
+    return float(len(trajectory.tokens))
+
+
+def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
+    output = rollout(source(rollq_reward=f"{__name__}:rollout_length"), 0)
+    assert {sample.reward for one in output.samples for sample in one} == {11.0}
+
+
+def test_groups_of_another_size_are_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
+    with pytest.raises(FunctionError, match="jobs have 2, and slime's --n-samples-per-prompt is 8"):
+        rollout(source(n_samples_per_prompt=8), 0)
+
+
+def test_jobs_of_another_temperature_than_slime_computes_with_are_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab", sampling={"temperature": 0.7})
+    with pytest.raises(FunctionError, match=r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"):
+        rollout(source(), 0)
+    assert jobs(rollout(source(rollout_temperature=0.7), 0)) == members("a", "b")
+
+
+def test_another_batch_size_after_a_restart_is_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    rollout(source(), 0)
+    with pytest.raises(LedgerError, match="took 2 groups for rollout 0 before it was restarted"):
+        rollout(source(rollout_batch_size=4), 0)
+
+
+def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abc", seal=True)
+    made = source()
+    rollout(made, 0)
+    made.save(0)
+    with pytest.raises(MissingGroups, match="1 of 2 groups missing"):
+        rollout(made, 1)
+    assert len(made) == 3
+
+
+def test_an_empty_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab", seal=True)
+    made = source()
+    rollout(made, 0)
+    made.save(0)
+    with pytest.raises(MissingGroups, match="run r is sealed and has no more groups"):
+        rollout(made, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
+        ({"async_save": True}, "at its checkpoint, which is not whole yet then"),
+        ({"custom_generate_function_path": "mine.generate"}, "rollq's workers play the episodes"),
+        ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),
+        ({"rollout_global_dataset": False}, "leave out --disable-rollout-global-dataset"),
+        ({"rollq_runs": "r"}, "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url"),
+        ({"rollq_run": ""}, "put `rollq_run: NAME` into the file of slime's --custom-config-path"),
+    ],
+)
+def test_what_slime_cannot_do_with_rollq_is_refused_at_the_start(
+    source: Make, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        source(**changes)
+
+
+def test_the_data_source_must_be_rollqs(source: Make) -> None:
+    with pytest.raises(SettingsError, match=r"--data-source-path rollq_integrations.slime.DataSource"):
+        generate_rollout(source().args, 0, object())
+
+
+def test_the_policy_of_slimes_engines_is_published(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    made = source()
+    for step in range(2):
+        engine.version = str(step + 1)
+        rollout(made, step)
+        published = made.client.published()
+        assert published is not None
+        assert (published.step, published.weight_version) == (step, str(step + 1))
+
+
+def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    made = source()
+    made.client.admit(groups_per_batch=2, max_staleness=0)
+    entered: list[str] = []
+
+    def produce() -> None:
+        with Client(made.settings.redis_url, run="r") as client:
+            for name in "abcd":
+                client.submit(group(name))
+                play_groups(ledger, name, version=engine.version)
+                entered.append(name)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    assert jobs(rollout(made, 0)) == members("a", "b")
+    assert entered == ["a", "b"]  # there is room for no more before the next policy
+    engine.version = "2"
+    assert jobs(rollout(made, 1)) == members("c", "d")
+    producer.join()
+
+
+@pytest.mark.parametrize(
+    ("version", "first", "interval", "step"),
+    [(1, 0, 1, 0), (4, 0, 1, 3), (9, 8, 1, 8), (11, 8, 1, 10), (1, 0, 3, 0), (2, 0, 3, 3), (4, 7, 3, 9)],
+)
+def test_the_step_of_a_version_is_the_number_of_rollouts_it_was_trained_on(
+    version: int, first: int, interval: int, step: int
+) -> None:
+    args = arguments(update_weights_interval=interval, update_weight_start_version=first // interval)
+    assert engines.step_of(version, first, args) == step
+
+
+def test_a_restart_that_counts_versions_from_one_again_is_told(source: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "rollq"):
+        source(after=4)
+    assert "put `update_weight_start_version: 5` into the file of --custom-config-path" in caplog.text
+
+
+def test_the_same_version_for_another_step_is_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    first = source()
+    rollout(first, 0)
+    first.save(0)
+    with pytest.raises(SettingsError, match=r"update_weight_start_version: 1"):
+        rollout(source(after=0), 1)  # slime's engines serve version 1 again
+
+
+def test_an_interval_that_train_py_does_not_keep_is_refused(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    made = source(update_weights_interval=2)
+    rollout(made, 0)
+    engine.version = "2"  # after one rollout
+    with pytest.raises(SettingsError, match=r"version 2 would be of step 2, and slime has trained on 1 rollouts"):
+        rollout(made, 1)
+
+
+def test_an_evaluation_before_and_after_the_first_rollout_are_two(
+    source: Make, engine: FakeEngine, ledger: Ledger, redis_url: str
+) -> None:
+    made = source(eval_datasets=[held_out("shop/test/0-2")], rollq_eval_job={"budget": {"max_turns": 9}})
+    with playing(redis_url):
+        for version in ("1", "2"):
+            engine.version = version
+            output = generate_rollout(made.args, 0, made, evaluation=True)  # slime counts both as rollout 0
+            assert len(output.data["held-out"]["rewards"]) == 6
+    stored = {name: Store(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")}
+    assert {name: found and found.version for name, found in stored.items()} == {"held-out-0": "1", "held-out-1": "2"}
+
+
+def test_a_wrong_field_of_an_evaluations_jobs_is_told(source: Make) -> None:
+    made = source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"users": {}})
+    with pytest.raises(ContractError, match="unexpected keyword argument 'users'"):
+        generate_rollout(made.args, 0, made, evaluation=True)
+
+
+def held_out(path: str) -> SimpleNamespace:
+    """A data set of slime's --eval-prompt-data."""
+    return SimpleNamespace(
+        name="held-out", path=path, n_samples_per_eval_prompt=2, temperature=0.0, top_p=None, top_k=None
+    )
+
+
+def test_workers_are_told_slimes_engines(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
+    made = source(rollq_engines="pool")
+    redis = internals(made.client).ledger.redis
+    redis.sadd("rollq:engines:pool", "http://gone:1")
+    rollout(made, 0)
+    assert read_addresses(redis, "pool") == [engine.url]
+
+
+def test_engines_that_do_not_agree_are_an_error(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
+    other = FakeEngine()
+    other.version = "7"
+    with serving(other):
+        engine.answers["/workers"] = (200, {"workers": [{"url": engine.url}, {"url": other.url}]})
+        with pytest.raises(SyncError, match="serve no common weight version"):
+            rollout(source(), 0)
+
+
+def test_a_router_that_lists_nothing_is_an_error(source: Make, engine: FakeEngine) -> None:
+    engine.answers["/workers"] = (404, "")
+    with pytest.raises(SyncError, match=r"/workers does not list its engines: .*HTTP 404"):
+        rollout(source(), 0)

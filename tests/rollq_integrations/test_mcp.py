@@ -1,0 +1,186 @@
+"""Tools of real MCP servers, over stdio and HTTP."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from rollq.env import Action, Tools
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.mcp import mcp_server, session
+from rollq_worker.commands.env.check import check_environment
+from rollq_worker.environments.dataset import dataset
+from tests.conftest import free_port
+from tests.waiting import until
+
+SERVER = Path(__file__).with_name("mcp_server.py")
+COMMAND = (sys.executable, str(SERVER))
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[Tools]:
+    session = mcp_server(*COMMAND)()
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def failing_tools() -> Iterator[Tools]:
+    """Those of a server that no other test needs."""
+    session = mcp_server(*COMMAND)()
+    yield session
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    port = free_port()
+    process = subprocess.Popen([*COMMAND, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}/mcp"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            requests.get(url, timeout=1)
+            break
+        except requests.RequestException:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+    yield url
+    process.terminate()
+    process.wait(30)
+
+
+def servers() -> list[str]:
+    """The processes of this one that are servers of an episode."""
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split(maxsplit=1) for line in listed.splitlines())
+    return [args for ppid, args in rows if ppid == str(os.getpid()) and args.endswith(SERVER.name)]
+
+
+def test_tools_have_schemas_and_results(tools: Tools) -> None:
+    [schema] = [schema for schema in tools.schemas if schema["function"]["name"] == "add"]
+    assert schema["function"]["description"] == "Adds two numbers."
+    assert schema["function"]["parameters"]["required"] == ["a", "b"]
+    assert tools.call(Action("add", {"a": 1, "b": 2})) == "3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("nothing", ""), ("blank", ""), ("several", "one\n[image]\na file"), ("structured", '{"n": 1}')],
+)
+def test_what_a_result_says(tools: Tools, kind: str, says: str) -> None:
+    assert tools.call(Action("contents", {"kind": kind})) == says
+
+
+def test_what_a_server_prints_beside_the_protocol_is_passed_over(tools: Tools) -> None:
+    assert tools.call(Action("echo", {"value": [1]})) == "[1]"
+
+
+def nested(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (Action("add", {"a": "x", "b": 1}), "Error"),
+        (Action("add", {}), "Error"),
+        (Action("fail", {}), "Error"),
+        (Action("subtract", {}), "Error: there is no tool 'subtract'"),
+        (Action("echo", {"value": nested(80)}), "Error: the arguments are nested too deeply"),
+        (Action("echo", {"value": 10**40}), "Error: a number in the arguments is too large"),
+        (Action("echo", {"value": float("nan")}), "Error: "),
+        (Action("echo", {"value": "half \ud800 a pair"}), "Error: "),
+    ],
+)
+def test_the_policys_mistakes_are_observations(tools: Tools, action: Action, says: str) -> None:
+    assert tools.call(action).startswith(says)
+    assert tools.call(Action("add", {"a": 1, "b": 1})) == "2"
+
+
+def test_a_server_that_dies_is_the_environments_failure(failing_tools: Tools) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"(?s)tool die: .*It said: .*about to die"):
+        failing_tools.call(Action("die", {}))
+    with pytest.raises(EnvironmentFailure, match="tool add"):
+        failing_tools.call(Action("add", {"a": 1, "b": 2}))
+
+
+def test_a_server_that_hangs_is_the_environments_failure(failing_tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CALL_S", 0.5)
+    with pytest.raises(EnvironmentFailure, match=r"tool hang: no answer within 0\.5 s"):
+        failing_tools.call(Action("hang", {}))
+
+
+def test_it_gets_no_secrets_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
+    session = mcp_server(*COMMAND, env={"MINE": "1"})()
+    names = session.call(Action("variables", {})).split()
+    session.close()
+    assert "MINE" in names and "ROLLQ_REDIS_URL" not in names
+
+
+def test_a_server_at_an_address_is_shared(url: str) -> None:
+    sessions = [mcp_server(url)() for _ in range(3)]
+    for n, opened in enumerate(sessions):
+        assert opened.call(Action("add", {"a": n, "b": n})) == str(2 * n)
+    for opened in sessions:
+        opened.close()
+    last = mcp_server(url)()
+    assert last.call(Action("add", {"a": 1, "b": 2})) == "3"
+    last.close()
+
+
+@pytest.mark.parametrize("server", [("no-such-command",), (sys.executable, "-c", "0"), ("http://127.0.0.1:1/mcp",)])
+def test_there_is_no_server(server: tuple[str, ...]) -> None:
+    with pytest.raises(EnvironmentFailure, match=f"the MCP server '{server[0]}.*' did not start"):
+        mcp_server(*server)()
+
+
+def test_a_server_without_tools(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('none').run()\n")
+    with pytest.raises(EnvironmentFailure, match=r"did not start: .*(it has no tools|Method not found)"):
+        mcp_server(sys.executable, str(tmp_path / "server.py"))()
+
+
+def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    session._sdk.cache_clear()
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(JobFailure, match=r"need the package mcp: pip install .*\[mcp\]"):
+        mcp_server(*COMMAND)()
+
+
+def test_an_address_is_shown_without_its_secrets() -> None:
+    with pytest.raises(EnvironmentFailure, match="did not start") as failed:
+        mcp_server("http://me:hunter2@127.0.0.1:1/mcp?token=hunter2")()
+    assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize("server", [(), ("http://127.0.0.1:1/mcp", "more")])
+def test_what_names_no_server(server: tuple[str, ...]) -> None:
+    with pytest.raises(JobFailure, match="mcp_server"):
+        mcp_server(*server)
+
+
+def test_a_dataset_with_tools_is_played_and_its_servers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CALL_S", 5.0)
+    row = {"prompt": "1+2?", "answer": 3, "calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}
+    (tmp_path / "sums.jsonl").write_text(json.dumps(row))
+    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=mcp_server(*COMMAND))(None)
+    report = check_environment(domain, "train", [0])
+    # A call that kills or hangs the server is not what a policy may be blamed for.
+    assert report.rewards == [1.0]
+    assert all("tool die" in problem or "tool hang" in problem for problem in report.problems), report.problems
+    others = len(servers())
+    environment = domain.open("train", 0, {})
+    assert len(servers()) > others
+    environment.close()
+    until(lambda: len(servers()) <= others, 30)

@@ -48,7 +48,7 @@ def missing_at_broker(client: Any, part: Part, queue: str) -> list[str] | None:
         ("SMEMBERS", f"_kombu.binding.{queue}"),
         ("PUBLISH", f"/{pool.connection_kwargs.get('db') or 0}.celeryev/worker.heartbeat", ""),
     ]
-    takes: list[Command] = [("BRPOP", queue, 1), ("LLEN", queue)]
+    takes: list[Command] = [("BRPOP", queue, 1), ("LLEN", queue), ("TYPE", queue)]
     return refused(client, {Part.WORKER: sends + takes, Part.PRODUCER: sends, Part.TRAINER: []}[part])
 
 

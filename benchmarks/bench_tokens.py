@@ -38,7 +38,7 @@ EPISODES = (30, 60)
 REPEATS = 15
 LARGEST_GROWTH = 1.2
 LARGEST_DOUBLING = 2.5
-MOST_MS = 0.3
+MOST_MS = 1.0
 """Target: the tokens of one turn after the longest history."""
 ORDER = {f"item_{n}": {"name": f"kettle {n}", "price": n * 7.5, "options": ["1.5 l", "steel"]} for n in range(8)}
 
@@ -106,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--templates", type=Path, metavar="DIR", help="a folder of chat templates, NAME.jinja")
     args = parser.parse_args(argv)
     tokenizer = load_tokenizer(args.tokenizer)
-    tokenizer.use_fast_encoder()  # as a worker does
     tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
     renderer = ChatRenderer(tokenizer, tools=tools)
 

@@ -38,7 +38,7 @@ NAIVE = "tau2_2025:retail"
 SIZE = 2
 """Number of samples of each task."""
 LOOPS = {"loop": "episode_loop.py", "bare": "bare_loop.py"}
-OF_BARE = 0.77
+OF_BARE = 0.9
 """Target: CPU of the worker, over that of the bare loop."""
 DURABILITY_MS = 0.35
 """Target: CPU a turn of the worker, less that of its loop alone."""

@@ -37,7 +37,6 @@ class NoJournal:
 def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
     world, split = domain(setting["env"]), setting["split"]
     tokenizer = load_tokenizer(setting["tokenizer"])
-    tokenizer.use_fast_encoder()
     stops = ChatRenderer(tokenizer).stop_ids
     engine = EnginePool([setting["engine_url"]], stop_ids=stops, vocab_size=tokenizer.vocab_size)
     renderers, groups = RendererCache(tokenizer), count()

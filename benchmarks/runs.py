@@ -10,6 +10,7 @@ from rollq.job import Job
 from rollq_worker.environments import domain
 
 SPLITS = {
+    "shop": "train",
     "tau2_2025:retail": "train",
     "tau2_2025:airline": "train",
     "tau_bench:retail": "test",

@@ -29,7 +29,6 @@ def template_renderers(folder: Path, vocabulary: str | None, tools: list[Any]) -
         if (file := folder / f"{name}.jinja").exists():
             config = NAMED.get(name) or {"eos_token": "<|im_end|>"}
             tokenizer = Tokenizer(name, _with_tokens(spec, ADDED.get(name, ())), config, file.read_text())
-            tokenizer.use_fast_encoder()
             yield name, checked_renderer(tokenizer, tools)
 
 

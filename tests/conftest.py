@@ -49,7 +49,6 @@ SLOW = (
     "rollq_worker/environments/test_tau2_2025_rewards.py",
     "rollq_worker/process/test_celery_worker.py",
     "rollq_worker/process/test_redis_outages.py",
-    "rollq_worker/tokens/encoders",
     "rollq_worker/tokens/test_images.py",
     "rollq_worker/tokens/test_qwen_vocabulary.py",
 )

@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 
 from rollq.env import Image
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
-from tests.rollq_worker.tokens.models import tokenizer_with
+from tests.rollq_worker.tokens.models import spec_with, tokenizer_with
 
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 PROCESSOR = {
@@ -57,8 +57,7 @@ def vision_tokenizer(template: str | None = None, **processor: Any) -> Tokenizer
 
 def write_vision_tokenizer(folder: Path) -> Path:
     """The same as the folder that an engine and a worker are given."""
-    tokenizer = vision_tokenizer()
-    (folder / "tokenizer.json").write_bytes(tokenizer._vocabulary._spec)
+    (folder / "tokenizer.json").write_bytes(spec_with(tuple(VISION)))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     (folder / "chat_template.jinja").write_text(vision_template())
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))

@@ -42,10 +42,6 @@ def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
     assert reader(ledger).stats()["done"] == 1 and runner.leases.held() == []
 
 
-def test_a_worker_encodes_with_the_fast_encoder(runner: JobRunner) -> None:
-    assert runner.tokenizer.is_fast
-
-
 @pytest.mark.parametrize("message", ["", "no/such", "x" * 500, "None", "r/g/-1", "{'a': 1}"])
 def test_a_message_that_names_no_job_is_ignored(runner: JobRunner, message: str) -> None:
     assert runner.run(message) == {"stop": "ignored"}

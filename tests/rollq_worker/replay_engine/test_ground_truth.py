@@ -1,5 +1,6 @@
 """What the replay engine says to a prompt."""
 
+import json
 import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,8 @@ from rollq.trajectory import Trajectory
 from rollq_worker.protocols import Generated
 from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
-from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 from tests.rollq_worker.replay_engine.shop_episodes import END, SHOP, SPLIT, TASKS, TOKENIZER, first_prompt, play_task
-from tests.rollq_worker.tokens.encoders import vocabularies
 
 WHOLE = 1 << 20
 """Tokens: more than any turn has."""
@@ -143,7 +143,8 @@ def test_a_conversation_about_no_task_is_told_which_engine_plays_it(ground_truth
 
 def test_a_model_that_is_not_chatml_is_refused(tasks: TaskIndex) -> None:
     with pytest.raises(SettingsError, match=r"no <\|im_start\|> and no <\|im_end\|>: start engine and workers"):
-        GroundTruth(Tokenizer("gemma", vocabularies.gemma(), {}, "x"), tasks)
+        spec = json.loads((BUNDLED / "tokenizer.json").read_text()) | {"added_tokens": []}
+        GroundTruth(Tokenizer("gemma", json.dumps(spec).encode(), {}, "x"), tasks)
 
 
 def test_a_template_that_takes_no_calls_can_be_played(tasks: TaskIndex) -> None:

@@ -92,7 +92,7 @@ def tokenizer_with(
     name: str, template: str, added: Sequence[str] = (), config: Mapping[str, Any] | None = None
 ) -> Tokenizer:
     """Any template, on the bundled vocabulary with more control tokens."""
-    return Tokenizer(name, _spec_with(tuple(added)), config or {}, template)
+    return Tokenizer(name, spec_with(tuple(added)), config or {}, template)
 
 
 class RealTemplates:
@@ -113,7 +113,7 @@ class RealTemplates:
 
 
 @cache
-def _spec_with(added: tuple[str, ...]) -> bytes:
+def spec_with(added: tuple[str, ...]) -> bytes:
     """The bundled tokenizer.json with more control tokens."""
     spec = json.loads((BUNDLED / "tokenizer.json").read_text())
     tokens = spec["added_tokens"]

@@ -247,3 +247,12 @@ def test_many_kinds_of_turns_are_bounded_in_memory(monkeypatch: pytest.MonkeyPat
     for n in range(10):
         assert renderer.bridge(called(f"f{n}"), [result("x")]) == first
     assert len(renderer._made_up._heads) <= 3
+
+
+def test_siblings_share_their_first_prompt_and_tools_that_change_in_place_are_shown():
+    renderer = ChatRenderer(load_tokenizer(), TOOLS)
+    assert renderer.open(OPENING, TOOLS) is renderer.open(json.loads(json.dumps(OPENING)), renderer.tools)
+    tools = json.loads(json.dumps(TOOLS))
+    for strict in (True, 1, None, True):
+        tools[0]["function"]["strict"] = strict
+        assert renderer.open(OPENING, tools) == renderer.tokenizer.encode(renderer.prompt(OPENING, tools))

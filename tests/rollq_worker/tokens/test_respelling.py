@@ -11,11 +11,8 @@ from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 
 @pytest.mark.parametrize("vocabulary", ["bundled", "qwen"])
-@pytest.mark.parametrize("fast", [False, True])
-def test_it_is_the_tokenizers_own_encoding(vocabulary: str, fast: bool):
+def test_it_is_the_tokenizers_own_encoding(vocabulary: str):
     tokenizer = load_tokenizer() if vocabulary == "bundled" else qwen_tokenizer()
-    if fast:
-        tokenizer.use_fast_encoder()
     respell, dice = Respelling(tokenizer), random.Random(1)
     for _ in range(300):
         ids = array("I", (dice.randrange(tokenizer.vocab_size) for _ in range(dice.randrange(1, 40))))

@@ -34,12 +34,6 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
 
 
-def test_loading_makes_no_fast_encoder(monkeypatch: pytest.MonkeyPatch):
-    """Its proof would cost each `rollq submit` a second."""
-    monkeypatch.setattr("rollq_worker.tokens.vocabulary.fast_encoder", lambda *_: pytest.fail("made"))
-    load_tokenizer()
-
-
 def test_the_golden_encodings_of_the_real_vocabulary(qwen: Tokenizer, golden_encodings: list[tuple[str, list[int]]]):
     assert len(golden_encodings) == 47
     for text, ids in golden_encodings:

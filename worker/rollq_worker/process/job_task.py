@@ -94,7 +94,6 @@ class JobRunner:
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
-        tokenizer.use_fast_encoder()
         self.episodes = EpisodePlayer(settings, self.time_spent.engine, engine.admit, tokenizer, name)
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -31,15 +31,6 @@ DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The names of a model's templates that are used, the second one for conversations with tools."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which a message may hold its reasoning."""
-
-
-class LookedFor(NamedTuple):
-    """The texts for which a template may look in what it is given."""
-
-    equal: frozenset[str]
-    """It compares something with these."""
-    inside: frozenset[str]
-    """It looks for these, or cuts something at them."""
 
 
 _ASKS = ("defined", "undefined", "default", "d")
@@ -63,12 +54,6 @@ class ChatTemplate:
     def arguments(self) -> frozenset[str]:
         """The names of the arguments that it reads."""
         return frozenset().union(*map(_arguments, self._texts.values())) - GIVEN_TO_TEMPLATES
-
-    @cached_property
-    def looked_for(self) -> LookedFor:
-        """The texts for which it may look in messages."""
-        found = list(map(_looked_for, self._texts.values()))
-        return LookedFor(*(frozenset().union(*texts) for texts in zip(*found, strict=True)))
 
     def with_arguments(self, given: Mapping[str, Json]) -> "ChatTemplate":
         """The template that always renders with these arguments.
@@ -197,24 +182,6 @@ def _arguments(text: str) -> set[str]:
 
     walk(tree, frozenset())
     return jinja2.meta.find_undeclared_variables(tree) & read
-
-
-def _looked_for(text: str) -> LookedFor:
-    equal: set[str] = set()
-    inside: set[str] = set()
-    tree = _ENVIRONMENT.parse(text)
-    for compared in tree.find_all(jinja2.nodes.Compare):
-        texts = _constants(compared)
-        equal |= texts
-        if any(operand.op in ("in", "notin") for operand in compared.ops):
-            inside |= texts
-    for called in tree.find_all((jinja2.nodes.Call, jinja2.nodes.Filter, jinja2.nodes.Test)):
-        inside |= _constants(called)
-    return LookedFor(frozenset(equal), frozenset(inside - {""}))
-
-
-def _constants(node: jinja2.nodes.Node) -> set[str]:
-    return {one.value for one in node.find_all(jinja2.nodes.Const) if isinstance(one.value, str)}
 
 
 def _compile(name: str, text: str) -> jinja2.Template:

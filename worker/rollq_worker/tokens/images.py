@@ -16,7 +16,8 @@ from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.events import Message
 from rollq.images import references
 from rollq.job import Json
-from rollq_worker.tokens.tokenizer import IMAGE_CONFIG, Tokenizer
+from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.tokenizer_files import IMAGE_CONFIG
 
 PLACEHOLDER = "<|image_pad|>"
 PROCESSORS = re.compile(r"Qwen2VLImageProcessor\w*")

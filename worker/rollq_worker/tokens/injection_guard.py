@@ -43,11 +43,11 @@ class ControlTokens:
         self.token = any_of(texts)
         """Finds the leftmost longest token, as the tokenizer itself does."""
         self._greedy = {token.text: token for token in tokenizer.added if token.lstrip or token.rstrip}
-        self.starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
-        self.ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
-        self.longest = max(map(len, texts), default=0)
+        self._starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
+        self._ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
         self._first_chars = frozenset(text[0] for text in texts)
         self._last_chars = frozenset(text[-1] for text in texts)
+        self._longest = max(map(len, texts), default=0)
         # Marks never leave the process, so no text can contain the nonce.
         self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
         self.mark = re.compile(self.nonce + r"(\d{6})")
@@ -90,33 +90,20 @@ class ControlTokens:
         texts.append(rendered[at:])
         return texts, controls
 
-    def swallows_before(self, id: int) -> bool:
-        """Whether this control token takes the white space before it."""
-        return any(token.id == id and token.lstrip for token in self._greedy.values())
-
-    def swallows_after(self, id: int) -> bool:
-        """Whether this control token takes the white space behind it."""
-        return any(token.id == id and token.rstrip for token in self._greedy.values())
-
-    def is_harmless(self, text: str) -> bool:
-        """Whether `Guard.hide` would leave the text as it is."""
-        if self.token.search(text) or text in self.names or not (text.isascii() or _SURROGATE.search(text) is None):
-            return False
-        return not (self._begins_in_token(text) or self._ends_in_token(text))
-
-    def _begins_in_token(self, text: str) -> bool:
-        """Whether the text begins with the end of a token. That end has the last character of a token in it."""
-        head = text[: self.longest]
+    def end_of_token(self, text: str) -> int:
+        """How many characters at the start of the text are the end of a token, which has the token's last one in it."""
+        head = text[: self._longest]
         if self._last_chars.isdisjoint(head):
-            return False
-        return any(head[:n] in self.ends for n in range(1, len(head) + 1))
+            return 0
+        return next((n for n in range(len(head), 0, -1) if head[:n] in self._ends), 0)
 
-    def _ends_in_token(self, text: str) -> bool:
-        """Whether the text ends with the beginning of a token."""
-        tail = text[-self.longest :]
+    def start_of_token(self, text: str) -> int:
+        """How many characters at the end of the text are the start of a token, which has the token's first one in
+        it."""
+        tail = text[-self._longest :]
         if self._first_chars.isdisjoint(tail):
-            return False
-        return any(tail[n:] in self.starts for n in range(len(tail)))
+            return 0
+        return next((n for n in range(len(tail), 0, -1) if tail[-n:] in self._starts), 0)
 
 
 class Guard:
@@ -171,14 +158,10 @@ class Guard:
             return self._mark_of(text)
         text = self._controls.token.sub(lambda match: self._mark_of(match[0]), text)
         # The template or another text could complete half a token at an edge.
-        for n in range(min(len(text), self._controls.longest), 0, -1):
-            if text[:n] in self._controls.ends:
-                text = self._mark_of(text[:n]) + text[n:]
-                break
-        for n in range(min(len(text), self._controls.longest), 0, -1):
-            if text[-n:] in self._controls.starts:
-                text = text[:-n] + self._mark_of(text[-n:])
-                break
+        if n := self._controls.end_of_token(text):
+            text = self._mark_of(text[:n]) + text[n:]
+        if n := self._controls.start_of_token(text):
+            text = text[:-n] + self._mark_of(text[-n:])
         return text
 
     def _mark_of(self, piece: str) -> str:

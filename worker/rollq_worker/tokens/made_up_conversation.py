@@ -17,7 +17,6 @@ from rollq.job import Json
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard, any_of
 from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family, example_call
-from rollq_worker.tokens.shapes.varying import CallIds
 from rollq_worker.tokens.template_messages import call_id, for_template, short_exchange
 from rollq_worker.tokens.tokenizer import Tokenizer
 
@@ -84,7 +83,6 @@ class MadeUpConversation:
         """The template writes a tool's result otherwise, or not at all, where the turn called nothing."""
         self._shows_ids = _ID in self.header_after_call or bool(family.call_id_format)
         self._numbers_calls = self._counts_calls()
-        self.call_ids = CallIds(family, self._shows_ids, self._numbers_calls)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True) -> str:
         """The template's text. Raises JobFailure."""

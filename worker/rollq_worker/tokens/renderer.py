@@ -8,9 +8,11 @@ It does not know environments or engines.
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from weakref import WeakValueDictionary
 
 from rollq.errors import JobFailure
@@ -22,16 +24,11 @@ from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
 from rollq_worker.tokens.model_family import Family
-from rollq_worker.tokens.shapes.memory import ShapeMemory
-from rollq_worker.tokens.shapes.varying import answer_with, of_answer, of_prompt
 from rollq_worker.tokens.template_messages import SHORT_REPLY, call_id, for_template, with_missing_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.turn_comparison import says_the_same
 from rollq_worker.toolcalls import readers
 from rollq_worker.toolcalls.pieces import without_calls
-
-MAX_PROMPTS = 64
-"""Number of first prompts whose shape is kept: system prompts and tools of the environments in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +71,8 @@ class ChatRenderer:
         self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
-        self._answers = ShapeMemory(tokenizer, self._controls)
-        self._prompts = ShapeMemory(tokenizer, self._controls, MAX_PROMPTS)
         self._opened: WeakValueDictionary[str, array[int]] = WeakValueDictionary()
-        """The first prompts in use, by their last message."""
+        """The first prompts in use, by their messages."""
         self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
         reader = readers()[self.family.parser]
         self._read = reader if self.tools else without_calls(reader)
@@ -96,25 +91,20 @@ class ChatRenderer:
 
         Episodes of one group are given the same array, because a thousand of 20 kB count.
         """
-        ids, said = self._open(messages, tools), str(messages[-1].get("content"))
-        if (opened := self._opened.get(said)) == ids:
-            return opened
-        self._opened[said] = ids
+        if len(tools) != len(self.tools) or not all(map(is_, tools, self.tools)):
+            return self._open(messages, tools)
+        key = json.dumps(messages)
+        if (ids := self._opened.get(key)) is None:
+            self._opened[key] = ids = self._open(messages, tools)
         return ids
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        def render(contents: Sequence[str], guard: Guard) -> str:
-            said = [*messages[:-1], {**messages[-1], "content": contents[0]}] if contents else messages
-            shown = [guard.hide(message) for message in self.shown(said)]
-            hidden = guard.hide(list(tools))
-            return self._made_up.render(self._with_tools(shown, hidden), hidden)
-
-        parts = of_prompt(messages, tools, self.tools)
-        if parts is not None:
-            return self._prompts.encode(parts.key, parts.contents, (), render, kind=parts.kind, remember=True)
         guard = Guard(self._controls)
+        shown = [guard.hide(message) for message in self.shown(messages)]
+        hidden = guard.hide(list(tools))
+        rendered = self._made_up.render(self._with_tools(shown, hidden), hidden)
         # All episodes of an environment share the long system prompt.
-        return self._images.expand(guard.encode(render((), guard), remember=True), messages)
+        return self._images.expand(guard.encode(rendered, remember=True), messages)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """The text that the template writes for `open`. Raises JobFailure."""
@@ -225,29 +215,12 @@ class ChatRenderer:
 
     def _answer(self, message: Message, replies: Sequence[Message]) -> array[int]:
         """The ids from the token that ends the turn to the end of the next assistant header."""
-        parts = of_answer(message, replies, self._made_up.call_ids)
-        if parts is None:
-            guard = Guard(self._controls)
-            return self._images.expand(guard.encode(self._answer_text(message, replies, guard)), replies)
-
-        def render(values: Sequence[str], guard: Guard) -> str:
-            return self._answer_text(*answer_with(message, replies, parts, values), guard)
-
-        return self._answers.encode(
-            parts.key,
-            parts.contents,
-            parts.ids,
-            render,
-            kind=parts.kind,
-            more_ids=lambda: self._made_up.call_ids.examples(parts.names),
-        )
-
-    def _answer_text(self, message: Message, replies: Sequence[Message], guard: Guard) -> str:
+        guard = Guard(self._controls)
         text, head, end = self._made_up.answer(message, replies, guard)
         if not head:
             roles = [str(reply.get("role")) for reply in replies]
             raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
-        return text[len(head) - len(end) :]
+        return self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
         """The token to put after a turn that was cut, so that these replies may follow. It is the one that the template

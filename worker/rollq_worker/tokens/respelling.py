@@ -12,7 +12,7 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 
 class Respelling:
-    """Decodes and encodes again, with the fast encoder where there is one. Threads may share it."""
+    """Decodes and encodes again. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

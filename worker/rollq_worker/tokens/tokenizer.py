@@ -12,27 +12,41 @@ import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollq.errors import JobFailure, SettingsError
 from rollq.events import Message
 from rollq.job import NAMED_TOKENS, Json
-from rollq_worker.tokens.chat_template import ChatTemplate, LookedFor
-from rollq_worker.tokens.other_files import BPE, TEKKEN, TIKTOKEN, make_spec
-from rollq_worker.tokens.other_files import FILES as OTHER_FILES
-from rollq_worker.tokens.training_templates import template_text
-from rollq_worker.tokens.vocabulary import Vocabulary
+from rollq_worker.tokens.chat_template import ChatTemplate
+from rollq_worker.tokens.tokenizer_files import find_tokenizer, read_files
+
+if TYPE_CHECKING:
+    import tokenizers
 
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-OLD_TEMPLATE = "chat_template.json"
-"""Where older models of images and text have their template."""
-MORE_TEMPLATES = "additional_chat_templates"
-"""A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
-IMAGE_CONFIG = "preprocessor_config.json"
-"""The image processor of a vision model."""
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REMEMBERED, LONGEST_REMEMBERED = 1024, 16_384
+"""Number of plain texts whose ids are kept, and of characters of the longest one: a few MB. The rollouts of a group
+make the same calls, so they see the same results."""
+LONG = 1000
+"""Number of ids from which decoding uses the batch form, which releases the interpreter."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BLANK = re.compile(r"[\s\u2581]+")
+"""White space; SentencePiece writes a space as U+2581."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that its text always becomes, whatever comes before or after it."""
+
+    text: str
+    id: int
+    lstrip: bool
+    """Whether it swallows the white space before it."""
+    rstrip: bool
+    """Whether it swallows the white space after it."""
 
 
 class Tokenizer:
@@ -47,21 +61,24 @@ class Tokenizer:
         image_processor: Mapping[str, Json] | None = None,
         hash: str = "",
     ) -> None:
-        """`template` is the Jinja text, or a mapping of names to texts. `image_processor`: what IMAGE_CONFIG holds.
-        `hash`: of the files of which `spec` was made, if it is no file.
-
-        Raises SettingsError for an unusable spec.
-        """
+        """The arguments are those of `TokenizerFiles`. Raises SettingsError for an unusable spec."""
         self.name = name
-        self._vocabulary = Vocabulary(name, spec)
+        self._full = _read(name, spec)
+        self._plain, spaces = _without_controls(self._full)
+        """The same vocabulary, for plain text."""
+        added = [(id, token) for id, token in sorted(self._full.get_added_tokens_decoder().items()) if id not in spaces]
+        self.added = tuple(
+            AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip) for id, token in added
+        )
+        self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
+        """Id by text: control tokens and tags."""
+        self._added_ids = frozenset(self.added_tokens.values())
+        self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        """Every id is below it."""
+        self._remembered = lru_cache(REMEMBERED)(self._encode_plain)
         self._named = {key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None}
         self.hash = hash or hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json, or of the files in its place."""
-        self.added = self._vocabulary.added
-        self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
-        """Id by text: control tokens and tags."""
-        self.vocab_size = self._vocabulary.size
-        """Every id is below it."""
         self.eos_ids = _eos_ids(config, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
         self.image_processor = image_processor
@@ -83,40 +100,34 @@ class Tokenizer:
 
     def encode(self, text: str) -> array[int]:
         """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
-        return self._vocabulary.encode(text)
+        return _encode(self._full, text)
 
     def encode_plain(self, *texts: str) -> list[array[int]]:
         """The ids of texts that never become an added token: one array('I') per text.
 
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
-        return self._vocabulary.encode_plain(*texts)
+        return [
+            self._remembered(text)[:] if len(text) <= LONGEST_REMEMBERED else self._encode_plain(text) for text in texts
+        ]
 
-    def use_fast_encoder(self) -> bool:
-        """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one.
-
-        Costs about a second, so only a worker asks for it, and `rollq doctor`. All copies use it too.
-        """
-        return self._vocabulary.use_fast_encoder()
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether plain text is encoded by something faster than the tokenizer itself."""
-        return self._vocabulary.is_fast
+    def _encode_plain(self, text: str) -> array[int]:
+        ids = _encode(self._plain, text)
+        if not self._added_ids.isdisjoint(ids):
+            name = next(token.text for token in self.added if token.id in ids)
+            raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
-        return self._vocabulary.decode(ids, skip_special)
+        if len(ids) < LONG:
+            return self._full.decode(list(ids), skip_special_tokens=skip_special)
+        return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     @property
     def arguments(self) -> frozenset[str]:
         """The names of the arguments that the chat template reads."""
         return self._template.arguments
-
-    @property
-    def looked_for(self) -> LookedFor:
-        """The texts for which the chat template may look in messages."""
-        return self._template.looked_for
 
     @property
     def given(self) -> Mapping[str, Json]:
@@ -151,103 +162,12 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | None = None, template: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory or a hub name; None: the one in the package.
+    """The tokenizer of a directory or a hub name; None: the one in the package. `template`: see `read_files`.
 
-    A directory holds tokenizer.json, or one of `other_files` in its place, tokenizer_config.json, which tekken.json may
-    lack, and a chat template: chat_template.jinja, or `chat_template` in tokenizer_config.json or chat_template.json;
-    further ones may be in additional_chat_templates. `template` takes its place: the name of a training template, or
-    the path of a file. Raises SettingsError that names the directory and what is missing or wrong.
+    Raises SettingsError that names the directory and what is missing or wrong.
     """
     name = "the bundled tokenizer" if where is None else where
-    folder = BUNDLED if where is None else find_tokenizer(where)
-    config = _object(folder / FILES[1]) if (folder / FILES[1]).is_file() else {}
-    made = None if (folder / FILES[0]).is_file() else make_spec(folder, config)
-    spec = made.spec if made else _read(folder / FILES[0])
-    config = dict(made.config) if made else config
-    if (folder / FILES[3]).is_file():
-        config["generation"] = _object(folder / FILES[3])
-    chosen = template_text(template) if template else _find_template(folder, config)
-    images = _object(folder / IMAGE_CONFIG) if (folder / IMAGE_CONFIG).is_file() else None
-    return Tokenizer(name, spec, config, chosen, images, made.hash if made else "")
-
-
-def find_tokenizer(where: str) -> Path:
-    """The directory of a tokenizer, downloaded if it is a hub name. Raises SettingsError when a file is missing."""
-    folder = _folder(where)
-    there = [file for file in (*FILES[:2], TEKKEN, TIKTOKEN, BPE[1]) if (folder / file).is_file()]
-    if not there or there == [FILES[1]]:
-        others = f"{TEKKEN}, {TIKTOKEN}, or {' and '.join(BPE)}"
-        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[0]}, nor what one can be made of ({others})")
-    if FILES[1] not in there and TEKKEN not in there:
-        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[1]}")
-    return folder
-
-
-def _folder(where: str) -> Path:
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or not _HUB_NAME.fullmatch(where):
-        raise SettingsError(f"tokenizer {where}: no such directory, and not a hub name (owner/model) either")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                where, allow_patterns=[*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, f"{MORE_TEMPLATES}/*.jinja"]
-            )
-        )
-    except Exception as e:  # the hub's client raises errors of several libraries
-        raise SettingsError(
-            f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"
-            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, or a model that this machine"
-            " can download"
-        ) from e
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        raise SettingsError(f"{path} cannot be read: {e}") from e
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return _read(path).decode()
-    except UnicodeDecodeError as e:
-        raise SettingsError(f"{path} is not UTF-8: {e}") from e
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read(path))
-    except ValueError as e:
-        raise SettingsError(f"{path} is not valid JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise SettingsError(f"{path} must hold a JSON object, not a {type(value).__name__}")
-    return value
-
-
-def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
-    """The template's text, or texts by name where there are several. Raises SettingsError."""
-    if (folder / FILES[2]).is_file():
-        more = {path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
-        default = _text_of(folder / FILES[2])
-        return {**more, "default": default} if more else default
-    template = config.get("chat_template")
-    if template is None and (folder / OLD_TEMPLATE).is_file():
-        template = _object(folder / OLD_TEMPLATE).get("chat_template")
-    if isinstance(template, str) and template:
-        return template
-    try:
-        if isinstance(template, list) and template:
-            return {str(entry["name"]): str(entry["template"]) for entry in template}
-    except (KeyError, TypeError) as e:
-        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list, but not of templates") from e
-    raise SettingsError(
-        f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]} or {OLD_TEMPLATE}"
-    )
+    return Tokenizer(name, *read_files(BUNDLED if where is None else find_tokenizer(where), template))
 
 
 def _text(token: Json) -> str:
@@ -260,3 +180,63 @@ def _eos_ids(config: Mapping[str, Json], added: Mapping[str, int]) -> tuple[int,
     ids = [added.get(_text(named), -1)] if named is not None else []
     ids += generation if isinstance(generation, list) else [generation]
     return tuple(dict.fromkeys(id for id in ids if isinstance(id, int) and id >= 0))
+
+
+def _read(name: str, spec: bytes) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    try:
+        found = tokenizers.Tokenizer.from_buffer(spec)
+    except Exception as e:  # tokenizers raises bare Exception
+        raise SettingsError(f"tokenizer {name}: tokenizer.json is not a tokenizer: {e}") from e
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
+    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the ids of white space.
+
+    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so they stay.
+    """
+    import tokenizers
+
+    plain = tokenizers.Tokenizer(full.model)
+    if full.normalizer is not None:
+        plain.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        plain.pre_tokenizer = _in_the_middle(full.pre_tokenizer)
+    spaces = {
+        id: token
+        for id, token in full.get_added_tokens_decoder().items()
+        if not token.special and _BLANK.fullmatch(token.content) and full.model.token_to_id(token.content) == id
+    }
+    plain.add_tokens(list(spaces.values()))
+    return plain, frozenset(spaces)
+
+
+def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of the first text.
+
+    Mistral 7B's does. The self-check finds templates that begin with plain text.
+    """
+    import tokenizers
+
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
+    whole.pre_tokenizer = splitter
+    moved = json.dumps(json.loads(whole.to_str(), object_hook=_never_first))
+    in_the_middle: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(moved).pre_tokenizer
+    return in_the_middle
+
+
+def _never_first(part: dict[str, Any]) -> dict[str, Any]:
+    return part | {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else part
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:
+    # encode() holds the GIL for the whole call; the batch form does not.
+    try:
+        [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write
+        [encoded] = tokenizer.encode_batch_fast([_SURROGATE.sub("\ufffd", text)], add_special_tokens=False)
+    return array("I", encoded.ids)

@@ -90,7 +90,6 @@ def _checked(
         "stop_tokens": stops,
         "template_kwargs": {**family.template_kwargs, **tokenizer.given},
         "training_template": training,
-        "fast_encoder": tokenizer.use_fast_encoder(),
         "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
     }
     says = f"{tokenizer.name}: family {family.name}, calls in the {family.parser} format, turns end with"

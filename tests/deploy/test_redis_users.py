@@ -25,6 +25,7 @@ from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
 from rollq.snapshot.fleet import read_fleet
 from rollq.snapshot.late import late_groups
+from rollq.snapshot.rollouts import RolloutReader
 from rollq_view.redis_place import RedisPlace
 from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
@@ -212,7 +213,8 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
         listing = place.listing("read")
         assert (len(listing.rows), listing.facts["states"], listing.facts["trouble"]) == (2, {"queued": 2}, "")
         assert place.rollout("read", "read/g0/0", None)["state"] == "queued"
-        assert [len(each.jobs) for each in late_groups(reader(ledger), 0.0, [], 5)] == [2]
+        run = RolloutReader(client, "read")
+        assert [len(each.jobs) for each in late_groups(run, run.fleet(), 5)] == [2]
         assert reader(ledger).trajectory("read/g0/0").job.task == 1
         assert RunMetrics(client, "read").read()[0].value == 1
         assert [run.counts["queued"] for run in read_fleet(client, "read").runs] == [2]

@@ -12,13 +12,13 @@ from redis import ResponseError
 from rollq import Client, Job, cli
 from rollq.commands.connect import ping_redis
 from rollq.ledger.keys import WORKERS
-from rollq.ledger.reader import LedgerReader
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
 from rollq.servers.connection import connect
 from rollq.servers.health import Level, findings
 from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import FleetReader, FleetSnapshot
 from rollq.snapshot.late import late_groups
+from rollq.snapshot.rollouts import RolloutReader
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.stack import FAULTY_SHOP, Stack
 from tests.waiting import until
@@ -39,8 +39,8 @@ class Operator:
 
     def waits(self, run: str) -> set[str]:
         """What `rollq stats --late` says that the unfinished jobs of the oldest groups wait for."""
-        self.seen = self._fleet.read()
-        groups = late_groups(LedgerReader(self._redis, run), self.seen.server.at, self.seen.workers, 5)
+        reader = RolloutReader(self._redis, run)
+        groups = late_groups(reader, reader.fleet(5), 5)
         return {job.waits_for for group in groups for job in group.jobs}
 
 

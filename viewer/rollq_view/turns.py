@@ -72,7 +72,7 @@ class Episode:
     times: list[list[Any]] = field(default_factory=list)
     """`[what, start, seconds, turn]` with what in engine, environment, user, agent."""
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """What an agent program did in the environment: `rollq.export.conversations.steps`."""
+    """What an agent program did in the environment: `rollq.export.record.steps`."""
 
 
 def of_record(record: Mapping[str, Any]) -> Episode:

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from rollq.errors import ContractError, LedgerError, NotHeld, SettingsError
 from rollq.evaluation.result import Result, TaskResult, task_result
-from rollq.evaluation.store import LARGEST, Store
 from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.deliveries import Deliveries
+from rollq.ledger.evaluations import LARGEST, Store
 from rollq.ledger.reader import LedgerReader
 from rollq.trajectory import Trajectory
 

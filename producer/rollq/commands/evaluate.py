@@ -29,12 +29,12 @@ from rollq.errors import ContractError, PullTimeout, SettingsError
 from rollq.evaluation import report
 from rollq.evaluation.comparison import Comparison, check_tasks, compare
 from rollq.evaluation.result import Result
-from rollq.evaluation.store import Store
 from rollq.export import jsonl
 from rollq.export.formats import open_output
 from rollq.export.record import Unexportable
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
+from rollq.ledger.evaluations import Store
 from rollq.ledger.reader import LedgerReader
 from rollq.trajectory import Trajectory
 

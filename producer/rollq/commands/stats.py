@@ -14,11 +14,10 @@ from rollq.commands.parser import Commands
 from rollq.commands.tables import age, columns
 from rollq.errors import LedgerError, SettingsError
 from rollq.export.transcript import clean
-from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import State
 from rollq.snapshot.diagnosis import look_on
-from rollq.snapshot.fleet import each_run, read_one_run
-from rollq.snapshot.late import OpenGroup, UnfinishedJob, late_groups
+from rollq.snapshot.fleet import each_run
+from rollq.snapshot.late import LEASED, LateGroup, LateJob, late_groups
+from rollq.snapshot.rollouts import RolloutReader
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
@@ -60,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     with open_redis(args) as connection:
         if args.run_name is None:
             return _list(connection, args.json)
-        reader = LedgerReader(connection, args.run_name)
+        reader = RolloutReader(connection, args.run_name)
         check_run(connection, args.run_name, settings(args).redis_url)
-        fleet = read_one_run(reader)
-        groups = late_groups(reader, fleet.server.at, fleet.workers, args.late) if args.late else None
+        fleet = reader.fleet(args.late or 1)
+        groups = late_groups(reader, fleet, args.late) if args.late else None
     (found,) = fleet.runs
     counts: dict[str, Any] = {**found.counts, "seconds": dict(found.seconds), "waits": look_on(fleet)}
     if args.json:
@@ -133,16 +132,16 @@ def _fidelity(counts: Mapping[str, Any]) -> str:
     return f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   {counts['version_breaks']} version breaks"
 
 
-def _late(groups: Sequence[OpenGroup]) -> list[str]:
+def _late(groups: Sequence[LateGroup]) -> list[str]:
     if not groups:
         return ["", "no group is open: nothing is queued or being played"]
     lines = [line for group in groups for line in ("", *_described(group))]
-    if any(job.state is State.LEASED for group in groups for job in group.jobs):
+    if any(job.state == LEASED for group in groups for job in group.jobs):
         lines += ["", "`rollq show JOB` shows what a job has said and done so far"]
     return lines
 
 
-def _described(group: OpenGroup) -> list[str]:
+def _described(group: LateGroup) -> list[str]:
     opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
     if group.damage:
         return [f"group {clean(group.group)} ({group.purpose}): {clean(group.damage)}"]
@@ -150,11 +149,11 @@ def _described(group: OpenGroup) -> list[str]:
     return [title, *(f"  {line}" for line in _table(group.jobs))]
 
 
-def _table(jobs: Sequence[UnfinishedJob]) -> list[str]:
+def _table(jobs: Sequence[LateJob]) -> list[str]:
     """A line for each job, and below it why its last attempt failed."""
     rows = [("JOB", "STATE", "ATTEMPT", "TURN", "PLAYED", "WORKER", "WAITS FOR")]
     for job in jobs:
-        played = age(job.played_s) if job.state is State.LEASED else "-"
+        played = age(job.played_s) if job.state == LEASED else "-"
         waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
         numbers = str(job.attempt), str(job.turns), played
         rows.append((clean(job.job_id), job.state, *numbers, clean(job.worker or "-"), clean(waits)))

@@ -7,19 +7,47 @@ however often its group comes. One process at a time writes. `rollq.export.recor
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rollq.errors import ContractError, SettingsError
-from rollq.export.heads import Head, Named, fields_of, line_head
 from rollq.export.record import digest
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
-from rollq.export.validation import Checked, faults
+from rollq.export.validation import Checked, Head, faults
 from rollq.job import Json
 
 START = b'{"job":"'
 """How a line starts that this module wrote. This tells a torn line from the text of another program."""
+
+
+class Named(TypedDict, total=False):
+    """Which episode a record is of. Other programs may have written other types."""
+
+    job: Any
+    began: Any
+
+
+class Facts(Named, total=False):
+    """What a list shows of a record."""
+
+    run: Any
+    group: Any
+    sample: Any
+    env: Any
+    split: Any
+    task: Any
+    attempt: Any
+    stop: Any
+    failure: Any
+    reward: Any
+    turns: Any
+    info: Any
+
+
+class _FactsAndMask(Facts, total=False):
+    mask: Any
 
 
 class TrajectoryFile(TrajectoryOutput):
@@ -185,3 +213,34 @@ def _open(path: Path) -> int:
     except OSError as e:
         raise SettingsError(f"cannot write {path}: {e.strerror}") from e
     return fd
+
+
+def line_head(line: bytes) -> tuple[dict[str, Any], str]:
+    """`Head.found` of a line of JSON Lines, and why it cannot be read, if so."""
+    try:
+        found = fields_of(line, _FactsAndMask)
+    except (ValueError, RecursionError) as e:
+        return {}, f"it is not a line of JSON: {e}"
+    if not isinstance(found, dict):
+        return {}, f"it is no trajectory but a {type(found).__name__}"
+    if isinstance(mask := found.get("mask"), list):
+        found["sampled"] = mask.count(1)
+    return found, ""
+
+
+def fields_of(line: bytes, wanted: type) -> Any:
+    """A line's value: of an object at least the fields of `wanted`, a TypedDict. Raises ValueError, RecursionError."""
+    try:
+        return _decoder(wanted)(line)
+    except (ValueError, RecursionError):
+        return json.loads(line)  # has what msgspec refuses: half a surrogate pair, numbers beyond 64 bits
+
+
+@cache
+def _decoder(wanted: type) -> Callable[[bytes], Any]:
+    try:
+        import msgspec
+    except ModuleNotFoundError:
+        return json.loads
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(wanted).decode
+    return decode

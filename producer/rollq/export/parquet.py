@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import ContractError, SettingsError
-from rollq.export.heads import Head
 from rollq.export.record import unexportable
 from rollq.export.rows import record_of, rows
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
-from rollq.export.validation import Checked, faults
+from rollq.export.validation import Checked, Head, faults
 from rollq.extras import needs
 
 if TYPE_CHECKING:
@@ -73,8 +72,6 @@ HEAD = (
     *("turns", "info", "digest", "segment"),
 )
 """Columns that `heads` reads."""
-LATER = ("turn_rewards", "extras", "template_kwargs", "conversations", "steps")
-"""Columns that files of an earlier rollq do not have."""
 
 
 class ParquetFolder(TrajectoryOutput):
@@ -216,8 +213,7 @@ def read_at(path: Path, where: tuple[str, str, int]) -> dict[str, Any]:
     name, job_id, digest = where
     part = path / name if path.is_dir() else path
     try:
-        there = [column for column in COLUMNS if column in _file(part).schema_arrow.names]
-        rows_of_job = [row for row in _rows(part, there, job_id) if row["digest"] == digest]
+        rows_of_job = [row for row in _rows(part, [*COLUMNS], job_id) if row["digest"] == digest]
         found, wrong = record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
     except (OSError, ValueError, KeyError) as e:
         found, wrong = {}, [f"it cannot be read: {_one_line(e)}"]
@@ -228,8 +224,7 @@ def read_at(path: Path, where: tuple[str, str, int]) -> dict[str, Any]:
 
 def _check_part(part: Path) -> Iterator[Checked]:
     at, total = 0, _file(part).metadata.num_rows
-    there = [name for name in COLUMNS if name in _file(part).schema_arrow.names]
-    for job_id, of_job in groupby(_rows(part, there), key=lambda row: row["job"]):
+    for job_id, of_job in groupby(_rows(part, [*COLUMNS]), key=lambda row: row["job"]):
         first, together = at + 1, list(of_job)
         at += len(together)
         found, wrong = record_of(together)
@@ -239,7 +234,7 @@ def _check_part(part: Path) -> Iterator[Checked]:
 def _column_faults(part: Path, schema: pa.Schema) -> list[str]:
     """Other programs may have written the rows again, and have other words for the same types."""
     found = _file(part).schema_arrow
-    missing = [name for name in COLUMNS if name not in {*found.names, *LATER}]
+    missing = [name for name in COLUMNS if name not in found.names]
     wrong = [f"it has no column {name}" for name in missing]
     for field in schema:
         if field.name in found.names and _kind(found.field(field.name).type) != _kind(field.type):

@@ -28,6 +28,24 @@ class Checked(NamedTuple):
     """How much of the file is read with it, from 0.0 to 1.0."""
 
 
+class Head(NamedTuple):
+    """What a list shows of a trajectory: its facts without messages and tokens, which are nearly all of it. Or a part
+    of the file that could not be read."""
+
+    name: str
+    """For people: `line 12`."""
+    where: Any
+    """What `read_at` of its format finds it by."""
+    end: Any
+    """What `heads` of its format goes on behind it with."""
+    found: Mapping[str, Any]
+    """At least the fields of `Facts` that the record has, and `sampled` (tokens) where it is known."""
+    wrong: str
+    """Why it could not be read; then `found` is empty."""
+    share: float
+    """How much of the file is read with it, from 0.0 to 1.0."""
+
+
 def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
 

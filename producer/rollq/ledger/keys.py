@@ -62,7 +62,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        in the journal); kept (journal entries that the last claim found); condemned,
                                        requeued (tokens); discarded
     rollq:{run}:spent            hash  worker -> seconds of its episodes by what they waited for (workers/time_spent.py)
-    rollq:{run}:evaluation       hash  an evaluation's name -> its result (rollq.evaluation.store)
+    rollq:{run}:evaluation       hash  an evaluation's name -> its result (evaluations.py)
     rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
@@ -132,6 +132,10 @@ class Keys:
     @property
     def confirmed(self) -> str:
         return f"{self.prefix}confirmed"
+
+    @property
+    def evaluation(self) -> str:
+        return f"{self.prefix}evaluation"
 
     @property
     def stale(self) -> str:

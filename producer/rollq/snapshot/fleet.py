@@ -125,11 +125,11 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
     return replace(fleet, runs=found, more_runs=more, unreadable=unreadable)
 
 
-def read_one_run(reader: LedgerReader) -> FleetSnapshot:
+def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
     """The fleet with this run, and with the names of all runs if it does not exist. Raises what `read_fleet` raises,
     and LedgerError if the run cannot be read."""
     fleet = read_workers(reader.redis)
-    run = read_run(reader, fleet.server.at)
+    run = read_run(reader, fleet.server.at, oldest)
     return replace(fleet, runs=[run], names=() if run.known else runs(reader.redis))
 
 

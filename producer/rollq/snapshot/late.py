@@ -1,37 +1,27 @@
 """The unfinished jobs of a run's oldest open groups, and what each of them is waiting for.
 
-A batch waits for its slowest members, so these are the jobs to look at when nothing comes. It only reads; what is being
-played is as of the worker's last registration.
+A batch waits for its slowest members, so these are the jobs to look at when nothing comes. What is being played is as
+of the worker's last registration.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-from rollq.errors import FailureClass, LedgerError, Unwritable
-from rollq.job import Purpose
 from rollq.ledger.constants import LEASE_S
-from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import State
-from rollq.ledger.stored import group_size, number, text, whole
-from rollq.ledger.workers.live_workers import AWAY, READY, REGISTER_EVERY_S, SILENT_S, LiveWorker, Wait
+from rollq.ledger.workers.live_workers import AWAY, READY, REGISTER_EVERY_S, SILENT_S, LiveWorker
+from rollq.snapshot.fleet import FleetSnapshot
+from rollq.snapshot.rollouts import Rollout, RolloutReader
+from rollq.snapshot.run import failure_line
 
-LONGEST_LINE = 160
-"""Characters of the reason of a failure that are told."""
-_OF_GROUP = ("purpose", "size", "spare", "done", "at")
-_OF_JOB = (
-    *("state", "attempt", "worker", "claimed", "turned", "not_before", "class", "reason"),
-    *(f"fail:{failure}" for failure in FailureClass),
-)
+QUEUED, LEASED = "queued", "leased"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedJob:
+class LateJob:
     """A queued or leased member of an open group."""
 
     job_id: str
-    state: State
+    state: str
     attempt: int
     """Number of the last claim; 0: it was never claimed."""
     failures: int
@@ -51,93 +41,70 @@ class UnfinishedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenGroup:
+class LateGroup:
     """An open group and its unfinished members, those that are being played the longest first."""
 
     group: str
-    purpose: Purpose
+    purpose: str
     size: int
     """Graded members that it needs."""
     graded: int
     """Graded members so far."""
     open_s: float | None
     """Seconds since it was submitted; None for a group that an older rollq submitted."""
-    jobs: tuple[UnfinishedJob, ...]
+    jobs: tuple[LateJob, ...]
     damage: str = ""
     """Why its record, or that of a member, cannot be read. It is dropped once a worker meets it."""
 
 
-def late_groups(reader: LedgerReader, at: float, workers: Sequence[LiveWorker], limit: int) -> list[OpenGroup]:
-    """The `limit` groups of the run that were submitted first, of those that are open. `at` and `workers`: of a
-    snapshot of the fleet. Raises LedgerError."""
-    found: list[tuple[float, str, Purpose]] = []
-    for purpose in Purpose:
-        key = reader.keys.groups("open", purpose)
-        oldest = partial(reader.redis.zrange, key, 0, limit - 1, withscores=True)
-        found += [(seq, text(name), purpose) for name, seq in reader.scripts.guard(key, oldest)]
-    by_name = {worker.name: worker for worker in workers}
-    return [_group_or_damage(reader, name, purpose, by_name, at) for _, name, purpose in sorted(found)[:limit]]
+def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list[LateGroup]:
+    """The `limit` groups of the run that were submitted first, of those that are open. `fleet`: read with this run and
+    as many of its oldest groups. Raises LedgerError."""
+    (run,) = fleet.runs
+    records = reader.groups([group.name for group in run.groups["open"][:limit]])
+    ids = {name: [f"{run.run}/{name}/{n}" for n in range(record.members)] for name, record in records.items()}
+    found = reader.rollouts([id for members in ids.values() for id in members], records)
+    workers = {worker.name: worker for worker in fleet.workers}
+    groups = []
+    for name, record in records.items():
+        rollouts = [found[id] for id in ids[name]]
+        damage = next((str(each) for each in rollouts if isinstance(each, Exception)), "")
+        jobs = _jobs([each for each in rollouts if isinstance(each, Rollout)], workers, run.at)
+        opened = None if record.submitted is None else run.at - record.submitted
+        groups.append(
+            LateGroup(
+                group=name,
+                purpose=record.purpose,
+                size=record.size,
+                graded=record.graded,
+                open_s=opened,
+                jobs=() if damage else tuple(jobs),
+                damage=damage,
+            )
+        )
+    return groups
 
 
-def _group_or_damage(
-    reader: LedgerReader, name: str, purpose: Purpose, workers: Mapping[str, LiveWorker], now: float
-) -> OpenGroup:
-    try:
-        return _group(reader, name, purpose, workers, now)
-    except Unwritable:
-        raise
-    except LedgerError as e:
-        return OpenGroup(group=name, purpose=purpose, size=0, graded=0, open_s=None, jobs=(), damage=str(e))
+def _jobs(rollouts: Iterable[Rollout], workers: Mapping[str, LiveWorker], now: float) -> Sequence[LateJob]:
+    jobs = [_job(each, workers, now) for each in rollouts if each.state in (QUEUED, LEASED)]
+    return sorted(jobs, key=lambda job: (job.state == QUEUED, -job.played_s, job.job_id))
 
 
-def _group(
-    reader: LedgerReader, name: str, purpose: Purpose, workers: Mapping[str, LiveWorker], now: float
-) -> OpenGroup:
-    key = reader.keys.group(name)
-    got = reader.scripts.guard(key, lambda: reader.redis.hmget(key, _OF_GROUP))
-    (size, members), submitted = group_size(got[1], got[2], key), number(got[4])
-    ids = [f"{reader.run}/{name}/{sample}" for sample in range(members)]
-    pipe = reader.redis.pipeline(transaction=False)
-    for id in ids:
-        pipe.hmget(reader.keys.job(id), _OF_JOB)
-    records = zip(ids, reader.scripts.guard(key, pipe.execute), strict=True)
-    jobs = [_job(id, reader.keys.job(id), raw, workers, now) for id, raw in records if raw[0] in (b"queued", b"leased")]
-    return OpenGroup(
-        group=name,
-        purpose=purpose,
-        size=size,
-        graded=whole(got[3], key, "done"),
-        open_s=None if submitted is None else now - submitted,
-        jobs=tuple(sorted(jobs, key=lambda job: (job.state is State.QUEUED, -job.played_s, job.job_id))),
+def _job(found: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
+    leased = found.state == LEASED
+    waits = _played(found.job.id, found.worker, workers) if leased else (_queued(found.not_before - now), None)
+    return LateJob(
+        job_id=found.job.id,
+        state=found.state,
+        attempt=found.attempt,
+        failures=found.failures,
+        last_failure=failure_line(found.failure, found.reason) if found.failures else "",
+        turns=found.turns,
+        worker=found.worker if leased else "",
+        played_s=now - (found.began or now) if leased else 0.0,
+        waits_for=waits[0],
+        waits_s=waits[1],
     )
-
-
-def _job(id: str, key: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
-    state, attempt, worker, claimed, turns, not_before, failure, reason, *failures = raw
-    leased = state == b"leased"
-    playing = text(worker) if leased else ""
-    failed = sum(whole(count, key, "count of failures") for count in failures)
-    what, seconds = _played(id, playing, workers) if leased else (_queued((number(not_before) or 0.0) - now), None)
-    return UnfinishedJob(
-        job_id=id,
-        state=State.LEASED if leased else State.QUEUED,
-        attempt=whole(attempt, key, "attempt"),
-        failures=failed,
-        last_failure=failure_line(failure, reason) if failed else "",
-        turns=whole(turns, key, "turned"),
-        worker=playing,
-        played_s=now - (number(claimed) or now) if leased else 0.0,
-        waits_for=what,
-        waits_s=seconds,
-    )
-
-
-def failure_line(failure: bytes | None, reason: bytes | None) -> str:
-    """Class of a job's last failure, and the first line of its reason: short, and in printable characters, because
-    others wrote it."""
-    first, *_ = text(reason).strip().splitlines() or [""]
-    short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
-    return f"{text(failure)}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
 
 
 def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
@@ -147,7 +114,7 @@ def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str,
         return f"nothing is heard of its worker: {again}", None
     if worker.age_s >= SILENT_S:
         return f"nothing was heard of its worker for {worker.age_s:g} s", None
-    wait: Wait | None = next((wait for wait in worker.waits if wait.job_id == id), None)
+    wait = next((wait for wait in worker.waits if wait.job_id == id), None)
     if wait is None:
         return f"no wait of more than {REGISTER_EVERY_S:g} s", None
     return wait.what + (_state_of_engines(worker) if wait.what == "engine" else ""), wait.seconds

@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollq.errors import ContractError, LedgerError, Unreachable
+from rollq.errors import ContractError, FailureClass, LedgerError, Unreachable
 from rollq.events import Closed
 from rollq.images import IMAGES, images_by_hash, references
 from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import JobState
-from rollq.ledger.stored import group_size, number, text
+from rollq.ledger.stored import group_size, number, text, whole
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_one_run
 from rollq.snapshot.run import PLACES
 from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event
 
-OF_GROUP = ("seq", "size", "spare", "body")
-OF_JOB = ("state", "attempt", "class", "reason", "turned", "claimed", "body")
+OF_GROUP = ("seq", "size", "spare", "body", "purpose", "done", "at")
+FAILURES = tuple(f"fail:{failure}" for failure in FailureClass)
+OF_JOB = ("state", "attempt", "class", "reason", "turned", "claimed", "body", "worker", "not_before", *FAILURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class GroupRecord:
     members: int
     body: bytes | LedgerError
     """Its first job, encoded, or why the record cannot be read."""
+    size: int = 0
+    """Graded members that it needs."""
+    graded: int = 0
+    purpose: str = ""
+    submitted: float | None = None
+    """Unix time; None for a group that an older rollq submitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,12 @@ class Rollout:
     turns: int
     began: float
     """Unix time at which its attempt began; 0: not known."""
+    worker: str
+    """The last one that claimed it."""
+    not_before: float
+    """Unix time until which it waits after a failure."""
+    failures: int
+    """Failures of earlier attempts."""
     failure: str
     reason: str
     """Class and reason of its last failure."""
@@ -90,9 +103,9 @@ class RolloutReader:
     def exists(self) -> bool:
         return self._reader.exists()
 
-    def fleet(self) -> FleetSnapshot:
-        """The fleet with this run."""
-        return read_one_run(self._reader)
+    def fleet(self, oldest: int = 1) -> FleetSnapshot:
+        """The fleet with this run, and so many of its oldest groups of each place and purpose."""
+        return read_one_run(self._reader, oldest)
 
     def group_states(self, names: Sequence[str]) -> list[str]:
         """See `LedgerReader.group_states`."""
@@ -181,20 +194,26 @@ def group_of(job_id: str) -> str:
 
 def _group_record(record: Any, key: str) -> GroupRecord:
     try:
-        seq, size, spare, body = record
-        members = group_size(size, spare, key)[1] if size else 0
+        seq, size, spare, body, purpose, done, at = record
+        graded, members = group_size(size, spare, key) if size else (0, 0)
+        facts: dict[str, Any] = {
+            "size": graded,
+            "graded": whole(done, key, "done"),
+            "purpose": text(purpose),
+            "submitted": number(at),
+        }
     except TypeError:  # Redis refused to read it
         return GroupRecord(0, 1, LedgerError(f"{key} cannot be read: {record}"))
     except LedgerError as e:
         return GroupRecord(0, 1, e)
-    return GroupRecord(number(seq) or 0, members, body or b"")
+    return GroupRecord(number(seq) or 0, members, body or b"", **facts)
 
 
 def _rollout(id: str, group: GroupRecord, record: Any, end: Any) -> Rollout | ContractError | LedgerError | None:
     if isinstance(group.body, LedgerError):
         return group.body
     try:
-        state, attempt, failure, reason, turned, claimed, body = record
+        state, attempt, failure, reason, turned, claimed, body, worker, not_before, *failures = record
         if state is None:
             return None
         facts: dict[str, Any] = {"turns": int(turned or 0)}
@@ -208,6 +227,9 @@ def _rollout(id: str, group: GroupRecord, record: Any, end: Any) -> Rollout | Co
             state=text(state),
             attempt=int(attempt or 0),
             began=float(claimed or 0.0),
+            worker=text(worker),
+            not_before=number(not_before) or 0.0,
+            failures=sum(int(count or 0) for count in failures),
             failure=text(failure),
             reason=text(reason),
             **facts,

@@ -11,10 +11,11 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Standing
 from rollq.ledger.stored import number, text
 from rollq.ledger.workers.time_spent import seconds_spent
-from rollq.snapshot.late import failure_line
 
 PLACES = ("open", "ready", "held")
 """Where a group is until it is acknowledged or dropped."""
+LONGEST_LINE = 160
+"""Characters of the reason of a failure that are told."""
 SOME_JOBS = 20
 """Number of queued jobs whose queues are looked at, and of jobs whose last failure is."""
 
@@ -131,7 +132,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
         unclaimed_s=max(0.0, at + CONFIRMED_S - published[0][1]) if published else 0.0,
         looked_at=len(ids),
-        failing={id: failure_line(*last) for id, last in zip(ids, failures, strict=True) if last[0]},
+        failing={id: failure_line(*map(text, last)) for id, last in zip(ids, failures, strict=True) if last[0]},
     )
 
 
@@ -178,3 +179,11 @@ def _records(
 
 def _group(name: str, at: bytes | None, started: bytes | None) -> OldGroup:
     return OldGroup(name, number(at), int(started) if started and started.isdigit() else None)
+
+
+def failure_line(failure: str, reason: str) -> str:
+    """Class of a job's last failure, and the first line of its reason: short, and in printable characters, because
+    others wrote it."""
+    first, *_ = reason.strip().splitlines() or [""]
+    short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
+    return f"{failure}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"

@@ -10,7 +10,7 @@ from rollq import Client, ContractError, Job, PullTimeout, Purpose, RollqError, 
 from rollq.client.client import internals
 from rollq.client.evaluation import evaluation_jobs
 from rollq.errors import LedgerError
-from rollq.evaluation.store import Store
+from rollq.ledger.evaluations import Store
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, finish_groups, take
 from tests.rollq.samples import group, play, reader

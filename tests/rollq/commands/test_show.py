@@ -1,5 +1,7 @@
 """`rollq show`: one trajectory of a run or of a file."""
 
+from pathlib import Path
+
 import pytest
 
 from rollq import cli
@@ -26,3 +28,10 @@ def test_a_queued_job_has_a_state_and_no_turns(redis_url: str, capsys: pytest.Ca
     capsys.readouterr()
     assert cli.main(["show", "r/shop.train.0/0", "--redis", redis_url]) == 0
     assert "queued" in capsys.readouterr().out
+
+
+def test_without_the_viewers_package_html_names_what_to_install(
+    tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.commands.show.entry_points", lambda group: ())
+    assert "[view]" in fails("show", "r/g/0", "--html", str(tmp_path / "x.html"))

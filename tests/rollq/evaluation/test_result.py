@@ -11,7 +11,7 @@ from rollq.evaluation.comparison import Change, compare
 from rollq.evaluation.report import as_json, comparison_json, comparison_lines, failure_lines, summary_lines, task_table
 from rollq.evaluation.result import task_result
 from rollq.evaluation.statistics import estimate
-from rollq.evaluation.store import Store, decode, encode
+from rollq.ledger.evaluations import Store, decode, encode
 from rollq.ledger.ledger import Ledger
 from tests.rollq.evaluation.results import result_of, task_of
 from tests.rollq.export.trajectories import played

@@ -217,13 +217,6 @@ def test_rewards_of_turns_are_a_column(out: Path) -> None:
     assert [checked.faults for checked in check(out)] == [[]]
 
 
-def test_a_folder_of_an_earlier_rollq_lacks_the_later_columns(out: Path) -> None:
-    save(out, trajectory())
-    [part] = out.glob("part-*")
-    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards", "extras", "template_kwargs"]), part)
-    assert [checked.faults for checked in check(out)] == [[]]
-
-
 def test_arguments_of_the_template_are_a_column_of_json(out: Path) -> None:
     made = trajectory()
     other = trajectory(of=job(sample=1))

@@ -12,10 +12,9 @@ from rollq.errors import FailureClass, LedgerError, RollqError
 from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
 from rollq.metrics.of_runs import RunMetrics
-from rollq.snapshot.late import OpenGroup, late_groups
+from rollq.snapshot.late import LateGroup, late_groups
 from rollq.snapshot.rollouts import RolloutReader
 from rollq_view.live_run import LiveRun
 from tests.rollq.groups import ack, deliveries, take
@@ -40,8 +39,9 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     return ledger
 
 
-def late(look: LedgerReader) -> list[OpenGroup]:
-    return late_groups(look, look.scripts.now(), [], 5)
+def late(ledger: Ledger) -> list[LateGroup]:
+    run = RolloutReader(ledger.redis, ledger.run)
+    return late_groups(run, run.fleet(5), 5)
 
 
 def live_run(ledger: Ledger) -> LiveRun:
@@ -58,7 +58,7 @@ def looks(ledger: Ledger) -> list[Callable[[], object]]:
     """What shows many jobs and groups to people."""
     letters, look = DeadLetters(ledger.redis, ledger.run), reader(ledger)
     return [
-        lambda: late(look),
+        lambda: late(ledger),
         lambda: [explain(look, purpose) for purpose in Purpose],
         lambda: view(ledger),
         lambda: RunMetrics(ledger.redis, ledger.run).read(),
@@ -133,7 +133,7 @@ def test_a_group_whose_numbers_cannot_be_read_is_named_beside_the_others(
     for name in ("g", "h"):
         ledger.submit(group(name))
     ledger.redis.hset(ledger.keys.group("g"), field, value)
-    damaged, sound = late(reader(ledger))
+    damaged, sound = late(ledger)
     assert f"rollq:{{r}}:group:g has no readable {field}" in damaged.damage
     assert (sound.damage, len(sound.jobs)) == ("", 2)
     rows = live_run(ledger).listing().rows

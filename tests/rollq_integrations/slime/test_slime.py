@@ -11,7 +11,7 @@ import pytest
 from rollq import Client
 from rollq.client.client import internals
 from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
-from rollq.evaluation.store import Store
+from rollq.ledger.evaluations import Store
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.engine_addresses import read_addresses
 from rollq_integrations.slime import DataSource, engines, generate_rollout

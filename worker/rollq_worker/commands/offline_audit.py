@@ -10,7 +10,7 @@ from typing import Any
 from rollq.commands.progress import open_progress
 from rollq.errors import ContractError
 from rollq.export import formats
-from rollq.export.known_jobs import KnownJobs
+from rollq.export.trajectory_output import KnownJobs
 from rollq.export.transcript import clean
 from rollq.export.validation import Checked
 

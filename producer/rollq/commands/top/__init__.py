@@ -108,13 +108,6 @@ class _Top:
             self._screen.trouble(text)
 
 
-COUNTS = (
-    *("run", "sealed", "submitted", "queued", "leased", "done", "dead"),
-    *("groups_open", "groups_ready", "groups_held", "groups_acked", "reward_mean", "stops", "failures"),
-)
-"""Of a run's counts, those that are printed as JSON."""
-
-
 def as_json(found: FleetSnapshot) -> Mapping[str, Any]:
     """The fleet, with the totals that the head of a frame shows."""
     totals = {name: getattr(found, name) for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")}
@@ -135,7 +128,7 @@ def as_json(found: FleetSnapshot) -> Mapping[str, Any]:
 
 def _run_json(run: RunSnapshot) -> Mapping[str, Any]:
     return {
-        **{name: run.counts[name] for name in COUNTS},
+        **run.counts,
         "step": run.step,
         "max_staleness": run.max_staleness,
         "oldest": run.oldest and run.oldest.name,

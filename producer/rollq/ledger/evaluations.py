@@ -19,7 +19,7 @@ class Store:
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
-        self._key = f"{scripts.keys.prefix}evaluation"
+        self._key = scripts.keys.evaluation
 
     def names(self) -> list[str]:
         """Names of the evaluations, sorted. Raises LedgerError."""

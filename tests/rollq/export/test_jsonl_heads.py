@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollq.events import Closed
-from rollq.export import heads, jsonl
-from rollq.export.heads import Facts, line_head
+from rollq.export import jsonl
+from rollq.export.jsonl import Facts, line_head
 from rollq.export.record import encode, record
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import trajectory
@@ -34,9 +34,9 @@ infos = st.dictionaries(st.sampled_from(["info", "tokens", "messages", "mask", "
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "json":
         monkeypatch.setitem(sys.modules, "msgspec", None)
-    heads._decoder.cache_clear()
+    jsonl._decoder.cache_clear()
     yield
-    heads._decoder.cache_clear()
+    jsonl._decoder.cache_clear()
 
 
 @given(sound_traces, infos)

@@ -17,7 +17,7 @@ from rollq_worker.environments import domain
 from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.replay_engine.ground_truth import turn_text
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Clerk:
     def room(self, prompt: int) -> int:
         return 1 << 20
 
-    def generate(self, ids: object, *, check: Callable[[], None], **_: object) -> Generated:
+    def generate(self, request: SampleRequest) -> Generated:
         turn = next(self._turns)
         versions = [VersionSpan("clerk", 0, len(turn))]
         return Generated(ids=turn, logprobs=array("f", [0.0] * len(turn)), versions=versions, finish=Finish.STOP)

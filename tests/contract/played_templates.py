@@ -11,7 +11,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollq.env import RESPOND, Action, Domain
@@ -24,7 +24,7 @@ from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.process.attempts.renderer_cache import RendererCache
-from rollq_worker.protocols import Engine, Generated
+from rollq_worker.protocols import Engine, Generated, SampleRequest
 from rollq_worker.tokens.family_detection import common_prefix
 from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import example_call
@@ -157,19 +157,11 @@ class ForcedEngine:
     def room(self, prompt: int) -> int:
         return self.engine.room(prompt) if self.engine else 1 << 30
 
-    def generate(
-        self,
-        ids: array[int],
-        *,
-        sampling: Mapping[str, Json],
-        max_new_tokens: int,
-        key: str,
-        check: Callable[[], None],
-        **more: Any,
-    ) -> Generated:
+    def generate(self, request: SampleRequest) -> Generated:
+        ids = request.ids
         self.requests.append(ids[:])
         turn = self.policy.write(next(self.moves), ids)
-        assert len(turn) <= max_new_tokens
+        assert len(turn) <= request.max_new_tokens
         logprobs, version, finish = array("f", [-0.5] * len(turn)), "v0", Finish.STOP
         if self.engine:
             said = ids[:]
@@ -177,8 +169,8 @@ class ForcedEngine:
                 if not (self.every or self._differs(turn, at)):
                     said.append(token)
                     continue
-                forced = {**sampling, "logit_bias": {str(token): FORCED}}
-                piece = self.engine.generate(said, sampling=forced, max_new_tokens=1, key=key, check=check, **more)
+                forced = {**request.sampling, "logit_bias": {str(token): FORCED}}
+                piece = self.engine.generate(replace(request, ids=said, sampling=forced, max_new_tokens=1))
                 assert piece.ids == array("I", [token])
                 said.append(token)
                 logprobs[at] = piece.logprobs[0]

@@ -15,6 +15,7 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Server
+from tests.sample_requests import sample_request
 from tests.waiting import until
 
 
@@ -31,13 +32,8 @@ class Client:
         self.prompt = array("I", server.prompt())
 
     def generate(self, ids: "array[int] | None" = None, max_new_tokens: int = 2000, **sampling: Any) -> Generated:
-        return self.engine.generate(
-            self.prompt if ids is None else ids,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            key="run/group/0",
-            check=lambda: None,
-        )
+        prompt = self.prompt if ids is None else ids
+        return self.engine.generate(sample_request(prompt, sampling=sampling, max_new_tokens=max_new_tokens))
 
 
 @pytest.fixture
@@ -152,11 +148,9 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
         running.fill(queued=4)
         reply = pool.submit(
             slow_client.engine.generate,
-            slow_client.prompt,
-            sampling={},
-            max_new_tokens=3,
-            key="run/group/0",
-            check=lambda: checks.append(slow_client.engine.available),
+            sample_request(
+                slow_client.prompt, max_new_tokens=3, check=lambda: checks.append(slow_client.engine.available)
+            ),
         )
         until(lambda: False in checks or reply.done())
         assert not reply.done()

@@ -28,6 +28,7 @@ from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
 from tests.contract.conftest import PARAMS, Server, installed, replay, sglang, sglang_scripts
+from tests.sample_requests import sample_request
 from tests.waiting import until
 
 HERE = Path(__file__).parent
@@ -69,9 +70,8 @@ class Client:
     engine: SGLangEngine
 
     def generate(self, ids: "array[int]", start: int, most: int = 8, **sampling: Any) -> Any:
-        options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": most, "key": "run/group/0"}
         routing = Routing(start=start, shape=SHAPE)
-        return self.engine.generate(ids, **options, check=lambda: None, routing=routing)
+        return self.engine.generate(sample_request(ids, sampling=sampling, max_new_tokens=most, routing=routing))
 
     def rows(self, ids: "array[int]", start: int = 0) -> list[list[list[int]]]:
         """The rows of all these tokens from there on, in a request that samples one more."""

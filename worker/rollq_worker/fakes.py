@@ -7,7 +7,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, User
@@ -15,7 +15,7 @@ from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.images import references, text_of
 from rollq.job import Json
 from rollq.trajectory_extras import Extra
-from rollq_worker.protocols import Generated, PromptImages, ReadTurn, Routing, TurnRefused
+from rollq_worker.protocols import Generated, PromptImages, ReadTurn, Routing, SampleRequest, TurnRefused
 
 END = 0
 """FakeRenderer's stop token."""
@@ -56,29 +56,22 @@ class FakeEngine:
     def room(self, prompt: int) -> int:
         return self.context - prompt
 
-    def generate(
-        self,
-        ids: array[int],
-        *,
-        sampling: Mapping[str, Json],
-        max_new_tokens: int,
-        key: str,
-        check: Callable[[], None],
-        routing: Routing | None = None,
-        images: PromptImages | None = None,
-    ) -> Generated:
-        check()
+    def generate(self, request: SampleRequest) -> Generated:
+        request.check()
+        ids, routing = request.ids, request.routing
+        if (room := min(request.max_new_tokens, self.room(len(ids)))) <= 0:
+            return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
         self.requests.append(array("I", ids))
-        self.images.append(images)
+        self.images.append(request.images)
         if self._rest is None:
             self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
             self._sampled += 1
-        cut = max_new_tokens
+        cut = room
         if self.interrupts:
             self.interrupts -= 1
             cut = 1
         out, self._rest = self._rest[:cut], self._rest[cut:] or None
-        finish = Finish.STOP if self._rest is None else Finish.ABORT if cut == 1 < max_new_tokens else Finish.LENGTH
+        finish = Finish.STOP if self._rest is None else Finish.ABORT if cut == 1 < room else Finish.LENGTH
         if finish is Finish.LENGTH:
             self._rest = None
         self.replies.append(out)

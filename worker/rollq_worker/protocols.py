@@ -35,6 +35,27 @@ class PromptImages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What an engine is asked to sample."""
+
+    ids: array[int]
+    """The prompt. It may grow later, as a trace does."""
+    sampling: Mapping[str, Json]
+    max_new_tokens: int
+    """At most so many tokens; fewer where the context ends before."""
+    key: str
+    """The job's id. Its group keeps siblings on one server."""
+    check: Callable[[], None]
+    """Called while the engine is waited for. It raises when the attempt must stop."""
+    routing: Routing | None = None
+    """The routed experts to ask for."""
+    images: PromptImages | None = None
+    """The images of the prompt."""
+    accepts: Callable[[str], bool] | None = None
+    """Whether weights of that version may sample; None: all. It may raise what stops the attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
 
@@ -62,63 +83,13 @@ class Engine(Protocol):
         """How many tokens the context has left after a prompt of that many tokens."""
         ...
 
-    def generate(
-        self,
-        ids: array[int],
-        *,
-        sampling: Mapping[str, Json],
-        max_new_tokens: int,
-        key: str,
-        check: Callable[[], None],
-        routing: Routing | None = None,
-        images: PromptImages | None = None,
-    ) -> Generated:
-        """Sample a continuation of `ids`.
+    def generate(self, request: SampleRequest) -> Generated:
+        """Sample a continuation. A prompt that fills the context yields LENGTH and no ids.
 
-        Waits for an engine that refuses connections, is overloaded or paused, and calls `check` meanwhile, which raises
-        when the attempt must stop. `key` is the job id; its group keeps siblings on one server. A reply that
-        finished with ABORT has the tokens sampled before the interruption. Raises EngineFailure, or JobFailure if the
-        request is to blame.
+        Waits for an engine that refuses connections, is overloaded or paused, and calls `request.check` meanwhile. A
+        reply that finished with ABORT has the tokens sampled before the interruption. Raises EngineFailure, or
+        JobFailure if the request is to blame.
         """
-        ...
-
-
-class WorkerEngine(Engine, Protocol):
-    """The engine of a worker process, used by all its threads. One or several servers."""
-
-    @property
-    def available(self) -> bool:
-        """Whether a server takes requests, as far as this process knows. While none does, claiming jobs is
-        pointless."""
-        ...
-
-    @property
-    def outage_s(self) -> float:
-        """Seconds so far in which nothing could be sampled. Deadlines do not run meanwhile."""
-        ...
-
-    def stopped_s(self, run: str) -> float:
-        """The same with the time for which episodes of the run waited for an engine with new enough weights."""
-        ...
-
-    def awaits_weights(self, run: str) -> bool:
-        """Whether an episode of the run waits for an engine with new enough weights."""
-        ...
-
-    def ready(self) -> bool:
-        """Ask now whether a server takes requests."""
-        ...
-
-    def admit(self, ids: Sequence[int]) -> None:
-        """Note that this model sampled these ids before (a resumed journal)."""
-        ...
-
-    def cut(self, key: str | None = None) -> int:
-        """End the wait for that job's response (None: for all). Returns how many waits were ended."""
-        ...
-
-    def end(self, key: str) -> None:
-        """That job's episode is over in this process, so it leaves its engine."""
         ...
 
 

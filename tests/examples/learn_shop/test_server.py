@@ -13,13 +13,14 @@ from rollq.weights import Fleet
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.examples.learn_shop.scoring import logprobs
+from tests.sample_requests import sample_request
 
 PROMPT = array("I", range(300, 420))
 
 
 def sample(client: SGLangEngine, prompt: array = PROMPT, tokens: int = 20, seed: int | None = None) -> Generated:
     sampling = {"temperature": 1.0} | ({} if seed is None else {"sampling_seed": seed})
-    return client.generate(prompt, sampling=sampling, max_new_tokens=tokens, key="job", check=lambda: None)
+    return client.generate(sample_request(prompt, sampling=sampling, max_new_tokens=tokens))
 
 
 def test_logprobs_are_those_of_the_model(client: SGLangEngine, models: list[str]) -> None:
@@ -45,13 +46,13 @@ def test_a_seed_gives_the_same_tokens(client: SGLangEngine) -> None:
 def test_a_stop_token_is_the_last_one(client: SGLangEngine) -> None:
     free = sample(client, seed=5)
     stop = {"temperature": 1.0, "sampling_seed": 5, "stop_token_ids": [free.ids[3]]}
-    cut = client.generate(PROMPT, sampling=stop, max_new_tokens=20, key="job", check=lambda: None)
+    cut = client.generate(sample_request(PROMPT, sampling=stop, max_new_tokens=20))
     assert cut.finish is Finish.STOP and cut.ids == free.ids[: len(cut.ids)] and cut.ids[-1] == free.ids[3]
 
 
 def test_what_it_cannot_do_is_refused(client: SGLangEngine) -> None:
     with pytest.raises(JobFailure, match="top_p"):
-        client.generate(PROMPT, sampling={"top_p": 0.5}, max_new_tokens=4, key="job", check=lambda: None)
+        client.generate(sample_request(PROMPT, sampling={"top_p": 0.5}))
     with pytest.raises(JobFailure, match="vocabulary"):
         sample(client, array("I", [10**6]))
 

@@ -22,6 +22,7 @@ from rollq_worker.agents.chat_request import RequestRefused
 from rollq_worker.agents.connections import CONNECTIONS
 from rollq_worker.agents.endpoint import BODIES, LARGEST_BODY, THREADS
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
+from rollq_worker.protocols import SampleRequest
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until
@@ -179,9 +180,9 @@ class TestBudgets:
         engine = FakeEngine(["hi"])
         generate, sent = engine.generate, []
 
-        def noted(ids: Any, *, sampling: Any, max_new_tokens: int, **options: Any) -> Any:
-            sent.append((dict(sampling), max_new_tokens))
-            return generate(ids, sampling=sampling, max_new_tokens=max_new_tokens, **options)
+        def noted(request: SampleRequest) -> Any:
+            sent.append((dict(request.sampling), request.max_new_tokens))
+            return generate(request)
 
         engine.generate = noted  # type: ignore[method-assign]
         asked = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["END"], "max_completion_tokens": 50}
@@ -254,10 +255,10 @@ class TestBounds:
         engine, begun = FakeEngine(["hi"]), []
         generate, go_on = engine.generate, threading.Event()
 
-        def slow(ids: Any, **options: Any) -> Any:
-            begun.append(ids)
+        def slow(request: SampleRequest) -> Any:
+            begun.append(request.ids)
             go_on.wait(30)
-            return generate(ids, **options)
+            return generate(request)
 
         engine.generate = slow  # type: ignore[method-assign]
 

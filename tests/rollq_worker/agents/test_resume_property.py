@@ -15,7 +15,7 @@ from rollq.env import Episode
 from rollq.events import Event, Finish, Message, Sampled, VersionSpan
 from rollq.trajectory import Trajectory
 from rollq_worker.fakes import END, FakeEngine, char_ids
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 from tests.rollq_worker.agents.played import TOOL, ask, play, said, text_of, user
 
 HEADER = "[assistant]"
@@ -27,9 +27,9 @@ class SameAgain(FakeEngine):
     def __init__(self) -> None:
         super().__init__(["unused"])
 
-    def generate(self, ids: Any, **_: Any) -> Generated:
-        self.requests.append(ids[:])
-        prompt, _, begun = text_of(ids).rpartition(HEADER)
+    def generate(self, request: SampleRequest) -> Generated:
+        self.requests.append(request.ids[:])
+        prompt, _, begun = text_of(request.ids).rpartition(HEADER)
         number = zlib.crc32(prompt.encode())
         text = (f"said {number}" if number % 4 else json.dumps({"name": "add", "arguments": {"n": number}}))[
             len(begun) :

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,9 @@ from tests.rollq_worker.audit.scoring_engine import sampled, scores, scoring_eng
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
 IDS = array("I", [5, 6, 7, 8])
+
+
+Connect = Callable[[ScriptedEngine], Scorer]
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +31,20 @@ def engine() -> Iterator[ScriptedEngine]:
         yield engine
 
 
-def connect(engine: ScriptedEngine) -> Scorer:
-    return Scorer(engine.url, 2)
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    scorers: list[Scorer] = []
+
+    def make(engine: ScriptedEngine) -> Scorer:
+        scorers.append(Scorer(engine.url))
+        return scorers[-1]
+
+    yield make
+    for scorer in scorers:
+        scorer.close()
 
 
-def test_a_score(engine: ScriptedEngine) -> None:
+def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     engine.answers = [scores]
     scorer = connect(engine)
     assert (scorer.version, scorer.max_tokens) == ("v1", 89)
@@ -41,10 +53,9 @@ def test_a_score(engine: ScriptedEngine) -> None:
     (sent,) = engine.bodies()
     assert sent["input_ids"] == [5, 6, 7, 8] and sent["sampling_params"] == {"max_new_tokens": 0}
     assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (True, 1, False)
-    scorer.close()
 
 
-def test_the_likeliest_tokens(engine: ScriptedEngine) -> None:
+def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:
     tops = [None, [[-0.1, 7, None], [-2.4, 5, None]], [[-0.2, 8, None]]]
     engine.answers = [lambda body: scores(body, input_top_logprobs=tops)]
     assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [[-0.1, -2.4], [-0.2]]
@@ -64,7 +75,7 @@ def test_the_likeliest_tokens(engine: ScriptedEngine) -> None:
         ("reset", "the engine broke"),
     ],
 )
-def test_what_ends_an_audit(engine: ScriptedEngine, answer: Any, said: str) -> None:
+def test_what_ends_an_audit(engine: ScriptedEngine, connect: Connect, answer: Any, said: str) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure) as caught:
         connect(engine).score(IDS, 1, likeliest=2)
@@ -72,7 +83,7 @@ def test_what_ends_an_audit(engine: ScriptedEngine, answer: Any, said: str) -> N
     assert len(engine.bodies()) == 1  # what broke an engine is never sent again
 
 
-def test_tokens_that_the_engine_samples(engine: ScriptedEngine) -> None:
+def test_tokens_that_the_engine_samples(engine: ScriptedEngine, connect: Connect) -> None:
     engine.answers = [sampled]
     found = connect(engine).sample(IDS, {"max_new_tokens": 2, "top_k": 4})
     assert (found.ids.tolist(), found.logprobs.tolist(), found.stopped) == ([7, 7], [-0.5, -0.5], True)
@@ -91,19 +102,19 @@ def test_tokens_that_the_engine_samples(engine: ScriptedEngine) -> None:
         "reset",
     ],
 )
-def test_a_broken_sample(engine: ScriptedEngine, answer: Any) -> None:
+def test_a_broken_sample(engine: ScriptedEngine, connect: Connect, answer: Any) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure, match=engine.url):
         connect(engine).sample(IDS, {"max_new_tokens": 2})
 
 
-def test_a_refusal_does_not_end_the_audit(engine: ScriptedEngine) -> None:
+def test_a_refusal_does_not_end_the_audit(engine: ScriptedEngine, connect: Connect) -> None:
     engine.answers = [(400, {"error": {"message": "too long"}})]
     with pytest.raises(ScoringRefused, match="too long"):
         connect(engine).score(IDS, 1)
 
 
-def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine) -> None:
+def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine, connect: Connect) -> None:
     full = (503, {"object": "error", "message": "The request queue is full.", "code": 503})
     engine.answers = [full, full, scores]
     assert len(connect(engine).score(IDS, 1).logprobs) == 2
@@ -112,12 +123,12 @@ def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine) -> 
         connect(engine).score(IDS, 1)
 
 
-def test_a_router_says_what_one_of_its_servers_has(engine: ScriptedEngine) -> None:
+def test_a_router_says_what_one_of_its_servers_has(engine: ScriptedEngine, connect: Connect) -> None:
     engine.paths["/get_model_info"] = engine.paths.pop("/model_info")
     assert connect(engine).version == "v1"
 
 
-def test_which_ids_the_engine_knows(engine: ScriptedEngine) -> None:
+def test_which_ids_the_engine_knows(engine: ScriptedEngine, connect: Connect) -> None:
     engine.paths["/detokenize"] = (200, {"text": ["a", "b", "", "c", ""]})
     assert connect(engine).vocabulary_end([9, 3, 5, 3, 7, 11]) == 10
     assert engine.bodies("/detokenize")[0]["tokens"] == [[3], [5], [7], [9], [11]]

@@ -12,6 +12,7 @@ from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply
+from tests.sample_requests import sample_request
 
 KEY = "run/group/0"
 Connect = Callable[..., SGLangEngine]
@@ -25,7 +26,7 @@ def generate(
     **sampling: Any,
 ) -> Generated:
     """At most ten tokens."""
-    return client.generate(array("I", ids), sampling=sampling, max_new_tokens=10, key=key, check=check)
+    return client.generate(sample_request(ids, sampling=sampling, key=key, check=check))
 
 
 def one_text(*ids: int) -> VocabularyProof:

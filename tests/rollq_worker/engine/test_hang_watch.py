@@ -41,13 +41,13 @@ def test_an_engine_that_does_not_answer_is_an_outage(client: SGLangEngine, monke
 
 def test_a_paused_engine_does_not_hang(client: SGLangEngine) -> None:
     with scripted_engine(port=port(client), ready=(503, {}), health="hang"):
-        assert not client.hangs()
+        assert not client.control.hangs()
 
 
 def test_a_router_that_answers_does_not_hang(client: SGLangEngine) -> None:
     with scripted_engine(port=port(client)):
-        assert not client.hangs()
+        assert not client.control.hangs()
 
 
 def test_an_engine_that_is_away_hangs(client: SGLangEngine) -> None:
-    assert client.hangs()
+    assert client.control.hangs()

@@ -11,6 +11,7 @@ from rollq_worker.protocols import PromptImages
 from tests.rollq_worker.engine.clients import Connect
 from tests.rollq_worker.engine.engine_servers import reply, scripted_engine
 from tests.rollq_worker.pictures import image
+from tests.sample_requests import sample_request
 
 PAD = 5
 
@@ -30,7 +31,7 @@ def test_the_engine_is_sent_them_and_counts_the_whole_prompt(connect: Connect) -
     images = PromptImages(PAD, shown)
     with scripted_engine(lambda body: reply([7, 8, 9], prompt_tokens=len(ids), id=body["rid"])) as engine:
         client = connect(engine)
-        client.generate(ids, sampling={}, max_new_tokens=10, key="r/g/0", check=lambda: None, images=images)
+        client.generate(sample_request(ids, images=images))
     body = engine.bodies()[0]
     assert body["input_ids"] == [1, PAD, 2, PAD, 3]
     files = [base64.b64decode(url.partition("base64,")[2]) for url in body["image_data"]]

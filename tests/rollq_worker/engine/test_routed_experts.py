@@ -20,6 +20,7 @@ from rollq_worker.protocols import Generated, Routing
 from tests.rollq.routed_experts import SHAPE
 from tests.rollq_worker.engine.clients import KEY, Connect
 from tests.rollq_worker.engine.engine_servers import reply, scripted_engine
+from tests.sample_requests import sample_request
 
 PROMPT, SAMPLED = 4, [7, 8, 9]
 LENGTH = PROMPT + len(SAMPLED)
@@ -109,10 +110,9 @@ def test_a_client_asks_only_where_it_is_told_to(connect: Connect) -> None:
 
     with scripted_engine(answer, answer) as engine:
         client = connect(engine)
-        ask = {"sampling": {}, "max_new_tokens": 10, "key": KEY, "check": lambda: None}
         ids = array("I", range(1, PROMPT + 1))
-        assert client.generate(ids, **ask).routed_experts is None
-        found = client.generate(ids, **ask, routing=Routing(start=2, shape=SHAPE)).routed_experts
+        assert client.generate(sample_request(ids)).routed_experts is None
+        found = client.generate(sample_request(ids, routing=Routing(start=2, shape=SHAPE))).routed_experts
         assert found is not None and found.shape == (4, 2, 2)
         plain, asking = engine.bodies()
         assert not {"return_routed_experts", "routed_experts_start_len"} & plain.keys()

@@ -1,7 +1,6 @@
 """Engines that serve older weights than a call accepts: they were restarted, have missed an update, or come late."""
 
 import threading
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +13,7 @@ from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.clients import raise_drained
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, reply, scripted_engine
+from tests.sample_requests import sample_request
 from tests.waiting import until
 
 
@@ -62,7 +62,7 @@ def generate(
     pool: EnginePool, key: str, accepts: weights.Accepts | None = None, check: Callable[[], None] = lambda: None
 ) -> Generated:
     """At most ten tokens."""
-    return pool.generate(array("I", [1, 2, 3]), sampling={}, max_new_tokens=10, key=key, check=check, accepts=accepts)
+    return pool.generate(sample_request([1, 2, 3], key=key, check=check, accepts=accepts))
 
 
 def version(found: Generated) -> str:

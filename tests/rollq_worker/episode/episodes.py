@@ -9,7 +9,7 @@ from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TWO_CALLS = '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]'
@@ -65,9 +65,9 @@ class PieceEngine(FakeEngine):
         self.pieces = list(pieces)
         self.asked: list[tuple[dict[str, Any], int]] = []
 
-    def generate(self, ids: Any, *, sampling: Any, max_new_tokens: int, key: str, check: Any, **_: Any) -> Generated:
-        self.requests.append(ids[:])
-        self.asked.append((dict(sampling), max_new_tokens))
+    def generate(self, request: SampleRequest) -> Generated:
+        self.requests.append(request.ids[:])
+        self.asked.append((dict(request.sampling), request.max_new_tokens))
         text, finish = self.pieces.pop(0)
         out = char_ids(text)
         self.replies.append(out)

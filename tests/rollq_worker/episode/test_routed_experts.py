@@ -1,6 +1,5 @@
 """Routed experts of an episode: each turn asks for what is new to the engine, and each token gets its row."""
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from rollq.events import Event, Finish, Sampled
 from rollq.trajectory import Trajectory
 from rollq.wire.routed_experts import routed_experts
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeUser, fake_experts
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.protocols import Generated, Routing, SampleRequest
 from tests.rollq.routed_experts import ASKED, SHAPE
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes
 
@@ -20,10 +19,9 @@ LINES = FakeUser(["hello", "go on", "more"]).lines
 class Asked(FakeEngine):
     """Notes from where on it was asked for routed experts, and how much it had read by then."""
 
-    def generate(self, ids: "array[int]", **options: Any) -> Generated:
-        routing = options.get("routing")
-        self.starts = [*getattr(self, "starts", []), routing and routing.start]
-        return super().generate(ids, **options)
+    def generate(self, request: SampleRequest) -> Generated:
+        self.starts = [*getattr(self, "starts", []), request.routing and request.routing.start]
+        return super().generate(request)
 
 
 def play(engine: FakeEngine, journal: FakeJournal, recorded: Sequence[Event] = (), **job: Any) -> Trajectory:

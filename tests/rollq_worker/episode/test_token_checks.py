@@ -22,6 +22,7 @@ from rollq_worker.episode import loop
 from rollq_worker.episode.loop import play
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.protocols import Generated, SampleRequest
 
 END, OTHER_END, TEMPLATE_END = 9, 8, 7
 VOCABULARY = 100
@@ -248,9 +249,9 @@ def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event],
 class Cutting(FakeEngine):
     """Ends turns at a stop string, if the job has one."""
 
-    def generate(self, ids: Any, *, sampling: Any, **options: Any) -> Any:
-        got = super().generate(ids, sampling=sampling, **options)
-        if "stop" in sampling and got.finish is Finish.STOP and len(got.ids) > 1:
+    def generate(self, request: SampleRequest) -> Generated:
+        got = super().generate(request)
+        if "stop" in request.sampling and got.finish is Finish.STOP and len(got.ids) > 1:
             self.replies[-1] = short = got.ids[:-1]
             spans = [VersionSpan(self.version, 0, len(short))]
             return replace(got, ids=short, logprobs=got.logprobs[:-1], versions=spans)

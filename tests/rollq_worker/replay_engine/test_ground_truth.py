@@ -3,8 +3,7 @@
 import json
 import random
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from rollq.env import Task
 from rollq.errors import SettingsError
 from rollq.events import Finish, Stop, VersionSpan
-from rollq.job import Json
 from rollq.trajectory import Trajectory
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
@@ -36,8 +34,8 @@ class GroundTruthEngine:
     def room(self, prompt: int) -> int:
         return WHOLE
 
-    def generate(self, ids: "array[int]", *, sampling: Mapping[str, Json], max_new_tokens: int, **_: Any) -> Generated:
-        said = self.ground_truth().next_turn(ids, self.rng).ids[: min(self.cut(), max_new_tokens)]
+    def generate(self, request: SampleRequest) -> Generated:
+        said = self.ground_truth().next_turn(request.ids, self.rng).ids[: min(self.cut(), request.max_new_tokens)]
         return Generated(
             ids=said,
             logprobs=array("f", [-1.0] * len(said)),

@@ -3,12 +3,10 @@
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollq.events import Finish, VersionSpan
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 
 
 @dataclass
@@ -31,9 +29,9 @@ class ScriptedEngine:
     def room(self, prompt: int) -> int:
         return 1 << 30
 
-    def generate(self, ids: array[int], *, check: Callable[[], None], **_: Any) -> Generated:
-        check()
-        self.requests.append(ids[:])
+    def generate(self, request: SampleRequest) -> Generated:
+        request.check()
+        self.requests.append(request.ids[:])
         piece = self.pieces[min(len(self.requests), len(self.pieces)) - 1]
         return Generated(
             ids=piece.ids,

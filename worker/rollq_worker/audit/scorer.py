@@ -62,7 +62,7 @@ class SampledTokens:
 class Scorer:
     """One engine, used by several threads."""
 
-    def __init__(self, url: str, concurrency: int) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
         self._http = EngineHttp(url, max_bytes=MAX_BYTES)
         self.version = self._version()

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
         contents = _read(args.file, progress)
-        scorer = Scorer(args.engine or _engine_url(args), AT_ONCE)
+        scorer = Scorer(args.engine or _engine_url(args))
         try:
             auditor = Auditor(scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents))
             report = _audit(auditor, args, contents, progress)

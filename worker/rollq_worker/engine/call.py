@@ -11,8 +11,8 @@ from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
 from rollq_worker.engine.request import PromptWriter
-from rollq_worker.engine.weights import Accepts, WeightWaits
-from rollq_worker.protocols import PromptImages, Routing
+from rollq_worker.engine.weights import WeightWaits
+from rollq_worker.protocols import SampleRequest
 
 
 class EngineLeft(Exception):
@@ -23,18 +23,11 @@ class EngineLeft(Exception):
 class Call:
     """One call of `generate`, and what went wrong so far."""
 
-    key: str
-    check: Check
+    request: SampleRequest
     quarantined: ExitStack
     """Contexts of the quarantine, to leave at the end of the call."""
-    routing: Routing | None = None
-    """The routed experts to ask for."""
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
     """Whether another engine should take the call over from the one at that address."""
-    images: PromptImages | None = None
-    """The images of the prompt."""
-    accepts: Accepts | None = None
-    """Which weights may sample; None: all."""
     probes: bool = False
     """Whether it asks for a single token, to see which weights sample it."""
     avoided: set[str] = field(default_factory=set)
@@ -50,6 +43,15 @@ class Call:
     suspect: Suspect | None = None
     unserved: bool = False
     """Whether an engine failed it."""
+
+    @property
+    def key(self) -> str:
+        """The job's id."""
+        return self.request.key
+
+    @property
+    def check(self) -> Check:
+        return self.request.check
 
     @property
     def group(self) -> str:

@@ -5,21 +5,18 @@ It sends a request once, and never waits for an engine or chooses one: `SGLangEn
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import itertools
 import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rollq.errors import JobFailure
-from rollq.job import Json
-from rollq_worker.engine.call import Call, Shared
 from rollq_worker.engine.control import EngineControl
 from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
 from rollq_worker.engine.limits import ANY_ID
 from rollq_worker.engine.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
 from rollq_worker.engine.request import Prompt, collapsed, write_ids, write_request
-from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
-from rollq_worker.protocols import Generated
+from rollq_worker.http_client import ConnectFailed, NoResponse, ResponseTimeout
+from rollq_worker.protocols import Generated, SampleRequest
 
 PATH = "/generate"
 PROBE = "rollq-start"
@@ -44,61 +41,55 @@ class OtherServer(Exception):
         super().__init__(f"POST {PATH} {answer}; rollq needs SGLang's native API (docs/engine.md)")
 
 
-class GenerateEndpoint:
-    """One server's /generate, for all threads. The options are those of `SGLangEngine`."""
+def sample_once(
+    http: EngineHttp,
+    request: SampleRequest,
+    prompt: Prompt,
+    *,
+    rid: str,
+    group: str,
+    stop_ids: Sequence[int],
+    vocabulary: int,
+) -> Generated:
+    """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are sampled are below.
 
-    def __init__(
-        self,
-        http: EngineHttp,
-        control: EngineControl,
-        shared: Shared,
-        *,
-        stop_ids: Sequence[int],
-    ) -> None:
-        self._http = http
-        self._control = control
-        self._shared = shared
-        self._stop_ids = tuple(stop_ids)
-        self._name = uuid.uuid4().hex
-        """What no other process calls its requests."""
-        self._requests = itertools.count()
-
-    def ask(self, ids: array[int], prompt: Prompt, sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
-        """Sample at most `room` tokens after `ids`, which `prompt` has as digits.
-
-        Raises WaitCut, ContextExceeded, and what `read_refusal` and `read_reply` say of the answer.
-        """
-        rid = f"{call.key}/{self._name}{next(self._requests):x}"  # the engine's log names the job
-        images, routing = call.images, call.routing
-        if images is not None:
-            prompt = write_ids(collapsed(ids, images.token))
-        body = write_request(
-            prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid, routing=routing, images=images
-        )
-        try:
-            response = self._send(rid, body, call)
-        except WaitCut as e:
-            if not e.hung:
-                self._control.abort(rid)  # a server may take seconds to notice that the connection has gone
-            raise
-        if response.status != 200:
-            raise read_refusal(response, call.key)
-        end = self._shared.vocabulary.end
-        return read_reply(
-            response.body, rid=rid, key=call.key, prompt=len(ids), max_new_tokens=room, vocabulary=end, routing=routing
-        )
-
-    def _send(self, rid: str, body: Sequence[bytes], call: Call) -> Response:
-        """Raises EngineUnavailable, RequestFailed, WaitCut."""
-        try:
-            return self._http.generate(PATH, body, rid=rid, key=call.key, routing_key=call.group)
-        except ConnectFailed as e:
-            raise EngineUnavailable(str(e), unreachable=True) from e
-        except ResponseTimeout as e:
-            self._control.abort(rid)  # the engine may still be generating
-            raise RequestFailed(str(e)) from e
-        except NoResponse as e:
-            raise ConnectionLost(str(e)) from e
+    Raises WaitCut, ContextExceeded, and what `read_refusal` and `read_reply` say of the answer.
+    """
+    if request.images is not None:
+        prompt = write_ids(collapsed(request.ids, request.images.token))
+    body = write_request(
+        prompt,
+        request.sampling,
+        stop_ids=stop_ids,
+        max_new_tokens=request.max_new_tokens,
+        rid=rid,
+        routing=request.routing,
+        images=request.images,
+    )
+    try:
+        response = http.generate(PATH, body, rid=rid, key=request.key, routing_key=group)
+    except WaitCut as e:
+        if not e.hung:
+            EngineControl(http).abort(rid)  # a server may take seconds to notice that the connection has gone
+        raise
+    except ConnectFailed as e:
+        raise EngineUnavailable(str(e), unreachable=True) from e
+    except ResponseTimeout as e:
+        EngineControl(http).abort(rid)  # the engine may still be generating
+        raise RequestFailed(str(e)) from e
+    except NoResponse as e:
+        raise ConnectionLost(str(e)) from e
+    if response.status != 200:
+        raise read_refusal(response, request.key)
+    return read_reply(
+        response.body,
+        rid=rid,
+        key=request.key,
+        prompt=len(request.ids),
+        max_new_tokens=request.max_new_tokens,
+        vocabulary=vocabulary,
+        routing=request.routing,
+    )
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:

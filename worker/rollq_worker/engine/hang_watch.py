@@ -52,7 +52,7 @@ class HangWatch:
             self._failures = 0
             self._engine.ready()
             return
-        if self._engine.longest_wait_s() < SLOW_S or not self._engine.hangs():
+        if self._engine.longest_wait_s() < SLOW_S or not self._engine.control.hangs():
             self._failures = 0
             return
         self._failures += 1

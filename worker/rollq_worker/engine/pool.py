@@ -4,27 +4,23 @@ Which engine that is, `EnginePlacement` says. The invariant: a request waits for
 an engine that is away only when no other one is up. It knows nothing of where the list comes from.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
 import logging
 import random
-from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from rollq.job import Json
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
-from rollq_worker.engine.quarantine import Check, SharedLock
+from rollq_worker.engine.quarantine import SharedLock
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.engine.weights import Accepts
-from rollq_worker.protocols import Generated, PromptImages, Routing
+from rollq_worker.engine.traffic import Traffic
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.waiting import CHECK_S, wait
 
 log = logging.getLogger(__name__)
@@ -43,7 +39,7 @@ class Usage(NamedTuple):
 
 
 class EnginePool:
-    """`protocols.WorkerEngine` over the engines at some addresses. One object per process, used by all threads.
+    """`protocols.Engine` over the engines at some addresses. One object per process, used by all threads.
 
     `suspect_lock` gives the lock of an address; the other options are those of `SGLangEngine`. Without engines,
     requests wait. An episode stays on its engine until `end`.
@@ -57,6 +53,8 @@ class EnginePool:
         suspect_lock: Callable[[str], SharedLock] | None = None,
         **options: Any,
     ) -> None:
+        self.traffic = Traffic()
+        """The requests of this process."""
         self._shared = Shared(vocab_size=vocab_size, engines=0)
         self._options = {"share": self._shared, **options}
         self._suspect_lock = suspect_lock
@@ -132,35 +130,31 @@ class EnginePool:
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens on any engine that is up."""
         engines = self._engines
-        if len(engines) == 1:  # asked three times a turn
-            return engines[0].room(prompt)
         return min([engine.room(prompt) for engine in self._up() or engines], default=UNLIMITED)
 
-    def generate(
-        self,
-        ids: array[int],
-        *,
-        sampling: Mapping[str, Json],
-        max_new_tokens: int,
-        key: str,
-        check: Check,
-        images: PromptImages | None = None,
-        routing: Routing | None = None,
-        accepts: Accepts | None = None,
-    ) -> Generated:
-        """Sample a continuation on the engine of the episode; see `protocols.Engine`. `accepts`: which weights may.
+    def generate(self, request: SampleRequest) -> Generated:
+        """Sample a continuation on the engine of the episode; see `protocols.Engine`.
 
         That is the engine of its group, unless that has too many episodes. When it goes away the request goes on
         elsewhere, and the episode stays there. So the rest of an aborted turn goes where its start was sampled.
         """
+        got: Generated | None = None
+        self.traffic.begin(request.key)
+        try:
+            got = self._sample(request)
+            return got
+        finally:
+            self.traffic.end(request.key, len(request.ids), got)
+
+    def _sample(self, request: SampleRequest) -> Generated:
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined, routing, self._has_better, images, accepts)
+            call = Call(request, quarantined, self._has_better)
             while True:
                 engine = self._enter(call)
                 try:
-                    return engine.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
+                    return engine.sample(call)
                 except EngineLeft:
-                    log.info("%s leaves the engine at %s", key, engine.name)
+                    log.info("%s leaves the engine at %s", request.key, engine.name)
 
     def end(self, key: str) -> None:
         """That job's episode is over in this process. A later attempt of the same job that has begun here already
@@ -219,7 +213,7 @@ class EnginePool:
 
     def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
         """The engines whose weights the call accepts. One that is away is asked for them when it is back."""
-        if call.accepts is None:
+        if call.request.accepts is None:
             return self._engines
         return [engine for engine in self._engines if not engine.available or engine.suits(call)]
 

@@ -7,30 +7,31 @@ engines die is sent alone. Only ids are sent, never text. It knows nothing of ep
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import itertools
 import logging
+import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
-from rollq.job import Json
 from rollq.urls import mask_url
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.generate import ConnectionLost, GenerateEndpoint, cached_prompts, probe
+from rollq_worker.engine.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.http import READ_TIMEOUT_S, EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
 from rollq_worker.engine.request import Prompt
-from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.engine.weights import ASK_S, ServedWeights
-from rollq_worker.protocols import Generated, PromptImages, Routing
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
@@ -75,13 +76,17 @@ class SGLangEngine:
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
         self._http = EngineHttp(self.url, api_key=api_key, read_timeout_s=read_timeout_s)
-        self._control = EngineControl(self._http)
+        self.control = EngineControl(self._http)
+        """What it is asked besides to generate."""
         self._in_flight = self._http.in_flight
-        self._generate = GenerateEndpoint(self._http, self._control, self._shared, stop_ids=stop_ids)
-        self._limits = EngineLimits(self._control.get_json)
-        self._tokenizer = TokenizerCheck(self._control.tokenize, proof)
+        self._stop_ids = tuple(stop_ids)
+        self._process = uuid.uuid4().hex
+        """What no other process calls its requests."""
+        self._requests = itertools.count()
+        self._limits = EngineLimits(self.control.get_json)
+        self._tokenizer = TokenizerCheck(self.control.tokenize, proof)
         self._proof = proof
-        self._weights = ServedWeights(self._control.get_json, self.name)
+        self._weights = ServedWeights(self.control.get_json, self.name)
         self._hung = False
 
     @property
@@ -97,7 +102,7 @@ class SGLangEngine:
 
     def suits(self, call: Call) -> bool:
         """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
-        return call.accepts is None or self._weights.suit(call.accepts)
+        return call.request.accepts is None or self._weights.suit(call.request.accepts)
 
     @property
     def outage_s(self) -> float:
@@ -116,33 +121,23 @@ class SGLangEngine:
         """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""
         return self._limits.current().room(prompt)
 
-    def generate(
-        self,
-        ids: array[int],
-        *,
-        sampling: Mapping[str, Json],
-        max_new_tokens: int,
-        key: str,
-        check: Check,
-        images: PromptImages | None = None,
-        routing: Routing | None = None,
-    ) -> Generated:
-        """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined, routing=routing, images=images)
-            return self.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
+            return self.sample(Call(request, quarantined))
 
-    def sample(self, call: Call, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int) -> Generated:
+    def sample(self, call: Call) -> Generated:
         """`generate` for a call that may have been on another engine before. Raises EngineLeft when it should go to
         another one."""
-        prompt = self._written(ids, max_new_tokens, call.key)
+        request = call.request
+        prompt = self._written(request)
         call.unavailable, call.connection_lost = 0, False
         check = partial(self._check, call)
         while True:
             check()
             if self.available and not self.suits(call):
                 raise EngineLeft
-            room = min(max_new_tokens, self.room(len(ids)))
+            room = min(request.max_new_tokens, self.room(len(request.ids)))
             if room <= 0:
                 return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
             try:
@@ -151,15 +146,14 @@ class SGLangEngine:
                 self._shared.quarantine.enter(self.url, call.suspect, check)
                 try:
                     with self._turn(call, check):
-                        asked = ({}, 1) if call.probes else (sampling, room)
-                        generated = self._generate.ask(ids, prompt, *asked, call)
+                        generated = self._sample_once(call, prompt, room)
                 finally:
                     self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
                 call.engine_failed(self._shared.quarantine)
                 self._unavailable(e, call)
             except ContextExceeded as e:
-                if not self._limits.learn(e.limit, len(ids) + room):
+                if not self._limits.learn(e.limit, len(request.ids) + room):
                     raise JobFailure(f"{call.key}: {e}") from e
             except RequestFailed as e:
                 call.engine_failed(self._shared.quarantine)  # before the wait, because others look whether it is there
@@ -186,7 +180,7 @@ class SGLangEngine:
 
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
-        reason, unreachable = self._control.why_not_ready(generating=self._hung)
+        reason, unreachable = self.control.why_not_ready(generating=self._hung)
         if not reason and self.tokenizer_differs():
             reason = OTHER_TOKENIZER
         if reason:
@@ -196,10 +190,6 @@ class SGLangEngine:
         if self._availability.mark_ready():
             self._forget()
         return ""
-
-    def get_json(self, path: str) -> object:
-        """What the engine says of itself at that path; None if it has no such path. Raises NoResponse."""
-        return self._control.get_json(path)
 
     def tokenizer_differs(self) -> bool:
         """Whether the engine is known to have another vocabulary than ours."""
@@ -231,7 +221,7 @@ class SGLangEngine:
         if not running:
             return 0
         with ThreadPoolExecutor(PARALLEL_ABORTS) as pool:
-            return sum(pool.map(self._control.abort, running))
+            return sum(pool.map(self.control.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
         """End this process's wait for that job's response (None: for all). Returns how many waits were ended.
@@ -243,18 +233,6 @@ class SGLangEngine:
     def longest_wait_s(self) -> float:
         """Seconds that the oldest request in flight has been waiting for its response."""
         return self._in_flight.longest_wait_s()
-
-    def load(self) -> EngineLoad | None:
-        """How busy the engine says it is; None when it does not tell. Raises NoResponse while it is away."""
-        return self._control.load()
-
-    def paused(self) -> bool:
-        """Ask the engine whether it is paused, for new weights for example. Not every server says."""
-        return self._control.paused()
-
-    def hangs(self) -> bool:
-        """Ask the engine to generate a token. An engine that is paused or starting does not hang."""
-        return self._control.hangs()
 
     def give_up(self) -> None:
         """Give up an engine that hangs: end all waits, and trust it again once it has generated a token."""
@@ -273,17 +251,30 @@ class SGLangEngine:
         """Close all connections."""
         self._http.close()
 
-    def _written(self, ids: array[int], max_new_tokens: int, key: str) -> Prompt:
+    def _written(self, request: SampleRequest) -> Prompt:
         """The prompt as digits. Raises JobFailure for one that would kill a real server, with everything in flight:
         empty, or with an id outside the vocabulary."""
-        if not ids:
-            raise JobFailure(f"{key}: the prompt is empty")
-        if max_new_tokens < 1:
-            raise JobFailure(f"{key}: max_new_tokens is {max_new_tokens}")
-        prompt = self._shared.prompts.write(ids)
+        if not request.ids:
+            raise JobFailure(f"{request.key}: the prompt is empty")
+        if request.max_new_tokens < 1:
+            raise JobFailure(f"{request.key}: max_new_tokens is {request.max_new_tokens}")
+        prompt = self._shared.prompts.write(request.ids)
         if not self._shared.vocabulary.knows(prompt.highest):
-            raise JobFailure(f"{key}: token id {prompt.highest} is outside the model's vocabulary")
+            raise JobFailure(f"{request.key}: token id {prompt.highest} is outside the model's vocabulary")
         return prompt
+
+    def _sample_once(self, call: Call, prompt: Prompt, room: int) -> Generated:
+        """One request for at most `room` tokens; for one token, if the call only asks which weights sample it."""
+        asked = {"sampling": {}, "max_new_tokens": 1} if call.probes else {"max_new_tokens": room}
+        return sample_once(
+            self._http,
+            replace(call.request, **asked),
+            prompt,
+            rid=f"{call.key}/{self._process}{next(self._requests):x}",  # the engine's log names the job
+            group=call.group,
+            stop_ids=self._stop_ids,
+            vocabulary=self._shared.vocabulary.end,
+        )
 
     def _check(self, call: Call) -> None:
         """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills the engine."""
@@ -296,9 +287,9 @@ class SGLangEngine:
 
         A router does not tell what its engines serve, so it is asked for single tokens then.
         """
-        if call.accepts is None:
+        if (accepts := call.request.accepts) is None:
             return True
-        accepted = self._weights.sampled([span.version for span in generated.versions], call.accepts)
+        accepted = self._weights.sampled([span.version for span in generated.versions], accepts)
         only_asked, call.probes = call.probes, not accepted and not self._weights.told
         if not accepted:
             with self._shared.weight_waits.of(call.run):

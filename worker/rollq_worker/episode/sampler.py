@@ -16,7 +16,7 @@ from rollq.job import Job, Json
 from rollq.sampling import GRAMMARS
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Journal, PromptImages, Routing
+from rollq_worker.protocols import Engine, Journal, PromptImages, Routing, SampleRequest
 
 ABORT_PAUSE_S = 0.05
 """Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause."""
@@ -45,21 +45,22 @@ class Sampler:
         The engine has read the first `read` of the `ids`, so their routed experts are recorded.
         """
         self._journal.check()
-        room = min(self._job.budget.max_new_tokens - sampled, self.room(len(ids)))
-        if room <= 0:
+        budget = self._job.budget
+        most = min(budget.max_new_tokens - sampled, budget.max_tokens - len(ids))
+        if most <= 0:
             return None
         at = time.time()
-        options = {"routing": Routing(start=read, shape=self._experts)} if self._experts else {}
+        request = SampleRequest(
+            ids=ids,
+            sampling=self._parameters(sampled),
+            max_new_tokens=most,
+            key=self._job.id,
+            check=self._journal.check,
+            routing=Routing(start=read, shape=self._experts) if self._experts else None,
+            images=images,
+        )
         with errors_become(EngineFailure, "the engine"):
-            got = self._engine.generate(
-                ids,
-                sampling=self._parameters(sampled),
-                max_new_tokens=room,
-                key=self._job.id,
-                check=self._journal.check,
-                images=images,
-                **options,
-            )
+            got = self._engine.generate(request)
         return Sampled(
             turn=turn,
             ids=got.ids,

@@ -5,7 +5,7 @@ It knows attempts, and nothing of messages or of what becomes of a failure.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.known_agents import is_program
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
@@ -28,7 +29,6 @@ from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
 from rollq_worker.process.fresh_weights import FreshEngine
-from rollq_worker.process.time_spent import WatchedEngine
 from rollq_worker.protocols import Engine
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -47,16 +47,14 @@ class EpisodePlayer:
     def __init__(
         self,
         settings: Settings,
-        engine: WatchedEngine,
-        admit: Callable[[Sequence[int]], None],
+        engine: EnginePool,
         tokenizer: Tokenizer,
         name: str,
     ) -> None:
-        """`admit` notes that the model sampled these ids before; `name` is the worker's."""
+        """`name` is the worker's."""
         self.isolation = Isolation(settings.isolate)
         self._endpoints = settings.user_endpoints
         self._engine = engine
-        self._admit = admit
         self._tokenizer = tokenizer
         self._name = name
         self._renderers = RendererCache(tokenizer)
@@ -163,5 +161,5 @@ class EpisodePlayer:
                 raise Diverged(f"{claim.job.id}: {name} has changed since the episode began")
         for event in events:
             if isinstance(event, Sampled):
-                self._admit(event.ids)
+                self._engine.admit(event.ids)
         return events

@@ -4,20 +4,16 @@ Admission lets a group in at the published step or before (docs/ledger.md). So t
 when its job was claimed, and of later steps, keep the run's bound on staleness.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
-from array import array
-from typing import Any
+from dataclasses import replace
 
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.time_spent import WatchedEngine
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Engine, Generated, SampleRequest
 
 
 class FreshEngine:
     """`protocols.Engine` for one attempt: only weights of the `oldest` step or a later one sample for it."""
 
-    def __init__(self, engine: WatchedEngine, attempt: Attempt, oldest: int) -> None:
+    def __init__(self, engine: Engine, attempt: Attempt, oldest: int) -> None:
         self._engine = engine
         self._attempt = attempt
         self._oldest = oldest
@@ -28,9 +24,9 @@ class FreshEngine:
         """See `protocols.Engine`."""
         return self._engine.room(prompt)
 
-    def generate(self, ids: array[int], **options: Any) -> Generated:
+    def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
-        return self._engine.generate(ids, accepts=self._accepts, **options)
+        return self._engine.generate(replace(request, accepts=self._accepts))
 
     def _accepts(self, version: str) -> bool:
         if version not in self._fresh and self._attempt.are_fresh(version, self._oldest):

@@ -33,6 +33,7 @@ from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.failures import Drained
 from rollq_worker.process.attempts.attempt import Attempt
@@ -41,7 +42,6 @@ from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.misfits import Misfits
 from rollq_worker.process.time_spent import TimeSpent
-from rollq_worker.protocols import WorkerEngine
 from rollq_worker.tokens.respelling import Respelling
 from rollq_worker.tokens.tokenizer import Tokenizer
 
@@ -72,7 +72,7 @@ class JobRunner:
         self,
         settings: Settings,
         connection: Any,
-        engine: WorkerEngine,
+        engine: EnginePool,
         tokenizer: Tokenizer,
         name: str,
         draining: threading.Event,
@@ -92,9 +92,9 @@ class JobRunner:
             slots=settings.concurrency,
             on_slots_lost=on_slots_lost,
         )
-        self.time_spent = TimeSpent(name, self.leases.held, engine)
+        self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
-        self.episodes = EpisodePlayer(settings, self.time_spent.engine, engine.admit, tokenizer, name)
+        self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)

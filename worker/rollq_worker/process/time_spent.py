@@ -5,23 +5,18 @@ that is in none of its waits is in Python code, where one thread runs and the ot
 whose wait has just ended waits for the interpreter as well: for as long as this thread, which is then late itself.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
 import logging
 import threading
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 from rollq.errors import RollqError
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import WAITS, report_time
 from rollq.servers.connection import CONNECTION_ERRORS
+from rollq_worker.engine.traffic import Traffic
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.protocols import Engine, Generated
 
 log = logging.getLogger(__name__)
 
@@ -33,67 +28,14 @@ STOP_S = 1.0
 """Longest wait in seconds for the last report. Redis may be away."""
 
 
-@dataclass(slots=True)
-class Replies:
-    """What engines have replied so far."""
-
-    by_finish: Counter[str]
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Of the prompt tokens, those that were in a prefix cache."""
-    sampled_tokens: int = 0
-
-
-class WatchedEngine:
-    """An engine, the jobs that wait for it at this moment, and what it replied."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.asking: Counter[str] = Counter()
-        """Jobs with their number of requests; an agent program may have several."""
-        self.answered = 0
-        """Number of waits that have ended so far."""
-        self._replies = Replies(Counter())
-        self._counting = threading.Lock()
-
-    def generate(self, ids: array[int], *, key: str, **options: Any) -> Generated:
-        """See `protocols.Engine`."""
-        with self._counting:
-            self.asking[key] += 1
-        try:
-            got = self._engine.generate(ids, key=key, **options)
-        finally:
-            with self._counting:
-                self.answered += 1
-                self.asking[key] -= 1
-                if not self.asking[key]:
-                    del self.asking[key]
-        with self._counting:
-            replies = self._replies
-            replies.by_finish[got.finish] += 1
-            replies.prompt_tokens += len(ids)
-            replies.cached_tokens += got.cached_tokens
-            replies.sampled_tokens += len(got.ids)
-        return got
-
-    def replies(self) -> Replies:
-        """A copy of the counts."""
-        with self._counting:
-            return replace(self._replies, by_finish=self._replies.by_finish.copy())
-
-    def room(self, prompt: int) -> int:
-        """See `protocols.Engine`."""
-        return self._engine.room(prompt)
-
-
 class TimeSpent:
     """The seconds of this worker's episodes, by run and by `rollq.ledger.workers.time_spent.WAITS`.
 
-    `held` gives the attempts of now. Their engine must be `engine`.
+    `held` gives the attempts of now, and `traffic` has their requests.
     """
 
-    def __init__(self, worker: str, held: Callable[[], Sequence[Attempt]], engine: Engine) -> None:
-        self.engine = WatchedEngine(engine)
+    def __init__(self, worker: str, held: Callable[[], Sequence[Attempt]], traffic: Traffic) -> None:
+        self._traffic = traffic
         self._worker = worker
         self._held = held
         self._answered = 0
@@ -115,12 +57,12 @@ class TimeSpent:
 
     def look(self, passed_s: float, late_s: float) -> None:
         """Count the `passed_s` seconds since the last look, which came `late_s` seconds too late."""
-        held, asking = self._held(), self.engine.asking
+        held, asking = self._held(), self._traffic.asking
         waits = Counter((attempt.job.run, _wait(attempt, asking)) for attempt in held)
         count: Counter[str] = Counter()
         for (_, wait), attempts in waits.items():
             count[wait] += attempts
-        answered, self._answered = self._answered, self.engine.answered
+        answered, self._answered = self._answered, self._traffic.answered
         woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
         running_s = passed_s / max(1, count["tokens"])
         share = {"engine": (passed_s - woken_s, woken_s), "tokens": (running_s, passed_s - running_s)}

@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S) -> None:
         self.loads, self.is_paused, self.waits_s = list(loads), paused, waits_s
+        self.control = self
 
     def longest_wait_s(self) -> float:
         return self.waits_s

@@ -22,7 +22,7 @@ def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) 
     runner.run(job_id)
     clock[0] += 10.0
     worker = describe()
-    sampled = runner.time_spent.engine.replies().sampled_tokens
+    sampled = runner.engine.traffic.replies().sampled_tokens
     assert sampled > 0
     assert worker.turns_s == pytest.approx(runner.leases.played().turns / 10, abs=0.01)
     assert worker.tokens_s == pytest.approx(sampled / 10, abs=0.1)

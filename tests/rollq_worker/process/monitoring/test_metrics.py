@@ -50,15 +50,16 @@ def test_a_graded_rollout(runner: JobRunner, ledger: Ledger) -> None:
 
 def test_a_rollout_under_way_is_counted_turn_by_turn(runner: JobRunner, ledger: Ledger) -> None:
     seen: list[tuple[float, float, float]] = []
-    sample = runner.time_spent.engine._engine.generate
+    [engine] = runner.engine.engines
+    sample = engine.sample
 
-    def generate(*args: Any, **options: Any) -> Any:
+    def watched(call: Any) -> Any:
         runner.time_spent.look(1.0, 0.0)
         found = values(runner)
         seen.append((found["turns_total",], found["in_flight",], found["episode_seconds_total", "engine"]))
-        return sample(*args, **options)
+        return sample(call)
 
-    runner.time_spent.engine._engine.generate = generate  # type: ignore[method-assign]
+    engine.sample = watched  # type: ignore[method-assign]
     runner.run(submit(ledger))
     assert seen == [(turn, 1, turn + 1.0) for turn in range(len(seen))] and len(seen) > 2
     assert values(runner)["turns_total",] == len(seen)
@@ -69,19 +70,19 @@ def test_failed_and_unfinished_attempts(runner: JobRunner, ledger: Ledger) -> No
         runner.run(submit(ledger, agent="telepathy", group=f"g{n}"))
         runner.run(f"r/g{n}/0")  # the second failure of its class kills the job
     job_id = submit(ledger, group="lost")
-    sample = runner.time_spent.engine._engine.generate
+    sample = runner.engine.generate
 
     def expire(*args: Any, **options: Any) -> Any:
         ledger.redis.delete(ledger.keys.leased)
         return sample(*args, **options)
 
-    runner.time_spent.engine._engine.generate = expire  # type: ignore[method-assign]
+    runner.engine.generate = expire  # type: ignore[method-assign]
     assert runner.run(job_id)["stop"] == "fenced"
 
     def fail(*args: Any, **options: Any) -> Any:
         raise EngineFailure("away")
 
-    runner.time_spent.engine._engine.generate = fail  # type: ignore[method-assign]
+    runner.engine.generate = fail  # type: ignore[method-assign]
     runner.run(submit(ledger, group="away"))
     found = values(runner)
     assert (found["failed_attempts_total", "job", "queued"], found["failed_attempts_total", "job", "dead"]) == (2, 2)

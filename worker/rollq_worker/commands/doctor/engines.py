@@ -81,7 +81,7 @@ def _check(
         return [Finding(name, Level.FAIL, str(e), OTHER)]
     if not state.ready:
         return [Finding(name, Level.FAIL, f"{engine.name} takes no requests: {state.why}", START)]
-    model = _dict(engine.get_json("/model_info"))
+    model = _dict(engine.control.get_json("/model_info"))
     path = model.get("model_path")
     serves = f"{engine.name} serves {path or 'a model that it does not name'}"
     if state.why:
@@ -106,7 +106,7 @@ def _check(
 
 def _version(engine: SGLangEngine, name: str, router: bool) -> Finding:
     name = f"{name} version"
-    version = _dict(engine.get_json("/server_info")).get("version")
+    version = _dict(engine.control.get_json("/server_info")).get("version")
     if not isinstance(version, str):
         return _untold(name, "its version", router)
     details = {"version": version}
@@ -121,7 +121,7 @@ def _version(engine: SGLangEngine, name: str, router: bool) -> Finding:
 
 
 def _context(engine: SGLangEngine, name: str, router: bool) -> Finding:
-    name, limits = f"{name} context", read_limits(engine.get_json)
+    name, limits = f"{name} context", read_limits(engine.control.get_json)
     if not limits.reported:
         return _untold(name, "its context, which is learnt from its first refusal", router)
     details = {"context": limits.context, "prompt": limits.prompt}

@@ -42,8 +42,20 @@ class Idle(StrEnum):
     """It does not say why. A paused SGLang 0.5.15 looks like one that hangs."""
 
 
+class Control(Protocol):
+    """What an engine is asked."""
+
+    def paused(self) -> bool:
+        """Whether the engine says that it is paused."""
+        ...
+
+    def load(self) -> EngineLoad | None:
+        """None when it tells none. Raises Exception while it is away."""
+        ...
+
+
 class Engine(Protocol):
-    """What is asked of an engine."""
+    """What is known of an engine."""
 
     @property
     def url(self) -> str: ...
@@ -55,13 +67,8 @@ class Engine(Protocol):
         """Seconds that the oldest request has been waiting for its reply."""
         ...
 
-    def paused(self) -> bool:
-        """Whether the engine says that it is paused."""
-        ...
-
-    def load(self) -> EngineLoad | None:
-        """None when it tells none. Raises Exception while it is away."""
-        ...
+    @property
+    def control(self) -> Control: ...
 
 
 class LoadWatch:
@@ -125,7 +132,7 @@ class LoadWatch:
         same_s = self._clock() - since
         if told is None and same_s >= 0:  # it would not say either that it is paused
             return Idle.STALLED if same_s >= UNANSWERED_S else None
-        if engine.paused():
+        if engine.control.paused():
             return Idle.PAUSED
         return Idle.STALLED if same_s >= STALLED_S else None
 
@@ -136,7 +143,7 @@ class LoadWatch:
             return
         asked = self._clock()
         try:
-            load = engine.load()
+            load = engine.control.load()
         except Exception as e:
             # Whether the engine is away is for others to find; the looks at the other engines must go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)

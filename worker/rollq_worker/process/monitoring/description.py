@@ -81,7 +81,7 @@ class Description:
         now = _Counted(
             self._clock(),
             self._runner.leases.played().turns,
-            self._runner.time_spent.engine.replies().sampled_tokens,
+            self._runner.engine.traffic.replies().sampled_tokens,
         )
         with self._lock:
             looks = self._counted

@@ -51,7 +51,7 @@ WORKER_METRICS = (
 def worker_metrics(runner: JobRunner) -> list[Sample]:
     """What is so now of a worker."""
     leases = runner.leases
-    asked, played = runner.time_spent.engine.replies(), leases.played()
+    asked, played = runner.engine.traffic.replies(), leases.played()
     return [
         Sample(IN_FLIGHT, (), len(leases.held())),
         Sample(SLOTS, (), runner.settings.concurrency),

@@ -16,6 +16,7 @@ from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.bundled.train_tokenizer import train
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 
@@ -192,8 +193,6 @@ def test_a_hub_name_is_fetched_and_a_failure_explained(folder: Path, monkeypatch
 
 
 def test_the_bundled_vocabulary_can_be_made_again():
-    from rollq_worker.tokens.bundled.train_tokenizer import train
-
     made, kept = json.loads(train().to_str()), json.loads((BUNDLED / "tokenizer.json").read_text())
     assert made["model"]["vocab"] == kept["model"]["vocab"] and made["added_tokens"] == kept["added_tokens"]
 

@@ -1,7 +1,8 @@
-"""Trains the bundled tokenizer: `python train_tokenizer.py` writes tokenizer/tokenizer.json, always the same bytes.
+"""How the bundled tokenizer was made: `python -m tests.rollq_worker.tokens.bundled.train_tokenizer` writes its
+tokenizer.json again, always the same bytes.
 
 A byte-level BPE over made-up customer service talk and JSON, from the words of train_words.txt. It spells any text;
-only how short depends on the words. Digits stand alone, as in Qwen's vocabulary. Not used at run time.
+only how short depends on the words. Digits stand alone, as in Qwen's vocabulary.
 """
 
 import json
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rollq_worker.tokens.tokenizer import BUNDLED
 
 HERE = Path(__file__).parent
 VOCABULARY = 5000
@@ -88,6 +91,6 @@ def train() -> Tokenizer:
 
 
 if __name__ == "__main__":
-    path = HERE / "tokenizer" / "tokenizer.json"
+    path = BUNDLED / "tokenizer.json"
     train().save(str(path), pretty=False)
     print(f"{path}: {path.stat().st_size} bytes")

@@ -151,6 +151,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 def test_files_that_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", str(tmp_path / "none.jsonl"), "--offline"]) == 2
     assert "cannot read" in capsys.readouterr().err
+    assert cli.main(["audit", "x.jsonl", "--offline", "--engine", "http://h:1"]) == 2
+    assert "--offline asks no engine" in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "empty.parquet").mkdir()
     (tmp_path / "other").mkdir()

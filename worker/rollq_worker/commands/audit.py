@@ -83,6 +83,8 @@ class FileContents:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.offline and args.engine:
+        raise SettingsError("--offline asks no engine: leave out --engine, or --offline")
     if args.offline:
         return offline_audit.run(args)
     with needs("worker"):

@@ -123,12 +123,12 @@ class Values(dict[str, Any]):
     def _unknown(self, key: str) -> str:
         if key in OF_A_MACHINE:
             return f"{key} belongs to a machine, not to a run: set {OF_A_MACHINE[key]}"
-        last = {known.rpartition(".")[2]: known for known in self._known}
-        close = difflib.get_close_matches(key.rpartition(".")[2], last, 1)
-        meant = last[close[0]] if close else next(iter(difflib.get_close_matches(key, self._known, 1)), "")
-        return f"there is no key {key}; " + (
-            f"did you mean {meant}?" if meant else f"there are {', '.join(self._known)}"
-        )
+        first, _, word = key.rpartition(".")
+        beside = [known for known in self._known if known.startswith(f"{first}.")] or self._known
+        last = {known.rpartition(".")[2]: known for known in beside}
+        close = [name for name in last if name.startswith(word)] or difflib.get_close_matches(word, last, 1)
+        others = ", ".join(dict.fromkeys(known.partition(".")[0] for known in self._known))
+        return f"there is no key {key}; " + (f"did you mean {last[close[0]]}?" if close else f"there are {others}")
 
     def need(self, *needed: str) -> None:
         """Raises SettingsError for a key that has no value."""

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import unicodedata
+from array import array
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,8 @@ def test_an_end_that_swallows_the_white_space_behind_it(folder: Path):
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     table = check(load_tokenizer(str(folder)), [])
     assert {finding.match for finding in table.edges.values()} == {Match.EXACT}
+
+
+def test_a_text_that_was_sampled_in_other_ids_is_encoded_as_the_tokenizer_does(bundled: Tokenizer):
+    ids = array("I", [id for char in "hello" for id in bundled.encode(char)])
+    assert bundled.reencode(ids) == bundled.encode("hello") != ids

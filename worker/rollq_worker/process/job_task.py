@@ -42,7 +42,6 @@ from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.misfits import Misfits
 from rollq_worker.process.time_spent import TimeSpent
-from rollq_worker.tokens.respelling import Respelling
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -95,7 +94,6 @@ class JobRunner:
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
-        self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
         self.ended: Counter[tuple[str, str, str]] = Counter()
@@ -202,7 +200,7 @@ class JobRunner:
         try:
             trajectory = self.episodes.play(attempt, claim)
             self.misfits.played()
-            stats = count_tokens(trajectory, self.respelling)
+            stats = count_tokens(trajectory, self.tokenizer.reencode)
             attempt.complete(trajectory, stats)
         except Fenced as e:
             log.warning("%s", e)

@@ -124,6 +124,10 @@ class Tokenizer:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
+    def reencode(self, ids: Sequence[int]) -> array[int]:
+        """array('I'): the ids of the text of `ids`, which training on text would get. They are only counted."""
+        return self.encode(self.decode(ids))
+
     @property
     def arguments(self) -> frozenset[str]:
         """The names of the arguments that the chat template reads."""

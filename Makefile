@@ -127,10 +127,11 @@ TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7ce
 
 # The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.
 $(VENV)/tau/.done: | $(VENV)/.test
-	@echo "Cloning tau-bench and tau2-bench (200 MB) ..."
+	@echo "Cloning tau-bench and tau2-bench, without the conversations that were recorded there ..."
 	@rm -rf $(VENV)/tau && mkdir $(VENV)/tau
-	@clone() { git clone -q $$1 $(VENV)/tau/$$3 && git -C $(VENV)/tau/$$3 checkout -q $$2; }; \
-	  clone $(TAU_BENCH) tau-bench && clone $(TAU2_BENCH) tau2-bench
+	@clone() { git clone -q --filter=blob:none --no-checkout $$1 $(VENV)/tau/$$3 && cd $(VENV)/tau/$$3 \
+	    && git sparse-checkout set $$4 $$5 && git checkout -q $$2; }; \
+	  (clone $(TAU_BENCH) tau-bench tau_bench) && (clone $(TAU2_BENCH) tau2-bench src data/tau2/domains)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --target $(VENV)/tau/packages \
 	  addict deepdiff docstring-parser loguru python-dotenv toml
 	@touch $@

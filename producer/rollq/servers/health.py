@@ -23,7 +23,6 @@ SHORT = 0.8
 CALLS = 20
 SLOW_MS = 5.0
 """Milliseconds from which a Redis is slow to answer. A turn waits for one answer or two."""
-SECTIONS = ("server", "memory", "persistence", "replication")
 SET_POLICY = "set it to noeviction"
 SET_APPENDONLY = "start it with --appendonly yes"
 
@@ -78,7 +77,8 @@ def server_info(connection: "redis.Redis") -> dict[str, Any]:
     if isinstance(client, ClusterClient):
         return {}
     try:
-        return _info(client)
+        found: dict[str, Any] = client.info()
+        return found
     except redis.ResponseError:
         return {}
 
@@ -102,16 +102,12 @@ def latency(connection: "redis.Redis") -> Finding:
 
 def _of_server(server: Any) -> list[Finding]:
     try:
-        info = _info(server)
+        info = server.info()
         return [_version(info), _eviction(info), _persistence(info), _memory(info), _replication(info)]
     except (redis.ResponseError, KeyError) as e:
         says = f"Redis does not show how it is configured ({e})"
         remedy = "it must run with noeviction and appendonly; +info in its user's rights lets rollq see that"
         return [Finding("redis", Level.WARN, says, remedy)]
-
-
-def _info(server: Any) -> dict[str, Any]:
-    return {name: value for section in SECTIONS for name, value in server.info(section).items()}
 
 
 def _version(info: Mapping[str, Any]) -> Finding:

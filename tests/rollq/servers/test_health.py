@@ -34,7 +34,7 @@ class Says:
     def __init__(self, **changes: Any) -> None:
         self.said = {**GOOD, **changes}
 
-    def info(self, section: str) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         return self.said
 
 

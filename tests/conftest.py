@@ -46,7 +46,7 @@ SLOW = (
     "rollq/evaluation/test_statistics.py",
     "rollq/servers/test_cluster.py",
     "rollq/servers/test_sentinel.py",
-    "rollq_worker/environments/test_tau2_2025_rewards.py",
+    "rollq_integrations/tau/test_tau2_2025_rewards.py",
     "rollq_worker/process/test_celery_worker.py",
     "rollq_worker/process/test_redis_outages.py",
     "rollq_worker/tokens/test_images.py",

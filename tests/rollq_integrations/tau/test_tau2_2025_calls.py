@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.env import Action, Observation
-from rollq_integrations.tau import tau2_2025
+from rollq_integrations.tau.backend import TAU2_STOP_MARKERS
 from rollq_worker.environments import domain
 from tests.rollq_worker.environments.episodes import begin, respond
 
@@ -71,7 +71,7 @@ def test_a_transfer_leaves_the_last_word_to_the_user():
     assert environment.step(respond("You are being transferred.")).done
 
 
-@pytest.mark.parametrize("marker", tau2_2025.STOP_MARKERS)
+@pytest.mark.parametrize("marker", TAU2_STOP_MARKERS)
 def test_the_user_s_markers_end_it(marker):
     environment = begin(domain("tau2_2025:retail"), 0, f"so {marker} then")
     assert environment.step(respond("hi")) == Observation(f"so {marker} then", True)

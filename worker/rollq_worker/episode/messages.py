@@ -142,7 +142,7 @@ def schemas_of(environment: Environment) -> list[Json]:
         if len(_schemas) >= MAX_SCHEMAS:
             _schemas.clear()
         checked = checked_schemas(tools)
-        known = _schemas[key] = _Schemas(checked, _key(checked))
+        known = _schemas.setdefault(key, _Schemas(checked, _key(checked)))  # threads that begin at once share one
     return known.checked
 
 

@@ -15,6 +15,7 @@ import secrets
 from array import array
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from rollq.errors import JobFailure
@@ -56,6 +57,7 @@ class ControlTokens:
         self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
 
         self._remembered = lru_cache(_MAX_REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
+        self._one_at_a_time = Lock()
 
     def encode(self, rendered: str, restore: Callable[[str], str], remember: bool = False) -> array[int]:
         """array('I'): added tokens by id, the text between them restored and encoded as plain text.
@@ -65,11 +67,15 @@ class ControlTokens:
         texts, controls = self.cut(rendered)
         texts = list(map(restore, texts))
         plain = list(filter(None, texts))
-        encoded = map(self._remembered, plain) if remember else iter(self.tokenizer.encode_plain(*plain))
-        ids = array("I")
+        if remember:
+            with self._one_at_a_time:  # else a thousand threads that begin at once all encode the same long text
+                encoded = list(map(self._remembered, plain))
+        else:
+            encoded = self.tokenizer.encode_plain(*plain)
+        ids, found = array("I"), iter(encoded)
         for n, text in enumerate(texts):
             if text:
-                ids.extend(next(encoded))
+                ids.extend(next(found))
             if n < len(controls):
                 ids.append(controls[n])
         return ids

@@ -91,20 +91,23 @@ class ChatRenderer:
 
         Episodes of one group are given the same array, because a thousand of 20 kB count.
         """
-        if len(tools) != len(self.tools) or not all(map(is_, tools, self.tools)):
-            return self._open(messages, tools)
-        key = json.dumps(messages)
+        usual = len(tools) == len(self.tools) and all(map(is_, tools, self.tools))  # nobody changes these
+        key = json.dumps([messages, None if usual else tools])
         if (ids := self._opened.get(key)) is None:
             self._opened[key] = ids = self._open(messages, tools)
         return ids
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         guard = Guard(self._controls)
+        # Its copies are gone before the text is encoded, where a thousand threads may wait. All episodes of an
+        # environment share the long system prompt.
+        ids = guard.encode(self._hidden_prompt(messages, tools, guard), remember=True)
+        return self._images.expand(ids, messages)
+
+    def _hidden_prompt(self, messages: Sequence[Message], tools: Sequence[Json], guard: Guard) -> str:
         shown = [guard.hide(message) for message in self.shown(messages)]
         hidden = guard.hide(list(tools))
-        rendered = self._made_up.render(self._with_tools(shown, hidden), hidden)
-        # All episodes of an environment share the long system prompt.
-        return self._images.expand(guard.encode(rendered, remember=True), messages)
+        return self._made_up.render(self._with_tools(shown, hidden), hidden)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """The text that the template writes for `open`. Raises JobFailure."""

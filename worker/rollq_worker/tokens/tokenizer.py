@@ -9,9 +9,11 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import copy
 import hashlib
 import json
+import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +34,8 @@ REMEMBERED, LONGEST_REMEMBERED = 1024, 16_384
 make the same calls, so they see the same results."""
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
+_ENCODERS = ThreadPoolExecutor(os.cpu_count(), "encode")
+"""Few threads: the library leaves some 50 kB behind in each thread that encodes, and a worker has a thousand."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -240,7 +244,7 @@ def _never_first(part: dict[str, Any]) -> dict[str, Any]:
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:
     # encode() holds the GIL for the whole call; the batch form does not.
     try:
-        [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        [encoded] = _ENCODERS.submit(tokenizer.encode_batch_fast, [text], add_special_tokens=False).result()
     except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write
-        [encoded] = tokenizer.encode_batch_fast([_SURROGATE.sub("\ufffd", text)], add_special_tokens=False)
+        return _encode(tokenizer, _SURROGATE.sub("\ufffd", text))
     return array("I", encoded.ids)

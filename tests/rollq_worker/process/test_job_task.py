@@ -378,13 +378,13 @@ class TestFailures:
             engine = EnginePool([slow])
             settings = Settings(redis_url=redis_url, engine_urls=(slow,))
             runner = JobRunner(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
-            send = engine.engines[0]._generate._send
+            send = engine.engines[0]._sample_once
 
             def late(*args: Any) -> Any:
                 clock.ahead += 2000.0  # here: what comes next is the engine
                 return send(*args)
 
-            engine.engines[0]._generate._send = late  # type: ignore[method-assign]
+            engine.engines[0]._sample_once = late  # type: ignore[method-assign]
             runner.leases.start()
             start = time.monotonic()
             summary = runner.run(submit(ledger, budget=Budget(deadline_s=1000.0)))

@@ -95,8 +95,8 @@ class Scripts:
         return translated(error, f"run {self.run}: {what}")
 
     def now(self) -> float:
-        """Redis's clock, Unix seconds."""
-        seconds, micros = self.redis.time()
+        """Redis's clock, Unix seconds. Raises LedgerError."""
+        seconds, micros = self.guard("the clock", self.redis.time)
         return float(seconds + micros / 1e6)
 
     def parse(self, job_id: str) -> tuple[str, int]:

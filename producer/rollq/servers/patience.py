@@ -69,9 +69,13 @@ class Patience:
             except (redis.RedisError, RedisClusterException) as e:
                 if (error := passing(e)) is None:
                     raise
+                if isinstance(e, redis.BusyLoadingError):  # it is there, and reads its file
+                    _reached.add(self._name)
                 failures, since = failures + 1, since or time.monotonic()
                 away_s = time.monotonic() - since
                 if away_s >= (min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s):
+                    if error is e:
+                        raise
                     raise error from e
                 self._say(away_s)
                 time.sleep(BACKOFF.compute(failures))

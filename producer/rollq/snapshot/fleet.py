@@ -26,7 +26,7 @@ from rollq.ledger.workers.live_workers import (
 )
 from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.servers.health import server_info
-from rollq.servers.refusal import why_no_writes
+from rollq.servers.refusal import guarded, why_no_writes
 from rollq.snapshot.run import RunSnapshot, read_run
 
 MOST_RUNS = 20
@@ -179,7 +179,7 @@ class FleetReader:
 def _server(connection: Any) -> Server:
     info = server_info(connection)
     began = time.perf_counter()
-    seconds, micros = connection.time()
+    seconds, micros = guarded("Redis's clock", connection.time)
     ping_ms = (time.perf_counter() - began) * 1000
     used, limit = info.get("used_memory"), info.get("maxmemory") or None
     return Server(at=seconds + micros / 1e6, ping_ms=ping_ms, used=used, limit=limit, trouble=why_no_writes(info))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import redis
 
 from rollq.client import waits
 from rollq.client.client import Client, internals
@@ -40,6 +41,16 @@ def client(redis_url: str) -> Iterator[Client]:
 
 def waiting(client: Client, *purpose: Purpose, **side: int) -> str:
     return explain(internals(client).reader, *purpose, **side)
+
+
+def test_a_redis_that_a_script_keeps_busy_is_the_explanation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises nothing: the explanation of a wait must not end the wait."""
+
+    def busy() -> None:
+        raise redis.ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL.")
+
+    monkeypatch.setattr(internals(client).reader.redis, "time", busy)
+    assert "busy with a long script" in waiting(client) and holdup(internals(client).reader) == waiting(client)
 
 
 def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each_other(

@@ -45,6 +45,18 @@ def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.Monke
     assert isinstance(caught.value, redis.ConnectionError) and "secret" not in str(caught.value)
 
 
+def test_a_server_that_reads_its_file_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was told to start one would start a second one beside it."""
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
+
+    def load() -> None:
+        raise redis.BusyLoadingError("Redis is loading the dataset in memory")
+
+    with pytest.raises(redis.BusyLoadingError) as caught:
+        module.Patience("r", 0.2)(load)
+    assert caught.value.__cause__ is None  # nor is it its own cause
+
+
 def test_a_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
     client = connect(f"redis://127.0.0.1:{free_port()}/0", patience_s=0.1)
     with pytest.raises(redis.ConnectionError):

@@ -72,6 +72,7 @@ class EngineConnections:
         try:
             connection.connect()
         except (OSError, HTTPError, ValueError) as e:
+            connection.close()
             failure = ConnectFailed(str(failure_of(e)))
         else:
             return connection

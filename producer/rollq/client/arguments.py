@@ -5,6 +5,7 @@ from typing import Literal
 
 from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME
+from rollq.sampling import number
 
 Order = Literal["ready", "submitted"]
 """`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
@@ -32,7 +33,7 @@ def check_ahead(ahead: int) -> None:
 
 def check_days(days: float) -> None:
     """Raises SettingsError."""
-    if not isinstance(days, int | float) or not 0 < days <= MOST_DAYS:
+    if not number(days) or not 0 < days <= MOST_DAYS:
         raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
 
 

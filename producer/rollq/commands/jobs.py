@@ -36,7 +36,7 @@ def _add_list(commands: Commands) -> None:
         description="Lists a run's dead jobs, the latest first: class of the failure, attempts, turns in the journal,"
         " age, last worker, reason. `rollq show JOB` shows one in full; `rollq jobs requeue` plays them again.",
     )
-    parser.add_argument("targets", type=target, nargs=1, metavar="RUN")
+    parser.add_argument("targets", type=name, nargs=1, metavar="RUN")
     _add_class(parser)
     add_redis(parser)
     add_json(parser, "print one JSON array: job, class, reason, attempts, turn, age_s, worker")

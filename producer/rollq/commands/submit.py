@@ -42,9 +42,12 @@ class SubmitKeys(plan.Tasks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("epochs", "ahead", "groups_per_batch", "max_running", "max_staleness", "refill"):
-            value, least = getattr(self, key), 0 if key in ("max_staleness", "refill") else 1
-            if value is not None and (type(value) is not int or value < least):
+        optional = ("groups_per_batch", "max_running", "max_staleness")
+        whole = {key: getattr(self, key) for key in ("epochs", "ahead", "refill", *optional)}
+        whole |= {f"max_failures.{failure}": count for failure, count in self.max_failures.items()}
+        for key, value in whole.items():
+            least = 0 if key in ("max_staleness", "refill") else 1
+            if (value is not None or key not in optional) and (type(value) is not int or value < least):
                 raise SettingsError(f"{key} must be a whole number of at least {least}, not {value!r}")
         if (self.groups_per_batch is None) != (self.max_staleness is None):
             raise SettingsError("groups_per_batch and max_staleness go together")

@@ -156,7 +156,7 @@ class Ledger:
             if failure not in set(FailureClass) - {FailureClass.CANCELLED}:
                 raise ContractError(f"run {self.run}: there is no budget for failures of class {failure}")
             if type(budget) is not int or budget < 1:
-                raise ContractError(f"run {self.run}: a budget is a whole number of at least 1, not {budget!r}")
+                raise ContractError(f"run {self.run}: budget of {failure} must be whole and at least 1, not {budget!r}")
         args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
         status, *rest = self.scripts.call("fix_budgets", args)
         if status != b"ok":

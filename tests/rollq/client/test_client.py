@@ -68,6 +68,8 @@ class TestSubmit:
             client.submit([job(1, "i")])
         with pytest.raises(ContractError, match="ahead"):
             client.submit([], ahead=0)
+        with pytest.raises(SettingsError, match=r"keep: days must be a positive number .*, not True"):
+            client.keep(True)
         client.seal()
         with pytest.raises(LedgerError, match="sealed"):
             submit(client, "j")

@@ -104,6 +104,12 @@ class TestRequeue:
             for act in (letters.requeue, letters.discard):
                 with pytest.raises(LedgerError, match=f"{job_id} cannot be .*: it is {state}"):
                     act(job_id)
+        play(ledger, "r/g/0")
+        take(ledger, 1, "t")
+        ack(ledger, "t", "g")
+        for act in (letters.requeue, letters.discard, letters.cancel):
+            with pytest.raises(LedgerError, match=r"r/g/1 cannot be .*: it is done"):
+                act("r/g/1")
         for act in (letters.requeue, letters.discard, letters.cancel):
             with pytest.raises(LedgerError, match="unknown"):
                 act("r/x/0")
@@ -260,6 +266,7 @@ def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0
 def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ledger.submit(group())
     assert said(capsys, redis_url, "jobs", "list", "r") == "run r: no dead jobs\n"
+    assert said(capsys, redis_url, "jobs", "list", "r/g/0", code=2) == ""
     kill(ledger, "r/g/0", FailureClass.ENGINE)
     kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
     head, *rows = said(capsys, redis_url, "jobs", "list", "r").splitlines()

@@ -77,7 +77,9 @@ def add_set(parser: Parser, own: type, filled: tuple[str, ...] = ()) -> None:
 
 
 def add_config(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE.toml", help="a run file: the keys and flags, as TOML")
+    parser.add_argument(
+        "--config", metavar="FILE.toml", help="a run file: keys, and run, env, split, tasks and size, as TOML"
+    )
 
 
 class Values(dict[str, Any]):
@@ -100,25 +102,28 @@ class Values(dict[str, Any]):
         return self
 
     def assign(self, where: str, key: str, value: Json) -> None:
-        """Raises SettingsError for an unknown key, and for a text that its reader does not take."""
-        first, dot, rest = key.partition(".")
-        if first in WITHIN and not dot and isinstance(value, Mapping):
-            for part, its in value.items():
-                self.assign(where, f"{key}.{part}", its)
-            return
-        if not (key in self._known or (dot and first in self._known and first in MAPPINGS and first not in WITHIN)):
+        """Raises SettingsError for an unknown key, and for a value that is no table where one belongs."""
+        first, dot, part = key.partition(".")
+        parts = [known for known in self._known if known.startswith(f"{first}.")]
+        free = first in MAPPINGS and first in self._known
+        if dot and (parts or free) and (not part or "." in part):
+            raise SettingsError(f"{where}: {key}: write {first}.NAME, and what is below NAME as JSON or a TOML table")
+        if not (key in self._known or (dot and free) or (parts and not dot)):
             raise SettingsError(f"{where}: {self._unknown(key)}")
         if dot:
-            self[first] = {**self.get(first, {}), rest: value}
+            self[first] = {**self.get(first, {}), part: value}
             return
         if key in READERS and (isinstance(value, str) or key == "tasks"):
             try:
                 value = READERS[key](str(value))
             except argparse.ArgumentTypeError as e:
                 raise SettingsError(f"{where}: {key}: {e}") from e
-        if key in MAPPINGS and not isinstance(value, Mapping):
+        if (parts or free) and not isinstance(value, Mapping):
             raise SettingsError(f"{where}: {key}: expected a table, or parts as {key}.NAME, not {value!r}")
-        self[key] = value
+        for part in value if parts else ():
+            self.assign(where, f"{key}.{part}", value[part])
+        if not parts:
+            self[key] = value
 
     def _unknown(self, key: str) -> str:
         if key in OF_A_MACHINE:

@@ -11,7 +11,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from rollq.errors import ContractError
@@ -37,8 +37,12 @@ _FIRST = (
     " history queue labels seq"
 ).split()
 """The fields that every blob of a job has, in its order."""
-_LATER = [field.name for field in fields(Job) if field.name not in _FIRST]
-"""All other fields. A map at the end of the blob has those that are not 0 or empty."""
+_LATER: dict[str, Any] = {
+    field.name: field.default if field.default_factory is MISSING else field.default_factory()
+    for field in fields(Job)
+    if field.name not in _FIRST
+}
+"""All other fields, with their defaults. A map at the end of the blob has those that differ from them."""
 _BUDGET = ("max_turns", "max_tokens", "max_new_tokens", "deadline_s")
 READS = "+".join([str(SCHEMA), *_LATER])
 """What this rollq can read, as a worker tells the ledger: a version, and the later fields."""
@@ -147,12 +151,12 @@ def _value(job: Job, name: str) -> Json:
 
 def _later(job: Job) -> list[dict[str, Json]]:
     """The map of the later fields; nothing when it is empty, so that blobs and digests of older jobs stay the same."""
-    later = {name: _value(job, name) for name in _LATER if getattr(job, name)}
+    later = {name: _value(job, name) for name, default in _LATER.items() if getattr(job, name) != default}
     return [later] if later else []
 
 
 def _read_later(fields: list[Any], where: str) -> dict[str, Any]:
     for later in fields:
-        if type(later) is not dict or not later or not later.keys() <= set(_LATER):
+        if type(later) is not dict or not later or not later.keys() <= _LATER.keys():
             wrong(where, "map of later fields", later)
     return fields[0] if fields else {}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rollq.errors import ContractError
 from rollq.job import NAME, Budget, Job, Purpose
 from rollq.trajectory import Header
+from rollq.wire import codec
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job, job_digest
 from tests.rollq.samples import job
 
@@ -110,6 +111,14 @@ def test_arguments_of_the_template_are_behind_the_other_fields() -> None:
     assert len({job_digest(one) for one in (made, job(), replace(made, template_kwargs={"enable_thinking": 0}))}) == 3
     with pytest.raises(ContractError, match="r/g/0"):
         encode_job(job(template_kwargs={"x": object()}))
+
+
+def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(msgpack.unpackb(encode_job(job()))) == 22
+    monkeypatch.setitem(codec._LATER, "spare", 2)  # a field whose default is not 0
+    assert len(msgpack.unpackb(encode_job(job(spare=2)))) == 22
+    assert decode_job(encode_job(job(spare=0)), "r/g/0") == job(spare=0)
+    assert msgpack.unpackb(encode_job(job(spare=0)))[-1] == {"spare": 0}
 
 
 @pytest.mark.parametrize("later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None])

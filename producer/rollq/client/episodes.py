@@ -15,9 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rollq.client.closing import briefly
 from rollq.client.internals import Internals
 from rollq.client.producer import Producer
-from rollq.errors import ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
+from rollq.errors import ClientClosed, ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.servers.connection import RetryLoop
@@ -50,7 +51,8 @@ class Episodes:
         self._run_name = ledger.run
         self._deliveries = Deliveries(ledger.redis, ledger.run, ledger.scripts.durability)
         self._keep_steps = keep_steps
-        self._retry = RetryLoop(reconnect=True)
+        self._closing = threading.Event()
+        self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Wanted]] = {}
         """By group."""
@@ -67,27 +69,44 @@ class Episodes:
 
         The same job again, in this process or another one, is the same episode. Raises RolloutFailure when it ended
         without a grade, LedgerError when it is acknowledged, JobConflict when its id was submitted with other content,
-        and redis's errors when Redis is away for longer than its client waits.
+        redis's errors when Redis is away for longer than its client waits, and ClientClosed.
         """
+        if self._closing.is_set():
+            raise self._closed
         future: Future[Trajectory] = Future()
         self._new.put(_Wanted(replace(job, run=self._run_name), step, future))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Stop waiting. What is being played goes on, and can be asked for again."""
+        """Stop waiting: who still waits gets ClientClosed. What is being played goes on, and can be asked for again."""
+        self._closing.set()
         self._new.put(None)
-        self._thread.join()
+        briefly(self._thread.join)  # Redis may be away
+
+    @property
+    def _closed(self) -> ClientClosed:
+        return ClientClosed(f"run {self._run_name}: its client was closed; the episode can be asked for again")
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise self._closed
 
     def _run(self) -> None:
-        while True:
+        open_ = True
+        while open_:
             try:
-                if not self._submit_new():
-                    return
-                self._look()
+                open_ = self._submit_new()
+                if open_:
+                    self._look()
+            except ClientClosed:
+                open_ = False
             except Exception as e:  # the episodes stay where they are, and the same job can be asked for again
                 log.exception("run %s: waiting for episodes failed", self._run_name)
-                for group in list(self._waiting):
-                    self._fail(group, e)
+                self._fail_all(e)
+        self._fail_all(self._closed)
+        while not self._new.empty():
+            if (wanted := self._new.get()) and wanted.future.set_running_or_notify_cancel():
+                wanted.future.set_exception(self._closed)
 
     def _submit_new(self) -> bool:
         """Waits a moment for new jobs, and submits all that there are. False: close."""
@@ -139,7 +158,7 @@ class Episodes:
         for group, state in zip(groups, states, strict=True):
             if state == "dropped":
                 self._fail(group, self._failure(self._waiting[group][0].job.id))
-            elif not state:  # Redis came back without its last writes
+            elif state in ("", "acked"):  # Redis came back without its last writes, or another process went on
                 self._submit(self._waiting[group][0].job)
 
     def _hand_on(self, groups: Sequence[str]) -> None:
@@ -153,6 +172,10 @@ class Episodes:
             for wanted in self._waiting.pop(group):
                 self._fetched[group] = wanted.step
                 wanted.future.set_result(found)
+
+    def _fail_all(self, error: Exception) -> None:
+        for group in list(self._waiting):
+            self._fail(group, error)
 
     def _fail(self, group: str, error: Exception) -> None:
         for wanted in self._waiting.pop(group, []):

@@ -1,0 +1,76 @@
+"""`Client.episodes`: who waits for an episode gets it or an error."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq.client import episodes as module
+from rollq.client.client import Client
+from rollq.errors import ClientClosed, LedgerError
+from rollq.ledger.deliveries import Deliveries
+from rollq.ledger.ledger import Ledger
+from tests.rollq.samples import job, play, reader
+from tests.servers import Server
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+async def submitted(ledger: Ledger, group: str) -> None:
+    while reader(ledger).group_states([group]) != ["open"]:
+        await asyncio.sleep(0.02)
+
+
+def test_an_episode_that_another_process_acknowledged_meanwhile(
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 1.0)
+
+    async def acknowledged() -> None:
+        waiting = asyncio.create_task(client.episodes(1).play(job(0, "g", size=1), 0))
+        await submitted(ledger, "g")
+        await asyncio.sleep(0.1)  # the look that follows a submission is over
+        play(ledger, "r/g/0")
+        Deliveries(ledger.redis, "r").ack("another/0", ["g"])
+        await asyncio.wait_for(waiting, 10)
+
+    with pytest.raises(LedgerError, match="r/g/0 was acknowledged"):
+        asyncio.run(acknowledged())
+
+
+def test_a_client_that_closes_ends_the_waits(client: Client, ledger: Ledger) -> None:
+    async def closed() -> None:
+        episodes = client.episodes(1)
+        waiting = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
+        await submitted(ledger, "g")
+        await asyncio.to_thread(client.close)
+        with pytest.raises(ClientClosed, match="can be asked for again"):
+            await asyncio.wait_for(waiting, 10)
+        await episodes.play(job(0, "h", size=1), 0)
+
+    with pytest.raises(ClientClosed):
+        asyncio.run(closed())
+
+
+def test_a_client_closes_while_redis_is_away(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    client = Client(server.url, run="r")
+
+    async def left() -> None:
+        waiting = asyncio.create_task(client.episodes(1).play(job(0, "g", size=1), 0))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.kill)
+        await asyncio.sleep(2 * module.LOOK_S)  # it asks Redis now
+        closing = threading.Thread(target=client.close, daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, 15)
+        assert not closing.is_alive()
+        waiting.cancel()
+
+    asyncio.run(left())

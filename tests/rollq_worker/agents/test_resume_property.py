@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.env import Episode
-from rollq.events import Event, Finish, Message, Sampled, VersionSpan
+from rollq.events import Event, Finish, Message, Prompt, Sampled, VersionSpan
 from rollq.trajectory import Trajectory
 from rollq_worker.fakes import END, FakeEngine, char_ids
 from rollq_worker.protocols import Generated, SampleRequest
@@ -106,3 +106,11 @@ def test_a_resumed_episode_equals_the_undisturbed_one(plan: list[tuple[str, int]
         assert (played.reward, played.stop, played.turns) == (whole.reward, whole.stop, whole.turns)
         # No recorded piece is sampled again, and nothing else is asked than before.
         assert again <= asked and again.total() == asked.total() - pieces
+
+
+def test_equal_requests_that_a_kill_left_unanswered_go_on_in_a_trace_each() -> None:
+    plan = [("at once", 2)]  # part 0 twice, part 1 and part 2
+    whole, _ = played_by(plan)
+    prompts = [event for event in whole.events if isinstance(event, Prompt)]
+    resumed, _ = played_by(plan, prompts[:4])
+    assert traces(resumed) == traces(whole)

@@ -85,8 +85,8 @@ class TraceTree:
         self.traces: list[Trace] = []
         self._job = job
         self._renderer_of = renderer_of
-        self._waiting: dict[bytes, Trace] = {}
-        """Traces whose next turn was not begun, by the digest of their conversation."""
+        self._waiting: dict[bytes, list[Trace]] = {}
+        """Traces whose next turn was not begun, by the digest of their conversation. Equal requests have one each."""
         self._prompts: dict[bytes, tuple[Trace, int]] = {}
         """Where conversations end that were sampled from: trace and number of ids."""
         self._turns: dict[bytes, Turn] = {}
@@ -97,8 +97,8 @@ class TraceTree:
         """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
         is to be answered and its answer. Changes nothing. Raises RequestRefused when the template cannot write it."""
         digests = chains(request.tools, request.messages)
-        if (waiting := self._waiting.get(digests[-1])) is not None:
-            return waiting
+        if waiting := self._waiting.get(digests[-1]):
+            return waiting[0]
         try:
             return self._prompt_for(request, digests)
         except JobFailure as e:
@@ -175,8 +175,9 @@ class TraceTree:
 
     def begin(self, trace: Trace, number: int, job: Job) -> Turn:
         """The next turn of a trace that waits for one. `job` has what its request asks for."""
-        if self._waiting.get(trace.digest) is trace:
-            del self._waiting[trace.digest]
+        waiting = self._waiting.pop(trace.digest, [])
+        if others := [other for other in waiting if other is not trace]:
+            self._waiting[trace.digest] = others
         trace.turn = Turn(number, trace, trace.digest, len(trace.ids), job)
         trace.checks.sampled_as(job)
         trace.checks.turn, trace.checks.turn_tokens = number, 0
@@ -220,7 +221,7 @@ class TraceTree:
         return {**message, "tool_calls": calls} if calls else message
 
     def _waits(self, trace: Trace) -> None:
-        self._waiting[trace.digest] = trace
+        self._waiting.setdefault(trace.digest, []).append(trace)
         self._prompts[trace.digest] = trace, len(trace.ids)
 
     def leaves(self) -> list[Observed]:

@@ -342,8 +342,10 @@ class TestChangingLists:
             with pytest.raises(Drained):
                 generate(fleet.pool, check=Countdown(3))
             assert fleet.pool.outage_s > 0 and not waiting.done()
+            given_back = fleet.pool.awaits_weights("run")
             fleet.pool.update([fleet.url(fleet.ports[0])])
             assert waiting.result(60).finish is Finish.STOP
+        assert not given_back  # its messages, for ten seconds
 
 
 POISON = 666

@@ -196,6 +196,8 @@ class EnginePool:
 
     def _enter(self, call: Call) -> SGLangEngine:
         """The engine for the call's turn. Waits while there is none, and while none has weights that it accepts."""
+        while not self._engines:
+            wait(CHECK_S, call.check)
         if not (fit := self._fit(call)):
             with self._shared.weight_waits.of(call.run):
                 while not (fit := self._fit(call)):

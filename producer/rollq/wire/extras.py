@@ -1,6 +1,7 @@
 """A trajectory's extra arrays as blobs, one each, so that a reader fetches only those it asks for (docs/wire.md)."""
 
 import zlib
+from dataclasses import replace
 
 from rollq.errors import ContractError
 from rollq.trajectory_extras import Extra
@@ -19,7 +20,10 @@ def decode_extra(blob: bytes, where: str) -> Extra:
     """The array in a blob. Raises UnknownSchema, ContractError."""
     dtype, shape, itemsize, data = unpack(blob, "extra", 4, where)
     try:
-        return Extra(dtype=dtype, shape=shape, data=bytes(join_planes(unpack_bytes(data), itemsize)))
+        planes = Extra(dtype=dtype, shape=shape, data=unpack_bytes(data))
+        if itemsize != planes.itemsize:
+            raise ValueError(f"entries of {planes.itemsize} bytes, and it says {itemsize}")
+        return replace(planes, data=bytes(join_planes(planes.data, planes.itemsize)))
     except ContractError as e:
         raise ContractError(f"{where}: {e}") from e
     except (TypeError, ValueError, zlib.error) as e:

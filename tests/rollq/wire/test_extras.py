@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rollq.errors import ContractError, UnknownSchema
 from rollq.training.arrays import array_of
 from rollq.trajectory_extras import Extra
+from rollq.wire.blob import SCHEMA, pack, pack_bytes
 from rollq.wire.extras import decode_extra, encode_extra
 from tests.rollq.samples import decoded, encoded, trajectory
 
@@ -94,6 +95,14 @@ def test_damaged_blobs_are_refused() -> None:
             decode_extra(damaged, "job r/g/0")
     with pytest.raises(UnknownSchema):
         decode_extra(b"\x96\x03" + blob[2:], "job r/g/0")
+
+
+@pytest.mark.parametrize("itemsize", [0, -1, 3, 1 << 20])
+def test_entries_of_another_size_than_the_shape_says(itemsize: int) -> None:
+    """They were read as zeros, or raised ZeroDivisionError."""
+    blob = pack([SCHEMA, "extra", "uint16", [2, 2], itemsize, pack_bytes(b"12345678")], "")
+    with pytest.raises(ContractError, match=f"job r/g/0: unreadable extra: .*it says {itemsize}"):
+        decode_extra(blob, "job r/g/0")
 
 
 def test_routed_experts_of_a_long_episode_are_compressed() -> None:

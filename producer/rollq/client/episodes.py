@@ -119,20 +119,23 @@ class Episodes:
             if wanted is None:
                 return False
             if wanted.future.set_running_or_notify_cancel():
-                self._waiting.setdefault(wanted.job.group, []).append(wanted)
-                self._submit(wanted.job)
+                if error := self._submit(wanted.job):  # another may wait for the job as it was submitted before
+                    wanted.future.set_exception(error)
+                else:
+                    self._waiting.setdefault(wanted.job.group, []).append(wanted)
                 self._advance(wanted.step)
             wait_s = 0.0
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: Job) -> Exception | None:
+        """Returns why it cannot be waited for."""
         try:
             submitted = self._producer.submit([job], AHEAD, None)
         except Exception as e:  # of this job alone
-            return self._fail(job.group, e)
-        if submitted.acked:
-            why = f"an episode of more than {self._keep_steps} steps later was asked for since"
-            remedy = "use another run, or a larger keep_steps"
-            self._fail(job.group, LedgerError(f"job {job.id} was acknowledged, because {why}: {remedy}"))
+            return e
+        if not submitted.acked:
+            return None
+        why = f"an episode of more than {self._keep_steps} steps later was asked for since"
+        return LedgerError(f"job {job.id} was acknowledged, because {why}: use another run, or a larger keep_steps")
 
     def _advance(self, step: int) -> None:
         """Acknowledges what this process fetched for steps that no checkpoint needs any more."""
@@ -158,8 +161,9 @@ class Episodes:
         for group, state in zip(groups, states, strict=True):
             if state == "dropped":
                 self._fail(group, self._failure(self._waiting[group][0].job.id))
-            elif state in ("", "acked"):  # Redis came back without its last writes, or another process went on
-                self._submit(self._waiting[group][0].job)
+            # Redis came back without its last writes, or another process went on.
+            elif state in ("", "acked") and (error := self._submit(self._waiting[group][0].job)):
+                self._fail(group, error)
 
     def _hand_on(self, groups: Sequence[str]) -> None:
         jobs = [self._waiting[group][0].job for group in groups]

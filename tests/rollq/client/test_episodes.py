@@ -9,9 +9,10 @@ import pytest
 
 from rollq.client import episodes as module
 from rollq.client.client import Client
-from rollq.errors import ClientClosed, LedgerError
+from rollq.errors import ClientClosed, JobConflict, LedgerError
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
+from rollq.trajectory import Trajectory
 from tests.rollq.samples import job, play, reader
 from tests.servers import Server
 
@@ -42,6 +43,19 @@ def test_an_episode_that_another_process_acknowledged_meanwhile(
 
     with pytest.raises(LedgerError, match="r/g/0 was acknowledged"):
         asyncio.run(acknowledged())
+
+
+def test_the_same_id_with_other_content_leaves_the_first_alone(client: Client, ledger: Ledger) -> None:
+    async def both() -> Trajectory:
+        episodes = client.episodes(1)
+        first = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
+        await submitted(ledger, "g")
+        with pytest.raises(JobConflict):
+            await episodes.play(job(0, "g", size=1, seed=99), 0)
+        play(ledger, "r/g/0")
+        return await asyncio.wait_for(first, 10)
+
+    assert asyncio.run(both()).job.id == "r/g/0"
 
 
 def test_a_client_that_closes_ends_the_waits(client: Client, ledger: Ledger) -> None:

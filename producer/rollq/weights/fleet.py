@@ -80,20 +80,22 @@ class Fleet:
         self._compiled: set[str] = set()
         """Engines that were asked for a checksum before, by URL."""
 
-    def update(self, path: str, version: str, report: Report | None = None) -> list[EngineUpdate]:
+    def update(self, path: str | Path, version: str, report: Report | None = None) -> list[EngineUpdate]:
         """Load the weights in the folder `path`, as the engines see it, under the name `version`.
 
         An engine that generates with this path and version is left alone. One that is paused is loaded again, because
         its weights may be half written, and so is one that cannot say whether it is paused. So the same call repairs
         what a failed one has left. Raises SyncError with the engines that failed; the others continue.
         """
-        wanted = Serving(_checked(version), path, paused=False)
+        if not (folder := str(path)):
+            raise SettingsError("path is empty: name the folder of the weights, as the engines see it")
+        wanted = Serving(_checked(version), folder, paused=False)
 
         def one(engine: Engine) -> EngineUpdate:
             serving = engine.look()
             if serving != wanted:
                 self._pause_one(engine, serving)
-                engine.load(path, version, self._update_timeout_s)
+                engine.load(folder, version, self._update_timeout_s)
             return self._verified(engine, wanted, agreement)
 
         engines, away = self._engines(report)

@@ -80,7 +80,7 @@ class TestUpdate:
             fleet = Fleet(urls)
             fleet.update(WEIGHTS, "7")
             engines[0].calls.clear()
-            again = fleet.update(WEIGHTS, "7")
+            again = fleet.update(Path(WEIGHTS), "7")
         assert engines[0].posts == ["/weights_checker"]
         assert [(done.loaded, done.paused_s) for done in again] == [(False, 0.0)] * 2
 
@@ -300,6 +300,8 @@ class TestSettings:
             Fleet(["http://a:1"], pause="softly")
         with pytest.raises(SettingsError, match="a name such as '41'"):
             Fleet(["http://a:1"]).update(WEIGHTS, "")
+        with pytest.raises(SettingsError, match="path is empty"):
+            Fleet(["http://a:1"]).update("", "7")
 
     def test_the_key_is_sent_and_never_shown(self, tmp_path: Path) -> None:
         (file := tmp_path / "key").write_text("s3cret\n")

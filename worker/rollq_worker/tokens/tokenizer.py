@@ -35,7 +35,7 @@ make the same calls, so they see the same results."""
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
 _ENCODERS = ThreadPoolExecutor(os.cpu_count(), "encode")
-"""Few threads: the library leaves some 50 kB behind in each thread that encodes, and a worker has a thousand."""
+"""Few threads: each thread that encodes keeps memory of the library's, and a worker has a thousand."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""

@@ -72,15 +72,17 @@ def _unpublished(w: RunWait, bound: Admission) -> str:
 
 def _exhausted(w: RunWait) -> str:
     s, acked, dropped = w.standing, w.run.counts["groups_acked"], w.run.counts["groups_dropped"]
+    skips = w.run.counts["skips"]
     if s.sealed or s.open or w.wanted <= s.ready:
         return ""
     waits = f"a consumer waits for {_groups(w.wanted)}, and no group is being played"
     if not (s.ready or s.held) and w.elsewhere:
         other = Purpose.EVAL if w.purpose is Purpose.TRAIN else Purpose.TRAIN
         return f"{waits}: its groups are for {other}; ask for them with `--purpose {other}` or `purpose=`"
-    if not (s.ready or s.held or acked or dropped):
+    if not (s.ready or s.held or acked or dropped or skips):
         return f"{waits}: nothing was submitted to it; see `rollq submit`"
-    counts = f"{waits}: {_places(w)}, {acked} acknowledged, {dropped} dropped"
+    skipped = "".join(f", {n} skipped ({reason})" for reason, n in skips.items())
+    counts = f"{waits}: {_places(w)}, {acked} acknowledged, {dropped} dropped{skipped}"
     if s.held > w.own:
         counts += f". {_of_another(w)}"
     dead = f"`rollq jobs list {w.name}` says why, `rollq jobs requeue` plays them again. " if dropped else ""

@@ -28,7 +28,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
 from rollq.trajectory_extras import Extra
-from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups
+from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, take
 from tests.rollq.samples import group, play, reader
 
 
@@ -152,6 +152,12 @@ def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(
     assert "run r: the run is sealed and has no more: 3 of 5 groups are missing" in said.err
 
 
+def skip_only_group(ledger: Ledger) -> None:
+    finish_groups(ledger, "a")
+    take(ledger, 1, "t")
+    deliveries(ledger).skip("t", "a", "stale")
+
+
 def drop_only_group(ledger: Ledger) -> None:
     ledger.submit(group("a"))
     drop_group(ledger, "a")
@@ -164,9 +170,10 @@ def drop_only_group(ledger: Ledger) -> None:
         (lambda ledger: ledger.submit(group("a")), "no worker is alive: start `rollq worker`"),
         (lambda ledger: finish_groups(ledger, "a", purpose=Purpose.EVAL), "its groups are for eval"),
         (lambda ledger: finish_groups(ledger, "a"), "1 acknowledged, 0 dropped. Submit more jobs, or seal the run"),
+        (lambda ledger: skip_only_group(ledger), "0 dropped, 1 skipped (stale). Submit more jobs"),
         (lambda ledger: drop_only_group(ledger), "rollq jobs list r"),
     ],
-    ids=["empty", "queued", "purpose", "short", "dropped"],
+    ids=["empty", "queued", "purpose", "short", "skipped", "dropped"],
 )
 def test_a_pull_that_times_out_says_why(
     redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str], prepare: object, hint: str

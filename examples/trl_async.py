@@ -50,7 +50,7 @@ def use_cpu() -> None:
 
 
 def train(client: Client, engine_url: str, folder: Path, steps: int) -> None:
-    client.admit(groups_per_batch=GROUPS, max_staleness=1)
+    client.limit_staleness(groups_per_batch=GROUPS, max_staleness=1)
     # TRL reads one batch ahead. What is played before its first weight sync, at most two batches, is skipped.
     jobs = [Job(env="shop", task=task, size=SIZE) for task in range(GROUPS * (steps + 1 + 2))]
     threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()  # it waits when it is too far ahead

@@ -53,7 +53,7 @@ def learn(
     """Train, and yield the numbers of each step. `change` falsifies the rows of a batch, for the negative controls."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=WARM_UP)
-    client.admit(groups_per_batch=options.groups, max_staleness=options.staleness)
+    client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
     publish(client, fleet, model, folder, 0)
     threading.Thread(target=client.submit, args=(tasks(options),), daemon=True).start()
     batches = client.batches(groups=options.groups, timeout=WAIT_S)

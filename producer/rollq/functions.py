@@ -14,7 +14,7 @@ from rollq.batch import Group
 from rollq.errors import FunctionError, SettingsError
 from rollq.trajectory import Trajectory
 
-Keep = str | Callable[[Group], bool]
+Where = str | Callable[[Group], bool]
 """A filter: the name of a built-in one, an import path, or a callable."""
 Reward = str | Callable[[Trajectory], float]
 """A reward function: an import path or a callable."""
@@ -61,13 +61,13 @@ class Filter:
     function: Callable[[Group], bool]
 
     @classmethod
-    def of(cls, keep: Keep) -> "Filter":
+    def of(cls, where: Where) -> "Filter":
         """Raises SettingsError when it names no function."""
-        if isinstance(keep, str) and ":" not in keep:
-            if keep not in FILTERS:
-                raise SettingsError(f"keep {keep!r} is no filter: write {', '.join(FILTERS)}, or module:function")
-            return cls(keep, FILTERS[keep])
-        return cls(_name(keep)[-LONGEST_NAME:], _callable(keep, "keep"))
+        if isinstance(where, str) and ":" not in where:
+            if where not in FILTERS:
+                raise SettingsError(f"where {where!r} is no filter: write {', '.join(FILTERS)}, or module:function")
+            return cls(where, FILTERS[where])
+        return cls(_name(where)[-LONGEST_NAME:], _callable(where, "where"))
 
     def keeps(self, group: Group) -> bool:
         """Raises FunctionError when the filter raises, or returns neither True nor False."""

@@ -69,7 +69,7 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
 
 
 def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
-    """A worker plays only the jobs of its queues, with the tokenizer that the producer fixed."""
+    """A worker plays only the jobs of its queues, with the tokenizer that the producer pinned."""
     submit = ("submit", "--run", "other", "--env", "shop", "--tasks", "0-1", "--set", "queue=other")
     bundled = str(Path(rollq_worker.tokens.__file__).parent / "bundled" / "tokenizer")
     rollq(parts, *submit, "--set", f"tokenizer={bundled}", "--set", 'labels.uid="7"', "--set", "labels.set=a", "--seal")

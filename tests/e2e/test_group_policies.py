@@ -52,7 +52,7 @@ def test_stragglers_are_cut_and_a_batch_is_filled_up_with_groups_to_learn_from(s
             return any(group.advantages)
 
         sizes = []
-        for batch in client.batches(groups=2, timeout=150, keep=learnable):
+        for batch in client.batches(groups=2, timeout=150, where=learnable):
             sizes.append(len(batch.groups))
             assert all(len(set(group.rewards)) > 1 for group in batch.groups)
             batch.ack()

@@ -69,7 +69,7 @@ def test_no_token_is_older_than_the_bound(stack: Stack, bound: int) -> None:
     workers = [stack.worker(4, "--engine", engines.urls[1], engine_url=engines.urls[0]) for _ in range(2)]
     jobs = [Job(env="shop", task=n % 50, group=f"g{n}", size=2) for n in range(BATCH * (STEPS + bound + 1))]
     with Client(stack.redis_url, run="r") as client, Client(stack.redis_url, run="r") as producer:
-        client.admit(BATCH, bound)
+        client.limit_staleness(BATCH, bound)
         client.publish(0)
 
         def produce() -> None:
@@ -103,7 +103,7 @@ def test_a_run_goes_on_once_its_only_engine_has_the_published_weights(stack: Sta
     stack.engine()
     stack.worker(4)
     with Client(stack.redis_url, run="r") as client:
-        client.admit(1, 0)
+        client.limit_staleness(1, 0)
         client.publish(0, "first")
         client.submit([Job(env="shop", task=0, group="g", size=2)])
         stack.wait(lambda: "serves weights" in stack.run("stats", "--run", "r").stdout, 60, "what is waited for")

@@ -83,10 +83,10 @@ def test_a_filter_has_the_name_under_which_it_counts(module: Path) -> None:
     assert len(Filter.of(lambda group: True).name) <= 64
 
 
-@pytest.mark.parametrize("keep", ["equal", "", 3])
-def test_what_names_no_filter_is_refused(keep: str) -> None:
-    with pytest.raises(SettingsError, match=r"unequal_rewards, or module:function|keep is a function"):
-        Filter.of(keep)
+@pytest.mark.parametrize("where", ["equal", "", 3])
+def test_what_names_no_filter_is_refused(where: str) -> None:
+    with pytest.raises(SettingsError, match=r"unequal_rewards, or module:function|where is a function"):
+        Filter.of(where)
 
 
 @pytest.mark.parametrize("verdict", [None, "yes", 2, []])

@@ -94,7 +94,7 @@ class DataSource:
             name=self.settings.consumer,
             step=step,
             order="submitted",
-            keep=self.dynamic_sampling_filter,
+            where=self.dynamic_sampling_filter,
             reward=self.settings.reward,
             extras=["routed_experts"] if self.args.use_rollout_routing_replay else (),
         )

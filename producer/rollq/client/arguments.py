@@ -14,7 +14,7 @@ ORDERS = ("ready", "submitted")
 LARGEST_STEP = 1 << 53
 """Scripts count in floats."""
 MOST_DAYS = 36_500
-"""Days for which a run may be told to keep its records."""
+"""Days for which a run may be told to keep a finished group's record."""
 
 
 def check_client(run: str, hold_s: float) -> None:
@@ -34,7 +34,7 @@ def check_ahead(ahead: int) -> None:
 def check_days(days: float) -> None:
     """Raises SettingsError."""
     if not number(days) or not 0 < days <= MOST_DAYS:
-        raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
+        raise SettingsError(f"forget_after: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
 
 
 def check_ids(job_ids: Iterable[str]) -> Iterable[str]:

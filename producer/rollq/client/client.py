@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
-    from rollq.functions import Keep, Reward
+    from rollq.functions import Reward, Where
     from rollq.job import Job
     from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
     from rollq.servers.durability import Durability
@@ -52,7 +52,7 @@ class Client:
     ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used, to a cluster now.
 
-        `budgets`: for each class, the number of failures that kills a job. The run's first submission fixes them; a
+        `budgets`: for each class, the number of failures that kills a job. The run's first submission pins them; a
         later one with other budgets raises SettingsError. `hold_s`: a consumer that is silent for that many seconds
         loses its batches. `durability`: where submissions, the seal and acknowledgements must be before their calls
         return (docs/scale.md). Raises SettingsError for a wrong address or value.
@@ -122,7 +122,7 @@ class Client:
         self._producer.seal()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
-        """Fix the tokenizer and the chat template that play the run, so that its first worker decides nothing.
+        """Pin the tokenizer and the chat template that play the run, so that its first worker decides nothing.
 
         The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others,
         and for what is no hash.
@@ -130,27 +130,26 @@ class Client:
         for text in (tokenizer_hash, template_hash):
             if not (isinstance(text, str) and text):
                 raise SettingsError(f"the tokenizer and the chat template are pinned by their hashes, not {text!r}")
-        self._producer.fix("tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash))
+        self._producer.pin("tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash))
 
-    def keep(self, days: float) -> None:
+    def forget_after(self, days: float) -> None:
         """Forget acknowledged groups after that many days. Without it, their ids are known as long as the run is.
 
         A group that is submitted again later is a new one. Raises SettingsError.
         """
         check_days(days)
-        self._producer.fix("keep", lambda: self._internals.ledger.keep(days))
+        self._producer.pin("forget_after", lambda: self._internals.ledger.forget_after(days))
 
-    def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
+    def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
         """Bound the staleness of training: new groups for training wait in `submit` while they would be trained on
         more than `max_staleness` steps after they began. 0 is strictly on policy. Call it before the first submission.
 
         A training step takes one batch of `groups_per_batch` groups, in the order of submission, and ends with
         `publish`. `max_running`: most groups that are being played at a time. Evaluation is not bounded. The numbers
-        are fixed for the run: other ones raise SettingsError.
+        are pinned for the run: other ones raise SettingsError.
         """
-        self._producer.fix(
-            "admission", lambda: self._internals.versions.admit(groups_per_batch, max_staleness, max_running)
-        )
+        bound = partial(self._internals.versions.limit_staleness, groups_per_batch, max_staleness, max_running)
+        self._producer.pin("admission", bound)
 
     def publish(self, step: int, weight_version: str | None = None) -> None:
         """Say that the engines serve the policy of this training step from now on. Call it once they do.
@@ -179,7 +178,7 @@ class Client:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
-        keep: Keep | None = None,
+        where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
     ) -> Iterator[Batch]:
@@ -192,7 +191,7 @@ class Client:
         the others those of `consumer`.
         """
         check_wanted(groups, timeout)
-        consumer = self.consumer(purpose, order=order, name=name, step=step, keep=keep, reward=reward, extras=extras)
+        consumer = self.consumer(purpose, order=order, name=name, step=step, where=where, reward=reward, extras=extras)
         return self._batches(consumer, groups, timeout, exact)
 
     def consumer(
@@ -202,7 +201,7 @@ class Client:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
-        keep: Keep | None = None,
+        where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
     ) -> Consumer:
@@ -217,7 +216,7 @@ class Client:
         gets exactly what it had trained on after the checkpoint, then new groups. Raises LedgerError when a later batch
         was acknowledged already.
 
-        `keep`: the filter of dynamic sampling: `"unequal_rewards"`, an import path `"module:function"`, or a function
+        `where`: the filter of dynamic sampling: `"unequal_rewards"`, an import path `"module:function"`, or a function
         of a `Group`. A group for which it is False is skipped under the filter's name, and the batch is filled up, so
         it is short only at the end of a sealed run. `reward`: an import path or a function of a `Trajectory`. Rewards
         and advantages of groups and batches are its numbers then; `trajectory.reward` stays the environment's. When one
@@ -240,7 +239,7 @@ class Client:
             order=order,
             name=name,
             step=step,
-            keep=keep,
+            where=where,
             reward=reward,
             extras=extras,
             look=self._producer.look,

@@ -61,7 +61,7 @@ class Collector:
 
     def look(self) -> list[str]:
         """Reads the groups that have finished since the last look. Returns the groups that neither Redis nor the stored
-        result knows: submit them again. The result knows those whose records have expired (`Client.keep`).
+        result knows: submit them again. The result knows those whose records have expired (`Client.forget_after`).
 
         Raises LedgerError for a group that is gone without having been evaluated.
         """

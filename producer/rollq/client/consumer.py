@@ -30,7 +30,7 @@ from rollq.errors import (
     PullTimeout,
     Unwritable,
 )
-from rollq.functions import Filter, Keep, Reward, RewardFunction
+from rollq.functions import Filter, Reward, RewardFunction, Where
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, STALE
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
@@ -67,7 +67,7 @@ class Consumer:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
-        keep: Keep | None = None,
+        where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
         look: Callable[[int], int | None] = lambda published: None,
@@ -89,7 +89,7 @@ class Consumer:
         self._retry = RetryLoop()
         self._selection = Selection(
             lambda ids: self._retry(lambda: self._reader.read(ids, extras)),
-            None if keep is None else Filter.of(keep),
+            None if where is None else Filter.of(where),
             None if reward is None else RewardFunction.of(reward),
         )
         self._filling: int | None = None

@@ -48,18 +48,18 @@ class Producer:
         self._sources: dict[str, Source] = {}
         """All sources that were submitted here, by name."""
         self._settings: dict[str, Callable[[], None]] = {}
-        """What was fixed for the run here, to be fixed again when Redis has lost its last writes."""
+        """What was pinned for the run here, to be pinned again when Redis has lost its last writes."""
         self._publication: PolicyPublication | None = None
         """The last one."""
 
-    def fix(self, what: str, call: Callable[[], None]) -> None:
-        """Fixes something for the run, now and whenever the producer goes back."""
+    def pin(self, what: str, call: Callable[[], None]) -> None:
+        """Pins something for the run, now and whenever the producer goes back."""
         retry(call)
         self._settings[what] = call
 
     def publish(self, publication: PolicyPublication) -> None:
         """What `Client.publish` says."""
-        self.fix("publication", publication)
+        self.pin("publication", publication)
         self._publication = publication
 
     def look(self, published: int) -> int | None:
@@ -68,13 +68,13 @@ class Producer:
         if said is None or not said.is_lost(published):
             return None
         log.warning("run %s: Redis has lost the publication of step %d: it is said again", self._ledger.run, said.step)
-        self.fix_again()
+        self.pin_again()
         return said.step
 
-    def fix_again(self) -> None:
-        """Redis has lost its last writes: fixes everything again that was fixed here."""
-        for fix in list(self._settings.values()):
-            retry(fix)
+    def pin_again(self) -> None:
+        """Redis has lost its last writes: pins everything again that was pinned here."""
+        for pin in list(self._settings.values()):
+            retry(pin)
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
@@ -82,8 +82,8 @@ class Producer:
             raise ContractError("submit takes a list of jobs, or another sequence of them, not one: submit([job])")
         self._look_for_fork()
         if self._budgets:
-            self._settings["budgets"] = lambda: self._ledger.fix_budgets(self._budgets)
-        self.fix_again()
+            self._settings["budgets"] = lambda: self._ledger.pin_budgets(self._budgets)
+        self.pin_again()
         if source is None:
             return _total(self._submissions(jobs, ahead, self._own))
         self._sources[source] = Source(source, retry(lambda: self._ledger.cursor(source)))
@@ -195,7 +195,7 @@ class Producer:
                 return
 
     def _go_back(self, source: Source, gap: Gap) -> None:
-        self.fix_again()
+        self.pin_again()
         lost = source.go_back(gap)
         log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, lost)
 

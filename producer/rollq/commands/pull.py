@@ -46,8 +46,8 @@ def add(commands: Commands) -> None:
     )
     add_out(parser)
     parser.add_argument(
-        "--keep",
-        type=keep_filter,
+        "--where",
+        type=filter_name,
         metavar="NAME",
         help="keep only the groups that this filter wants: unequal_rewards, or module:function; the others are skipped",
     )
@@ -82,7 +82,7 @@ def extra_names(text: str) -> list[str]:
     raise argparse.ArgumentTypeError(f"expected names separated by commas, not {text!r}")
 
 
-def keep_filter(text: str) -> str:
+def filter_name(text: str) -> str:
     """An argument type: a filter of groups."""
     return _function(Filter.of, text)
 
@@ -197,7 +197,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    with client.consumer(args.purpose, keep=args.keep, reward=args.reward, extras=args.extras) as consumer:
+    with client.consumer(args.purpose, where=args.where, reward=args.reward, extras=args.extras) as consumer:
         why = partial(holdup, internals(client).reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:

@@ -34,8 +34,8 @@ class SubmitKeys(plan.Tasks):
     max_running: int | None = None
     """With max_staleness, most groups that are being played."""
     max_failures: Mapping[str, int] = field(default_factory=dict)
-    """Number of failures of a class that makes a job dead, fixed for the whole run by its first submission."""
-    keep: float | None = None
+    """Number of failures of a class that makes a job dead, pinned for the whole run by its first submission."""
+    forget_after: float | None = None
     """Forgets acknowledged groups after so many days (as long as the run)."""
     refill: int = 0
     """Afterwards, waits for these groups and replaces each dropped one, up to N times a group."""
@@ -106,10 +106,10 @@ def run(args: argparse.Namespace) -> int:
         if what.groups > own.ahead:
             progress.say(f"waits whenever {own.ahead} groups are unacknowledged: keep `rollq pull` running")
         what.pin_tokenizer(client)
-        if own.keep is not None:
-            client.keep(own.keep)
+        if own.forget_after is not None:
+            client.forget_after(own.forget_after)
         if own.groups_per_batch is not None and own.max_staleness is not None:
-            client.admit(own.groups_per_batch, own.max_staleness, own.max_running)
+            client.limit_staleness(own.groups_per_batch, own.max_staleness, own.max_running)
             progress.say("waits whenever groups would become too old: keep the trainer publishing its steps")
         done = client.submit(plan.ShownJobs(what, progress), ahead=own.ahead, source=what.source)
         if own.refill:

@@ -20,7 +20,7 @@ BUDGETS = {
     FailureClass.JOB: 2,
     FailureClass.CANCELLED: 1,
 }
-"""The number of failures of each class that kills a job, unless the run has its own (`Ledger.fix_budgets`)."""
+"""The number of failures of each class that kills a job, unless the run has its own (`Ledger.pin_budgets`)."""
 INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER, FailureClass.REWARD)
 """Classes after whose failures the next attempt waits for a backoff and goes on with the journal. After the others it
 starts again with an empty one."""

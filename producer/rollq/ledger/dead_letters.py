@@ -114,8 +114,8 @@ class DeadLetters:
             why = "its body is gone. Submit its task in a new group."
         elif status == b"replaced":
             why = (
-                "its group was dropped, and the run's admission (`Client.admit`) has let others in for it. Submit its"
-                " task in a new group, or let `Client.refill` or `rollq submit --set refill=1` do it."
+                "its group was dropped, and the run's admission (`Client.limit_staleness`) has let others in for it."
+                " Submit its task in a new group, or let `Client.refill` or `rollq submit --set refill=1` do it."
             )
         elif status == b"group":
             why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."

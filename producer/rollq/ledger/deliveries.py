@@ -115,8 +115,8 @@ class Deliveries:
         `wait` of this session ends when there may be some. `fill`: what is held under the token already counts, and as
         many groups as it lacks are added, or none.
 
-        In a run with admission (`Client.admit`) train groups go in the order of submission. Raises SettingsError for
-        more groups than a training step has there, and NotHeld when another process opened the name.
+        In a run with admission (`Client.limit_staleness`) train groups go in the order of submission. Raises
+        SettingsError for more groups than a training step has there, and NotHeld when another process opened the name.
 
         Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
         had time to renew it.

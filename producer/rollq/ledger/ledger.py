@@ -143,11 +143,12 @@ class Ledger:
         key = self.keys.sources
         self.scripts.guard(key, lambda: self.redis.hdel(key, source, f"{source}#"))
 
-    def keep(self, days: float) -> None:
+    def forget_after(self, days: float) -> None:
         """Forget acknowledged groups after that many days. A later submission of such a group is then a new one."""
-        self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "keep_s", math.ceil(days * 86400)))
+        seconds = math.ceil(days * 86400)
+        self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds))
 
-    def fix_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
+    def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
         """Fix the number of failures of each class that kills a job. The run's first caller decides.
 
         Raises SettingsError when the run has other budgets, ContractError for an unknown class or a number below 1.
@@ -158,12 +159,12 @@ class Ledger:
             if type(budget) is not int or budget < 1:
                 raise ContractError(f"run {self.run}: budget of {failure} must be whole and at least 1, not {budget!r}")
         args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
-        status, *rest = self.scripts.call("fix_budgets", args)
+        status, *rest = self.scripts.call("pin_budgets", args)
         if status != b"ok":
             failure, theirs = FailureClass(rest[0].decode()), rest[1]
             raise SettingsError(
                 f"run {self.run} has a budget of {theirs} failures of class {failure}, not {budgets[failure]}: budgets"
-                " are fixed before its first group. Leave it as it is, or use another run."
+                " are pinned before its first group. Leave it as it is, or use another run."
             )
 
     def seal(self, submitted: Mapping[str, Cursor] | None = None) -> None:
@@ -221,7 +222,7 @@ class Ledger:
     ) -> Claim | Refusal:
         """Lease a queued job. The token tells a repeat of this claim from another worker's, and is part of the lease.
 
-        The run's first claim fixes its tokenizer and chat template. A job whose body cannot be read is failed as class
+        The run's first claim pins its tokenizer and chat template. A job whose body cannot be read is failed as class
         job, so that it does not come again forever.
         """
         self.scripts.parse(job_id)

@@ -77,7 +77,7 @@ class LedgerReader:
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def exists(self) -> bool:
-        """Whether a producer has submitted to the run or fixed something for it."""
+        """Whether a producer has submitted to the run or pinned something for it."""
         return bool(self.scripts.guard(self.keys.meta, lambda: self.redis.exists(self.keys.meta)))
 
     def began(self) -> float:

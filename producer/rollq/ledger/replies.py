@@ -136,7 +136,7 @@ class Standing:
     leased: int = 0
     """Jobs, of either purpose."""
     known: bool = True
-    """Whether the run exists: a producer has submitted to it or fixed something for it."""
+    """Whether the run exists: a producer has submitted to it or pinned something for it."""
     full: int | None = None
     """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for admission. None: no
     producer waits."""

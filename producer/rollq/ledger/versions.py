@@ -13,7 +13,7 @@ from rollq.ledger.scripts import Scripts
 from rollq.ledger.stored import text, whole
 
 MOST_GROUPS = 1_000_000
-"""Largest number that `admit` takes."""
+"""Largest number that `limit_staleness` takes."""
 
 
 class Versions:
@@ -48,7 +48,7 @@ class Versions:
         step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
         return Published(whole(step, key, "step"), text(version)) if step else None
 
-    def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
+    def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
         """Fix how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
         when the run has others."""
         for name, number, least in (
@@ -69,8 +69,8 @@ class Versions:
             )
             raise SettingsError(
                 f"run {self.run} admits groups for batches of {batch} with max_staleness {staleness} and max_running"
-                f" {running or None}, not {groups_per_batch}, {max_staleness} and {max_running}: admission is fixed for"
-                " the run. Leave it as it is, or use another run."
+                f" {running or None}, not {groups_per_batch}, {max_staleness} and {max_running}: admission is pinned"
+                " for the run. Leave it as it is, or use another run."
             )
 
     def steps(self, names: Collection[str]) -> dict[str, int]:

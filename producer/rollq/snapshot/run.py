@@ -47,7 +47,7 @@ class RunSnapshot:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Of all episodes, by what they waited for."""
     tokenizer: str = ""
-    """Hash of the run's tokenizer; empty while it is not fixed."""
+    """Hash of the run's tokenizer; empty while it is not pinned."""
     template: str = ""
     queues: Sequence[str] = ()
     """The queues of some of the queued jobs."""
@@ -62,7 +62,7 @@ class RunSnapshot:
 
     @property
     def known(self) -> bool:
-        """Whether a producer has submitted to it or fixed something for it."""
+        """Whether a producer has submitted to it or pinned something for it."""
         return self.standings[Purpose.TRAIN].known
 
     @property

@@ -68,8 +68,8 @@ class TestSubmit:
             client.submit([job(1, "i")])
         with pytest.raises(ContractError, match="ahead"):
             client.submit([], ahead=0)
-        with pytest.raises(SettingsError, match=r"keep: days must be a positive number .*, not True"):
-            client.keep(True)
+        with pytest.raises(SettingsError, match=r"forget_after: days must be a positive number .*, not True"):
+            client.forget_after(True)
         client.seal()
         with pytest.raises(LedgerError, match="sealed"):
             submit(client, "j")
@@ -233,8 +233,8 @@ def test_what_makes_no_client(redis_url: str, wrong: dict[str, Any]) -> None:
         ("refill", {"jobs": [], "times": -1}, "times"),
         ("pin_tokenizer", {"tokenizer_hash": "t", "template_hash": ""}, "hashes"),
         ("pin_tokenizer", {"tokenizer_hash": 5, "template_hash": "c"}, "hashes"),
-        ("keep", {"days": NAN}, "days"),
-        ("keep", {"days": 1e300}, "days"),
+        ("forget_after", {"days": NAN}, "days"),
+        ("forget_after", {"days": 1e300}, "days"),
         ("batches", {"groups": 1, "timeout": NAN}, "timeout"),
         ("consumer", {"purpose": []}, "purpose"),
     ],

@@ -52,7 +52,7 @@ def test_it_runs_beside_training(client: Client, ledger: Ledger) -> None:
 
 
 def test_it_takes_no_room_from_admission(client: Client, ledger: Ledger) -> None:
-    client.admit(1, 0)
+    client.limit_staleness(1, 0)
     client.submit(group("a"))  # the only group that training may start before the first step
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0], [1.0])
@@ -107,7 +107,7 @@ def test_a_dead_try_leaves_its_task_out_until_it_is_played_again(client: Client,
 
 
 def test_a_stored_result_outlives_the_records_of_its_groups(client: Client, ledger: Ledger) -> None:
-    client.keep(1.0)
+    client.forget_after(1.0)
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0], [0.0])
     found = evaluation.result(60)

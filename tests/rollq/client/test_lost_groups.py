@@ -115,10 +115,10 @@ def test_what_was_fixed_for_the_run_is_fixed_again(redis_url: str, ledger: Ledge
     tail = Tail(ledger.redis)
     with Client(redis_url, run="r", budgets={FailureClass.ENV: 3}) as client:
         client.pin_tokenizer("t1", "c1")
-        client.keep(2)
+        client.forget_after(2)
         client.submit(Jobs({6: tail.lose}))
-    fixed = ledger.redis.hmget(ledger.keys.meta, "budget:env", "tokenizer_hash", "template_hash", "keep_s")
-    assert fixed == [b"3", b"t1", b"c1", b"172800"]
+    pinned = ledger.redis.hmget(ledger.keys.meta, "budget:env", "tokenizer_hash", "template_hash", "forget_after_s")
+    assert pinned == [b"3", b"t1", b"c1", b"172800"]
 
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])

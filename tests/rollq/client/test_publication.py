@@ -48,7 +48,7 @@ def test_a_run_without_versions_has_none(client: Client, ledger: Ledger) -> None
 
 
 def test_a_producer_goes_on_as_soon_as_a_policy_is_published(redis_url: str, client: Client, ledger: Ledger) -> None:
-    client.admit(1, 0)
+    client.limit_staleness(1, 0)
     producer = Client(redis_url, run="r")
     thread = threading.Thread(target=producer.submit, args=([job(0, name) for name in "abc"],))
     thread.start()
@@ -67,7 +67,7 @@ def test_a_producer_goes_on_as_soon_as_a_policy_is_published(redis_url: str, cli
 def test_a_consumer_says_a_lost_publication_again(
     client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.admit(1, 1)
+    client.limit_staleness(1, 1)
     client.publish(0)
     client.publish(1)
     client.submit([job(0, "a")])
@@ -81,7 +81,7 @@ def test_a_consumer_says_a_lost_publication_again(
 
 
 def test_a_producer_says_lost_settings_again(client: Client, ledger: Ledger) -> None:
-    client.admit(8, 1)
+    client.limit_staleness(8, 1)
     client.publish(0)
     client.publish(1)
     client.submit([job(0, "a")])
@@ -117,5 +117,5 @@ def test_a_version_is_a_text(client: Client, name: object) -> None:
 @pytest.mark.parametrize("numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)])
 def test_admission_takes_whole_numbers(client: Client, numbers: tuple[int, int]) -> None:
     with pytest.raises(SettingsError, match=r"is a whole number from [01] to 1000000, not"):
-        client.admit(*numbers)
+        client.limit_staleness(*numbers)
     assert client.stats()["admission"] is None

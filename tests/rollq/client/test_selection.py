@@ -36,7 +36,7 @@ def names(batch: Batch | None) -> str:
 
 def test_a_batch_is_filled_up_with_the_groups_that_it_keeps(client: Client) -> None:
     finish(client, "aBcDEfg")
-    with client.consumer(keep="unequal_rewards") as consumer:
+    with client.consumer(where="unequal_rewards") as consumer:
         batch = consumer.next(3)
         assert (names(batch), batch.step, consumer.held) == ("acf", 0, 3)
         batch.ack()
@@ -48,20 +48,20 @@ def test_a_batch_is_filled_up_with_the_groups_that_it_keeps(client: Client) -> N
 def test_the_last_batch_of_a_sealed_run_may_be_short(client: Client) -> None:
     finish(client, "aBCdE")
     client.seal()
-    assert [names(batch) for batch in client.batches(2, keep="unequal_rewards")] == ["ad"]
+    assert [names(batch) for batch in client.batches(2, where="unequal_rewards")] == ["ad"]
 
 
 def test_a_run_without_a_group_to_keep_ends_without_a_batch(client: Client) -> None:
     finish(client, "ABC")
     client.seal()
-    assert list(client.batches(2, keep="unequal_rewards")) == []
+    assert list(client.batches(2, where="unequal_rewards")) == []
     assert is_over(internals(client).ledger)
     assert client.stats()["skips"] == {"unequal_rewards": 3}
 
 
 def test_a_filter_sees_the_rewards_of_the_trainer(client: Client) -> None:
     finish(client, "aB")
-    by_sample = client.consumer(reward=lambda t: float(t.job.sample), keep="unequal_rewards")
+    by_sample = client.consumer(reward=lambda t: float(t.job.sample), where="unequal_rewards")
     batch = by_sample.next(2)
     assert (names(batch), batch.rewards, batch.advantages) == ("ab", [0.0, 1.0] * 2, [-1.0, 1.0] * 2)
     assert batch.arrays().rewards.tolist() == [0.0, 1.0, 0.0, 1.0]
@@ -76,7 +76,7 @@ def test_what_a_wait_leaves_incomplete_is_gone_on_with(client: Client) -> None:
         judged.append(found.id)
         return any(found.advantages)
 
-    with client.consumer(keep=learnable) as consumer:
+    with client.consumer(where=learnable) as consumer:
         for _ in range(2):
             with pytest.raises(PullTimeout, match="no 3 groups were ready"):
                 consumer.next(3, timeout=0.05)
@@ -89,14 +89,14 @@ def test_what_a_wait_leaves_incomplete_is_gone_on_with(client: Client) -> None:
 def test_an_exact_batch_says_how_many_groups_it_lacks(client: Client) -> None:
     finish(client, "aBc")
     client.seal()
-    with client.consumer(keep="unequal_rewards") as consumer:
+    with client.consumer(where="unequal_rewards") as consumer:
         with pytest.raises(MissingGroups, match="1 of 3 groups missing: 2 ready") as missing:
             consumer.next(3, exact=True)
         assert (missing.value.missing, missing.value.ready) == (1, 2)
         assert names(consumer.next(2, exact=True)) == "ac"
 
 
-@pytest.mark.parametrize("what", ["keep", "reward"])
+@pytest.mark.parametrize("what", ["where", "reward"])
 def test_a_function_that_fails_loses_nothing(client: Client, what: str) -> None:
     finish(client, "aBc")
     broken = True
@@ -107,7 +107,7 @@ def test_a_function_that_fails_loses_nothing(client: Client, what: str) -> None:
             raise ValueError("not yet")
         return 1
 
-    named = {"keep": "group r/c: the filter .*function", "reward": "job r/c/0: the reward function .*function"}
+    named = {"where": "group r/c: the filter .*function", "reward": "job r/c/0: the reward function .*function"}
     with client.consumer(**{what: function}) as consumer:  # type: ignore[arg-type]
         with pytest.raises(FunctionError, match=rf"{named[what]}: ValueError: not yet"):
             consumer.next(3)
@@ -120,7 +120,7 @@ def test_a_function_that_fails_loses_nothing(client: Client, what: str) -> None:
 
 
 def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client: Client) -> None:
-    for functions in ({"keep": "equal"}, {"keep": "not_there:keep"}, {"reward": "json:nothing"}):
+    for functions in ({"where": "equal"}, {"where": "not_there:where"}, {"reward": "json:nothing"}):
         with pytest.raises(SettingsError):
             client.consumer(**functions)  # type: ignore[arg-type]
 
@@ -128,16 +128,16 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client
 def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(client: Client) -> None:
     finish(client, "aBcd")
     internals(client).ledger.redis.lset(internals(client).ledger.keys.journal("r/c/0"), 1, b"torn")
-    with client.consumer(keep="unequal_rewards") as consumer:
+    with client.consumer(where="unequal_rewards") as consumer:
         assert names(consumer.next(2)) == "ad"
     assert client.stats()["failures"] == {"job": 1}
 
 
 def test_a_named_consumer_keeps_one_step_and_its_successor_gets_the_same_batch(client: Client) -> None:
     finish(client, "aBcDef")
-    first = client.consumer(name="trainer", keep="unequal_rewards")
+    first = client.consumer(name="trainer", where="unequal_rewards")
     assert [(names(batch), batch.step) for batch in (first.next(2), first.next(1))] == [("ac", 0), ("e", 1)]
-    second = client.consumer(name="trainer", keep="unequal_rewards")
+    second = client.consumer(name="trainer", where="unequal_rewards")
     batches = [second.next(9), second.next(9), second.next(1)]
     assert [(names(batch), batch.step) for batch in batches] == [("ac", 0), ("e", 1), ("f", 2)]
     assert client.stats()["skips"] == {"unequal_rewards": 2}
@@ -145,10 +145,10 @@ def test_a_named_consumer_keeps_one_step_and_its_successor_gets_the_same_batch(c
 
 def test_what_the_trainer_itself_skipped_is_not_filled_up_for_its_successor(client: Client) -> None:
     finish(client, "aBcde")
-    first = client.consumer(name="trainer", keep="unequal_rewards")
+    first = client.consumer(name="trainer", where="unequal_rewards")
     batch = first.next(3)
     batch.skip("c", "too long")
-    second = client.consumer(name="trainer", keep="unequal_rewards")
+    second = client.consumer(name="trainer", where="unequal_rewards")
     assert names(second.next(3)) == "ad"
 
 
@@ -168,10 +168,10 @@ def test_a_successor_fills_up_what_the_process_before_left_incomplete(
     client: Client, learnable: str, died_at: str
 ) -> None:
     finish(client, learnable)
-    first = client.consumer(name="trainer", keep=stop_at(died_at))
+    first = client.consumer(name="trainer", where=stop_at(died_at))
     with pytest.raises(KeyboardInterrupt):
         first.next(2)
-    second = client.consumer(name="trainer", keep="unequal_rewards")
+    second = client.consumer(name="trainer", where="unequal_rewards")
     batch = second.next(2)
     assert (names(batch), batch.step) == ("ac" if "a" in learnable else "cd", 0)
     finish(client, "ef")
@@ -181,11 +181,11 @@ def test_a_successor_fills_up_what_the_process_before_left_incomplete(
 
 def test_a_successor_fills_up_a_batch_behind_one_that_a_trainer_has_seen(client: Client) -> None:
     finish(client, "abC")
-    first = client.consumer(name="trainer", keep="unequal_rewards")
+    first = client.consumer(name="trainer", where="unequal_rewards")
     first.next(1)
     with pytest.raises(PullTimeout):
         first.next(2, timeout=0.05)
-    second = client.consumer(name="trainer", keep="unequal_rewards")
+    second = client.consumer(name="trainer", where="unequal_rewards")
     assert names(second.next(1)) == "a"
     with pytest.raises(PullTimeout):
         second.next(2, timeout=0.05)
@@ -197,11 +197,11 @@ def test_a_successor_fills_up_a_batch_behind_one_that_a_trainer_has_seen(client:
 def test_at_the_end_no_batch_is_left_of_which_the_filter_kept_nothing(client: Client) -> None:
     finish(client, "aB")
     client.seal()
-    first = client.consumer(name="trainer", keep=stop_at("b"))
+    first = client.consumer(name="trainer", where=stop_at("b"))
     first.next(1)
     with pytest.raises(KeyboardInterrupt):
         first.next(1)
-    second = client.consumer(name="trainer", keep="unequal_rewards")
+    second = client.consumer(name="trainer", where="unequal_rewards")
     assert (names(second.next(1)), second.next(1)) == ("a", None)
     second.ack(up_to=1)
     assert client.stats()["groups_acked"] == 1
@@ -209,7 +209,7 @@ def test_at_the_end_no_batch_is_left_of_which_the_filter_kept_nothing(client: Cl
 
 def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(client: Client) -> None:
     finish(client, "aBc")
-    with client.consumer(keep="unequal_rewards") as consumer, client.consumer() as other:
+    with client.consumer(where="unequal_rewards") as consumer, client.consumer() as other:
         with pytest.raises(PullTimeout):
             consumer.next(3, timeout=0.05)
         end_holds(internals(client).ledger, "a", "c")
@@ -220,7 +220,7 @@ def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(c
 
 def test_a_process_whose_name_was_taken_over_is_refused(client: Client) -> None:
     finish(client, "aB")
-    first = client.consumer(name="trainer", keep="unequal_rewards")
+    first = client.consumer(name="trainer", where="unequal_rewards")
     client.consumer(name="trainer")
     with pytest.raises(NotHeld):
         first.next(1)
@@ -232,10 +232,10 @@ def test_other_groups_are_taken_as_before(client: Client) -> None:
 
 
 def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client) -> None:
-    client.admit(groups_per_batch=3, max_staleness=0)
+    client.limit_staleness(groups_per_batch=3, max_staleness=0)
     internals(client).ledger.submit(group("a"))
     finish(client, "bC")
-    with client.consumer(keep="unequal_rewards") as consumer:
+    with client.consumer(where="unequal_rewards") as consumer:
         with pytest.raises(PullTimeout):
             consumer.next(1, timeout=0.05)
         play(internals(client).ledger, "r/a/0", 0.0)
@@ -244,7 +244,7 @@ def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client
 
 
 def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Client) -> None:
-    client.admit(groups_per_batch=2, max_staleness=4)
+    client.limit_staleness(groups_per_batch=2, max_staleness=4)
     finish(client, "abc")
     with client.consumer() as consumer:
         with pytest.raises(SettingsError, match=r"a batch of 3 groups is more than the 2 of a training step.*at most"):
@@ -255,7 +255,7 @@ def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Clie
 
 
 def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Client) -> None:
-    client.admit(groups_per_batch=2, max_staleness=0)
+    client.limit_staleness(groups_per_batch=2, max_staleness=0)
     left = iter("ABCdEf")
 
     def work() -> None:
@@ -264,7 +264,7 @@ def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Clie
             finish(client, letter)
 
     batches = []
-    with client.consumer(name="trainer", keep="unequal_rewards") as consumer:
+    with client.consumer(name="trainer", where="unequal_rewards") as consumer:
         for _ in range(20):
             work()
             try:

@@ -31,7 +31,7 @@ def names(client: Client, groups: int = 1) -> str:
 
 
 def test_old_and_unknown_groups_are_skipped_and_make_room(client: Client) -> None:
-    client.admit(groups_per_batch=3, max_staleness=0)
+    client.limit_staleness(groups_per_batch=3, max_staleness=0)
     client.publish(1)
     for name, version in (("a", "0"), ("b", "1"), ("c", "default")):
         finish(client, name, version)
@@ -51,7 +51,7 @@ def test_an_exact_batch_that_lacks_stale_groups_is_not_waited_for(
     client: Client, monkeypatch: pytest.MonkeyPatch, sealed: bool
 ) -> None:
     monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
-    client.admit(groups_per_batch=2, max_staleness=0)
+    client.limit_staleness(groups_per_batch=2, max_staleness=0)
     client.publish(1)
     finish(client, "a", "0")
     finish(client, "b", "1")
@@ -62,7 +62,7 @@ def test_an_exact_batch_that_lacks_stale_groups_is_not_waited_for(
 
 
 def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:
-    client.admit(groups_per_batch=1, max_staleness=0)
+    client.limit_staleness(groups_per_batch=1, max_staleness=0)
     client.publish(1)
     finish(client, "a", "0")
     with client.consumer() as consumer, pytest.raises(PullTimeout):
@@ -86,13 +86,13 @@ def test_without_a_bound_or_a_publication_nothing_is_skipped(client: Client, pub
     if published:
         client.publish(5)
     else:
-        client.admit(groups_per_batch=1, max_staleness=0)
+        client.limit_staleness(groups_per_batch=1, max_staleness=0)
     finish(client, "a", "default")
     assert names(client) == "a" and client.stats()["skips"] == {}
 
 
 def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:
-    client.admit(groups_per_batch=1, max_staleness=0)
+    client.limit_staleness(groups_per_batch=1, max_staleness=0)
     client.publish(0)
     finish(client, "a", "0")
     with client.consumer(name="t") as consumer:
@@ -107,7 +107,7 @@ def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:
 def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, bound: int) -> None:
     """Engines behind a worker that does not look at what they serve."""
     draw = random.Random(bound)
-    client.admit(groups_per_batch=2, max_staleness=bound)
+    client.limit_staleness(groups_per_batch=2, max_staleness=bound)
     client.publish(0)
     number, stale = 0, 0
     with client.consumer() as consumer:

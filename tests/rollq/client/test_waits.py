@@ -330,7 +330,7 @@ def test_what_cannot_be_read_is_the_explanation(client: Client, ledger: Ledger) 
 
 def bounded(client: Client, ledger: Ledger, names: str, *, staleness: int = 0) -> None:
     """A run that admits two groups a step, and these groups, played."""
-    client.admit(2, staleness)
+    client.limit_staleness(2, staleness)
     finish_groups(ledger, *names)
 
 

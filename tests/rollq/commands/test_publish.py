@@ -72,7 +72,7 @@ def test_the_flags_of_the_bound_go_together(redis_url: str, fails: Fails) -> Non
 def test_another_bound_is_refused(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, *SUBMIT, *BOUND, "--redis", redis_url)
     assert cli.main([*SUBMIT, "--set", "groups_per_batch=4", "--set", "max_staleness=0", "--redis", redis_url]) == 2
-    assert "admission is fixed for the run" in capsys.readouterr().err
+    assert "admission is pinned for the run" in capsys.readouterr().err
 
 
 def test_publishing_to_no_run_is_an_error(redis_url: str, fails: Fails) -> None:

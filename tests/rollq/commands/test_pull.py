@@ -348,7 +348,7 @@ def test_only_groups_that_the_filter_keeps_are_written(
     play(ledger, "r/c/0", 0.0)
     play(ledger, "r/c/1", 1.0)
     ledger.seal()
-    assert pull(redis_url, 3, "--keep", "unequal_rewards", "--out", str(out)) == 1
+    assert pull(redis_url, 3, "--where", "unequal_rewards", "--out", str(out)) == 1
     assert jobs(out) == ["r/c/0", "r/c/1"]
     assert "2 of 3 groups are missing" in capsys.readouterr().err
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 2}
@@ -360,7 +360,7 @@ def test_the_file_has_the_rewards_of_the_reward_function(
     redis_url: str, ledger: Ledger, out: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish_groups(ledger, "a", seal=True)
-    flags = ("--keep", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
+    flags = ("--where", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
     assert pull(redis_url, 1, *flags, "--out", str(out.with_name(name))) == 0
     assert json.loads(capsys.readouterr().out)["reward_mean"] == 0.5
     if name == "out.jsonl":
@@ -387,7 +387,7 @@ def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
 @pytest.mark.usefixtures("rules")
 def test_a_filter_that_keeps_nothing_empties_the_run(redis_url: str, ledger: Ledger, out: Path) -> None:
     finish_groups(ledger, "a", "b", seal=True)
-    assert pull(redis_url, 2, "--keep", "pull_rules:none", "--out", str(out)) == 1
+    assert pull(redis_url, 2, "--where", "pull_rules:none", "--out", str(out)) == 1
     assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}
 
 

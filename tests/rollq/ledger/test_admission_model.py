@@ -54,7 +54,7 @@ class Bounded(RuleBasedStateMachine):
         self.ledger, self.deliveries = self.ledgers[0], Deliveries(client, "r")
         self.versions, self.reader = Versions(client, "r"), LedgerReader(client, "r")
         self.batch, self.bound = batch, bound
-        self.versions.admit(batch, bound, running)
+        self.versions.limit_staleness(batch, bound, running)
         self.calls, self.submitted = 0, 0
         self.began: dict[str, int] = {}
         """The published step at a group's first claim: no token of it is older."""

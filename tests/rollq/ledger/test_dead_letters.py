@@ -197,8 +197,8 @@ class TestCancel:
 
 class TestBudgets:
     def test_the_runs_own(self, ledger: Ledger) -> None:
-        ledger.fix_budgets({FailureClass.ENV: 3, FailureClass.WORKER: 1})
-        ledger.fix_budgets({FailureClass.ENV: 3})
+        ledger.pin_budgets({FailureClass.ENV: 3, FailureClass.WORKER: 1})
+        ledger.pin_budgets({FailureClass.ENV: 3})
         ledger.submit(group())
         kill(ledger, "r/g/0", FailureClass.ENV)
         kill(ledger, "r/g/1", FailureClass.WORKER)
@@ -210,19 +210,19 @@ class TestBudgets:
             client.submit(group())
         ledger.submit(group("h"))  # without budgets, it accepts those of the run
         with pytest.raises(SettingsError, match="budget of 8 failures of class engine, not 5"):
-            ledger.fix_budgets({FailureClass.ENGINE: 5})
+            ledger.pin_budgets({FailureClass.ENGINE: 5})
         with pytest.raises(SettingsError, match="budget of 2 failures of class env, not 3"):
-            ledger.fix_budgets({FailureClass.ENV: 3})
+            ledger.pin_budgets({FailureClass.ENV: 3})
         other = Ledger(ledger.redis, "other")
         other.submit(group(run="other"))
         with pytest.raises(SettingsError, match="class env"):
-            other.fix_budgets({FailureClass.ENV: 3})
-        other.fix_budgets({FailureClass.ENV: 2})  # what it has
+            other.pin_budgets({FailureClass.ENV: 3})
+        other.pin_budgets({FailureClass.ENV: 2})  # what it has
 
     def test_impossible_budgets(self, ledger: Ledger) -> None:
         for budgets in ({FailureClass.CANCELLED: 2}, {FailureClass.ENV: 0}, {FailureClass.ENV: True}):
             with pytest.raises(ContractError, match="run r"):
-                ledger.fix_budgets(budgets)
+                ledger.pin_budgets(budgets)
 
 
 def test_deleting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters) -> None:

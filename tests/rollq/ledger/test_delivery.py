@@ -252,7 +252,7 @@ class TestAcknowledgement:
         assert reader(ledger).trajectory("r/a/0").job.sample == 0
 
     def test_records_expire_when_the_run_says_so(self, ledger: Ledger) -> None:
-        ledger.keep(2.0)
+        ledger.forget_after(2.0)
         finish_groups(ledger, "a")
         take(ledger, 1, "t")
         ack(ledger, "t")
@@ -267,7 +267,7 @@ class TestAcknowledgement:
         assert not ledger.redis.exists(f"{ledger.keys.prefix}holds:train", f"{ledger.keys.prefix}hold:t/0")
 
     def test_a_record_stays_as_long_as_a_dead_member(self, ledger: Ledger) -> None:
-        ledger.keep(2.0)
+        ledger.forget_after(2.0)
         jobs = group("a", min_viable=1)
         ledger.submit(jobs)
         ledger.fail("r/a/0", claim(ledger, "r/a/0").lease, FailureClass.CANCELLED, "x")

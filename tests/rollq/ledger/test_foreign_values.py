@@ -30,7 +30,7 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     for name, size in (("held", 1), ("ready", 1), ("g", 4)):
         ledger.submit(group(name, run=run, size=size), publish_in_s=0)
         play(ledger, f"{run}/{name}/0")
-    policy.admit(8, 1, None)
+    policy.limit_staleness(8, 1, None)
     policy.publish(0, "v0", "t")
     deliveries(ledger).open("c", Purpose.TRAIN, "x")
     take(ledger, 1, "t/0")
@@ -74,7 +74,7 @@ def acts(ledger: Ledger) -> list[Callable[[], object]]:
         *(lambda sample=sample: look.trajectory(f"{run}/g/{sample}") for sample in range(3)),  # type: ignore[misc]
         lambda: look.read([f"{run}/g/0", f"{run}/held/0"]),
         lambda: (policy.published(), policy.steps(["v0"])),
-        lambda: policy.admit(8, 2, None),
+        lambda: policy.limit_staleness(8, 2, None),
         lambda: policy.publish(1, "v1", "t1"),
         lambda: reap(ledger),
         lambda: ledger.pin_tokenizer("a", "b"),

@@ -134,13 +134,13 @@ def versions(ledger: Ledger) -> Versions:
 
 
 def admitted(ledger: Ledger) -> None:
-    versions(ledger).admit(2, 1, None)
+    versions(ledger).limit_staleness(2, 1, None)
     two_groups(ledger)
 
 
 def trained(ledger: Ledger) -> None:
     """Two batches of a run with admission, and the policies after them."""
-    versions(ledger).admit(1, 1, None)
+    versions(ledger).limit_staleness(1, 1, None)
     ready(ledger)
     for step, name in enumerate("gh", 1):
         take(ledger, 1, f"t{step}")
@@ -190,7 +190,7 @@ CASES = [
     Case("reject", held, lambda ledger: deliveries(ledger).reject("t", "r/g/0", "torn")),
     Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
     Case("submission_cursor", entered, lambda ledger: ledger.cursor("s")),
-    Case("fix_budgets", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
+    Case("pin_budgets", lambda ledger: None, lambda ledger: ledger.pin_budgets({FailureClass.ENV: 3})),
     Case("requeue", dead, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
     Case("requeue", dropped, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
     Case("delete_dead", dead, lambda ledger: dead_letters(ledger).discard("r/g/0")),
@@ -201,7 +201,7 @@ CASES = [
     Case("snapshot", held, lambda ledger: reader(ledger).standing()),
     Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
     Case("seal", two_groups, Ledger.seal),
-    Case("admit", lambda ledger: None, lambda ledger: versions(ledger).admit(2, 1, 8)),
+    Case("admit", lambda ledger: None, lambda ledger: versions(ledger).limit_staleness(2, 1, 8)),
     Case("publish", admitted, lambda ledger: versions(ledger).publish(3, "three", "t")),
     Case("publish", trained, lambda ledger: versions(ledger).publish(1, "1", "restored")),
     Case("claim", admitted, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),

@@ -40,7 +40,7 @@ class LedgerMachine(DeliveryRules):
         self.dead_letters = DeadLetters(self.ledger.redis, "r")
         self.ledger.redis.flushdb()
         self.budget = BUDGET | (OWN if own else {})
-        self.ledger.fix_budgets(OWN if own else {})
+        self.ledger.pin_budgets(OWN if own else {})
         for name in names:
             self.submit(name, other=False)
 

@@ -1,4 +1,4 @@
-"""Arguments for the chat template: the run's first group fixes them for all others."""
+"""Arguments for the chat template: the run's first group pins them for all others."""
 
 import json
 

@@ -65,18 +65,18 @@ def test_a_lost_publication_is_said_again_and_a_known_one_is_not(versions: Versi
     assert versions.published() == Published(2, "2")
 
 
-def test_admission_is_fixed_for_the_run(versions: Versions, ledger: Ledger) -> None:
+def test_admission_is_pinned_for_the_run(versions: Versions, ledger: Ledger) -> None:
     assert reader(ledger).stats()["admission"] is None
-    versions.admit(8, 1, None)
-    versions.admit(8, 1, None)
+    versions.limit_staleness(8, 1, None)
+    versions.limit_staleness(8, 1, None)
     said = "run r admits groups for batches of 8 with max_staleness 1 and max_running None, not 8, 0 and 4"
     with pytest.raises(SettingsError, match=said):
-        versions.admit(8, 0, 4)
+        versions.limit_staleness(8, 0, 4)
     assert admission(ledger) == Admission(8, 1, None, 0, 0, 16)
 
 
 def test_strictly_on_policy_only_the_batch_of_the_step_is_played(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 0, None)
+    versions.limit_staleness(2, 0, None)
     assert enter(ledger, "abc") == "ab"
     play_groups(ledger, "a", "b")
     take(ledger, 2, "t")
@@ -88,7 +88,7 @@ def test_strictly_on_policy_only_the_batch_of_the_step_is_played(versions: Versi
 
 
 def test_one_step_ahead(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 1, 3)
+    versions.limit_staleness(2, 1, 3)
     assert enter(ledger, "abcde") == "abc"  # no more are played at a time
     play_groups(ledger, "a")
     assert enter(ledger, "de") == "d"
@@ -97,7 +97,7 @@ def test_one_step_ahead(versions: Versions, ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("how", ["drop", "filter", "skip"])
 def test_what_is_not_trained_on_makes_room(versions: Versions, ledger: Ledger, how: str) -> None:
-    versions.admit(2, 0, None)
+    versions.limit_staleness(2, 0, None)
     assert enter(ledger, "abc") == "ab"
     if how == "drop":
         drop_group(ledger, "a")
@@ -112,7 +112,7 @@ def test_what_is_not_trained_on_makes_room(versions: Versions, ledger: Ledger, h
 
 
 def test_a_short_batch_lets_no_group_in_too_early(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 0, None)
+    versions.limit_staleness(2, 0, None)
     enter(ledger, "ab")
     play_groups(ledger, "a", "b")
     take(ledger, 2, "t")
@@ -124,7 +124,7 @@ def test_a_short_batch_lets_no_group_in_too_early(versions: Versions, ledger: Le
 
 
 def test_evaluation_is_not_bounded(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(1, 0, 1)
+    versions.limit_staleness(1, 0, 1)
     for name in "efg":
         assert not ledger.submit(group(name, purpose=Purpose.EVAL)).full
     assert enter(ledger, "ab") == "a"
@@ -135,7 +135,7 @@ def test_evaluation_is_not_bounded(versions: Versions, ledger: Ledger) -> None:
 
 
 def test_a_trainer_that_goes_back_gets_new_groups(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(1, 0, None)
+    versions.limit_staleness(1, 0, None)
     for step, name in enumerate("abc"):
         assert enter(ledger, name) == name
         play_groups(ledger, name)
@@ -152,11 +152,11 @@ def test_a_trainer_that_goes_back_gets_new_groups(versions: Versions, ledger: Le
 def test_a_run_that_begins_at_a_late_step_is_bounded_too(
     versions: Versions, ledger: Ledger, admitted: str, step: int
 ) -> None:
-    """Whether admission is fixed before the first publication or after it."""
+    """Whether admission is pinned before the first publication or after it."""
     if admitted == "before":
-        versions.admit(2, 1, None)
+        versions.limit_staleness(2, 1, None)
     publish(versions, step)
-    versions.admit(2, 1, None)
+    versions.limit_staleness(2, 1, None)
     assert enter(ledger, "abcdefgh") == "abcd"
     play_groups(ledger, "a", "b")
     take(ledger, 2, "t")
@@ -167,7 +167,7 @@ def test_a_run_that_begins_at_a_late_step_is_bounded_too(
 
 
 def test_what_a_short_batch_left_out_is_used_once(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 0, None)
+    versions.limit_staleness(2, 0, None)
     enter(ledger, "ab")
     play_groups(ledger, "a", "b")
     take(ledger, 1, "t")
@@ -181,7 +181,7 @@ def test_what_a_short_batch_left_out_is_used_once(versions: Versions, ledger: Le
 
 
 def test_groups_go_in_the_order_of_submission_and_a_batch_at_a_time(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 1, None)
+    versions.limit_staleness(2, 1, None)
     enter(ledger, "abcd")
     play_groups(ledger, "b", "c", "d")
     assert take(ledger, 2, "t") == []
@@ -204,7 +204,7 @@ def test_a_group_knows_under_which_step_it_began(versions: Versions, ledger: Led
 
 
 def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(1, 1, None)
+    versions.limit_staleness(1, 1, None)
     enter(ledger, "abc")
     play_groups(ledger, "a", "b")
     take(ledger, 1, "dead")
@@ -220,7 +220,7 @@ def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Ver
 
 
 def test_a_dropped_group_does_not_come_back(versions: Versions, ledger: Ledger) -> None:
-    versions.admit(2, 0, None)
+    versions.limit_staleness(2, 0, None)
     enter(ledger, "ab")
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").requeue("r/b/0")  # its group is still in its place

@@ -53,7 +53,7 @@ def test_an_empty_redis(fleet: FleetReader) -> None:
 
 
 def test_a_run_with_its_oldest_group_and_its_staleness(fleet: FleetReader, client: Client, ledger: Ledger) -> None:
-    client.admit(2, 3)
+    client.limit_staleness(2, 3)
     client.publish(0)
     ledger.submit(group("old"))
     ledger.submit(group("new"))
@@ -156,7 +156,7 @@ def test_a_problem_of_any_run_comes_before_an_ordinary_wait(fleet: FleetReader, 
 
 
 def test_a_consumer_waits_in_a_run_without_work(fleet: FleetReader, client: Client, ledger: Ledger) -> None:
-    client.admit(1, 0)
+    client.limit_staleness(1, 0)
     finish_groups(ledger, "a")
     next(client.batches(1)).ack()
     assert fleet_holdup(fleet.read()) == ""

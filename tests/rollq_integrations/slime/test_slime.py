@@ -271,7 +271,7 @@ def test_the_policy_of_slimes_engines_is_published(source: Make, engine: FakeEng
 
 def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
     made = source()
-    made.client.admit(groups_per_batch=2, max_staleness=0)
+    made.client.limit_staleness(groups_per_batch=2, max_staleness=0)
     entered: list[str] = []
 
     def produce() -> None:

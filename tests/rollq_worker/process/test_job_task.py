@@ -86,7 +86,7 @@ def test_messages_of_unknown_runs_leave_nothing_behind(
         assert runner.run(f"junk{n}/g/0") == {"stop": "refused: unknown"}
     assert ledger.redis.dbsize() == 0
     assert runner.ledger.cache_info().currsize == job_task.LEDGERS_KEPT
-    assert runner.run(submit(ledger))["stop"] == "done"  # and the worker still fixes a run's tokenizer
+    assert runner.run(submit(ledger))["stop"] == "done"  # and the worker still pins a run's tokenizer
     assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash").decode() == runner.tokenizer.hash
 
 

@@ -216,9 +216,9 @@ class Reaper:
         queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
         run.playable = bool(queues)
         for queue in sorted({publication.queue for publication in found} - queues):
-            fixed = f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})" if tokenizer else ""
+            pinned = f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})" if tokenizer else ""
             self._warn(
-                f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{fixed}. Start"
+                f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{pinned}. Start"
                 f" `rollq worker --queues {queue}`" + (" with the run's tokenizer" if tokenizer else "")
             )
         return [publication for publication in found if publication.queue in queues]
@@ -278,7 +278,7 @@ class _Run:
         return False
 
     def hashes(self) -> tuple[str, str]:
-        """The run's tokenizer and chat template; empty while they are not fixed. Raises LedgerError."""
+        """The run's tokenizer and chat template; empty while they are not pinned. Raises LedgerError."""
         if not all(self._hashes):
             meta = self.ledger.keys.meta
             names = ("tokenizer_hash", "template_hash")

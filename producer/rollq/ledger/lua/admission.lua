@@ -1,5 +1,5 @@
 -- Admission: how many new groups for training may enter, so that no batch is older than the run allows. The numbers are
--- fixed by admit.lua; docs/ledger.md says why they hold the bound.
+-- pinned by admit.lua; docs/ledger.md says why they hold the bound.
 
 -- What the run admits and how far its trainer is; nil when it has no admission. Before the first publication the step
 -- is 0.

@@ -1,6 +1,6 @@
 -- Lease a queued job to a worker. A repeat under the same token gets the same answer. The attempt goes on with
 -- the journal. After a failure that wants a fresh start (restart), the journal is set aside under the number of the
--- attempt that wrote its end. The run's first claim fixes tokenizer and chat template, unless its producer did.
+-- attempt that wrote its end. The run's first claim pins tokenizer and chat template, unless its producer did.
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
 -- ARGV   id token worker tokenizer_hash template_hash schema (what the worker can read: a version, and

@@ -1,4 +1,4 @@
--- The producer fixes the tokenizer and the chat template of the run's episodes; else the first claim does.
+-- The producer pins the tokenizer and the chat template of the run's episodes; else the first claim does.
 -- reads and writes  run
 -- ARGV   tokenizer_hash template_hash
 -- reply  the run's tokenizer_hash and template_hash

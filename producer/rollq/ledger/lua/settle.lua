@@ -1,6 +1,6 @@
 -- How jobs and groups end; shared by all scripts (common.lua).
 
--- How many failures of the class kill a job; a run may have its own budgets (fix_budgets.lua).
+-- How many failures of the class kill a job; a run may have its own budgets (pin_budgets.lua).
 local function budget(class)
   return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
@@ -85,8 +85,8 @@ end
 
 -- The record of an acknowledged group is kept as long as the run says, and at least as long as its dead members.
 local function let_expire(record)
-  local keep_s = whole(field('run', 'keep_s'), 1, MOST)
-  if keep_s then redis.call('EXPIRE', record, keep_s) end
+  local forget_after_s = whole(field('run', 'forget_after_s'), 1, MOST)
+  if forget_after_s then redis.call('EXPIRE', record, forget_after_s) end
 end
 
 -- An acknowledged group becomes one small record, by which a later submission of it is recognised. Dead members that

@@ -7,7 +7,7 @@
 --        version, and behind a + each field that older workers may not know) spare body (of the first job)
 --        template_kwargs (as JSON), then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
---        template_kwargs theirs (the run's first group fixes them)
+--        template_kwargs theirs (the run's first group pins them)
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
@@ -46,8 +46,8 @@ if known or acked then
 end
 if jobs ~= size + spare then return { 'incomplete' } end
 if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
-local fixed, other_groups, kwargs = redis.call('HGET', meta, 'template_kwargs'), redis.call('HGET', meta, 'seq'), ARGV[15]
-if (fixed or (other_groups and '{}') or kwargs) ~= kwargs then return { 'template_kwargs', fixed or '{}' } end
+local pinned, other_groups, kwargs = redis.call('HGET', meta, 'template_kwargs'), redis.call('HGET', meta, 'seq'), ARGV[15]
+if (pinned or (other_groups and '{}') or kwargs) ~= kwargs then return { 'template_kwargs', pinned or '{}' } end
 if not whole(redis.call('HGET', meta, 'seq') or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
 local unacknowledged = 0
 for _, place in ipairs({ 'open:', 'ready:', 'held:' }) do

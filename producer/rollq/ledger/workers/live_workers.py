@@ -97,7 +97,7 @@ class LiveWorker:
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
     def plays(self, tokenizer: str, template: str) -> bool:
-        """Whether it may play a run with these hashes; empty ones are not fixed yet, so every worker may."""
+        """Whether it may play a run with these hashes; empty ones are not pinned yet, so every worker may."""
         return tokenizer in ("", self.tokenizer) and template in ("", self.template)
 
 

@@ -43,7 +43,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     types.assignment: ("", "thinking", "=true"),
     jobs.target: ("", "a b", "r/g", "r/g/x", "r//0"),
     pull.extra_names: ("", ",", "a,"),
-    pull.keep_filter: (
+    pull.filter_name: (
         "",
         "unequal",
         "json",

@@ -56,7 +56,7 @@ SAID = {
     "groups_per_batch": 4,
     "max_staleness": 0,
     "max_failures.engine": 9,
-    "keep": 2.5,
+    "forget_after": 2.5,
     "refill": 1,
     "tokenizer": "/models/q",
 }
@@ -71,7 +71,7 @@ def test_the_line_and_the_file_say_the_same(file: Path) -> None:
     assert job.sampling == {"temperature": 0.5, "top_p": 1}
     assert (job.budget, job.labels) == (Budget(max_turns=9, deadline_s=60), {"uid": "a=b"})
     assert job.template_kwargs == {"enable_thinking": False, "effort": "high"}
-    assert (own.tasks, own.epochs, own.keep, own.max_failures) == (range(2, 6), 2, 2.5, {"engine": 9})
+    assert (own.tasks, own.epochs, own.forget_after, own.max_failures) == (range(2, 6), 2, 2.5, {"engine": 9})
 
 
 def _toml(value: Any) -> str:

@@ -81,8 +81,8 @@ def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkey
     assert ledger.redis.hget(ledger.keys.meta, "template_hash") == bundled.template_hash.encode()
     with pytest.raises(SettingsError, match="another tokenizer"):
         ledger.pin_tokenizer("other", bundled.template_hash)
-    assert cli.main([*line[:-2], "--set", "keep=0.5"]) == 0
-    assert ledger.redis.hget(ledger.keys.meta, "keep_s") == b"43200"
+    assert cli.main([*line[:-2], "--set", "forget_after=0.5"]) == 0
+    assert ledger.redis.hget(ledger.keys.meta, "forget_after_s") == b"43200"
     assert "no-such" in _last_line(line, "--set=tokenizer=/no-such")
     monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
     assert "tokenizer needs the worker's packages: pip install" in _last_line(line)

@@ -149,7 +149,7 @@ def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
         client.publish(4, "v4")
         client.submit(group())
         assert engines.too_old(settings, found) == []  # the run has no bound
-        client.admit(1, 0)
+        client.limit_staleness(1, 0)
         (said,) = engines.too_old(settings, found)
         assert said.level == "warn" and "run r bounds staleness and has published version v4 (step 4)" in said.says
         assert "that serve version v3 play none" in said.says and "rollq engines sync" in said.remedy

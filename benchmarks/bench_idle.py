@@ -18,7 +18,7 @@ from processes import Processes
 from redis_meter import RedisMeter
 from tables import table
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.job import Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
@@ -82,7 +82,7 @@ def finish_runs(url: str, runs: int) -> None:
         for number in range(runs):
             run = f"finished-{number}"
             ledger = Ledger(client, run)
-            ledger.submit([Job(run=run, group="g", env="shop", task=0)], publish_in_s=3600.0)
+            ledger.submit([Job(run=run, group="g", env="shop", task=0)], send_in_s=3600.0)
             DeadLetters(client, run).cancel(f"{run}/g/0")
             ledger.seal()
 
@@ -95,7 +95,7 @@ def reapers(url: str) -> Iterator[None]:
         worker = LiveWorker(
             name=f"w{number}", queues=("rollq",), tokenizer="t", template="c", engine="ready", slots=4, busy=0
         )
-        found.append(Reaper(connect(url), Publisher(url), lambda worker=worker: worker))
+        found.append(Reaper(connect(url), Broker(url), lambda worker=worker: worker))
     for reaper in found:
         reaper.start()
     yield

@@ -22,12 +22,12 @@ from in_process import InProcess
 from processes import Processes
 from tables import ms, table
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.env.customer_service import Conversation, ConversationDomain
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.ledger.scripts import Scripts
 from rollq_worker.engine import generate
 from rollq_worker.engine.http import EngineHttp
@@ -171,13 +171,13 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
 def measure_messages(processes: Processes, redis_url: str, engine_url: str, where: str | None) -> float:
     """Milliseconds of a worker's CPU for one message whose claim is refused."""
     child = processes.worker(redis_url, engine_url, 16, where)
-    publisher = Publisher(redis_url)
-    messages = [Publication(f"measured/task-{task}/0", QUEUE, NEW) for task in range(TASKS)]
+    broker = Broker(redis_url)
+    messages = [JobMessage(f"measured/task-{task}/0", QUEUE, NEW) for task in range(TASKS)]
 
     def send(count: int) -> None:
         for _ in range(count // TASKS):
-            publisher.publish(messages)
-        while any((publisher.backlog() or {}).values()):
+            broker.send(messages)
+        while any((broker.backlog() or {}).values()):
             time.sleep(0.05)
         time.sleep(0.5)  # the last claims are still being refused
 
@@ -188,7 +188,7 @@ def measure_messages(processes: Processes, redis_url: str, engine_url: str, wher
     spent, wall = cpu_seconds(child.pid) - before, time.monotonic() - began
     time.sleep(wall)
     idle = cpu_seconds(child.pid) - before - spent
-    publisher.close()
+    broker.close()
     child.stop()
     return (spent - idle) / MESSAGES * 1000
 

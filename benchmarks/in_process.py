@@ -27,11 +27,11 @@ class InProcess:
         self.runner = JobRunner(settings, self.connection, self.engine, loaded, "bench", threading.Event())
 
     def submit(self, run: str, env: str, split: str, tasks: Sequence[int], **job: Any) -> list[str]:
-        """Submit jobs without publishing them. Returns their ids."""
+        """Submit jobs without sending them. Returns their ids."""
         ledger, count, ids = Ledger(self.connection, run), domain(env).splits()[split], []
         for task in tasks:
             one = Job(run=run, group=f"task-{task}", env=env, split=split, task=task % count, **job)
-            ids += ledger.submit([one], publish_in_s=3600.0).new
+            ids += ledger.submit([one], send_in_s=3600.0).new
         return ids
 
     def play(self, job_id: str) -> int:

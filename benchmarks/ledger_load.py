@@ -15,7 +15,7 @@ from rollq.wire.events import encode_event
 SIZE = 8
 """Samples in a group."""
 LATER_S = 1e6
-"""Seconds until a job is to be published: never, here."""
+"""Seconds until a job is to be sent: never, here."""
 
 
 class Episode:
@@ -55,7 +55,7 @@ class Load:
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Enter a group. Returns the ids of its jobs."""
-        return list(self.ledger.submit(jobs, publish_in_s=LATER_S).new)
+        return list(self.ledger.submit(jobs, send_in_s=LATER_S).new)
 
     def claim(self, job_id: str) -> Claim:
         claim = self.ledger.claim(job_id, worker="rollq@bench-1", token=uuid.uuid4().hex, **self._hashes)

@@ -14,12 +14,12 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.client.client import Client, internals
 from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
@@ -129,9 +129,9 @@ def submitted(server: Server, run: str, groups: int = 1) -> None:
     with Client(server.url("producer"), run=run) as producer:
         for number in range(groups):
             producer.submit(group(f"g{number}", run=run))
-        publisher = Publisher(server.url("producer"))
-        assert publisher.publish([Publication(f"{run}/g0/0", "rollq", 6)]), publisher.error
-        publisher.close()
+        broker = Broker(server.url("producer"))
+        assert broker.send([JobMessage(f"{run}/g0/0", "rollq", 6)]), broker.error
+        broker.close()
         producer.seal()
         assert producer.stats()["submitted"] == 2 * groups
 
@@ -152,10 +152,10 @@ def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis
 
 
 def test_a_trainer_has_nothing_to_do_with_the_broker(server: Server) -> None:
-    publisher = Publisher(server.url("trainer"))
-    assert publisher.publish([Publication("r/g/0", "rollq", 6)]) == []
-    assert publisher.error
-    publisher.close()
+    broker = Broker(server.url("trainer"))
+    assert broker.send([JobMessage("r/g/0", "rollq", 6)]) == []
+    assert broker.error
+    broker.close()
     with redis.Redis.from_url(server.url("trainer")) as trainer:
         for command in (["LPUSH", "rollq", "x"], ["PUBLISH", "/0.celeryev/task.x", "x"]):
             with pytest.raises(NoPermissionError):
@@ -187,9 +187,9 @@ def test_a_producer_takes_no_messages(server: Server, worker: "redis.Redis") -> 
         for command in (["RPOP", "rollq"], ["LRANGE", "rollq\x06\x166", 0, -1], ["BRPOP", "rollq", 1]):
             with pytest.raises(NoPermissionError):
                 producer.execute_command(*command)
-    publisher = Publisher(server.url("worker"))
-    assert publisher.backlog(["rollq"]), publisher.error
-    publisher.close()
+    broker = Broker(server.url("worker"))
+    assert broker.backlog(["rollq"]), broker.error
+    broker.close()
 
 
 def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:

@@ -13,7 +13,7 @@ import redis
 from rollq import Budget, Client
 from rollq.client.client import internals
 from rollq.events import Finish, Sampled
-from rollq.ledger.constants import NEW, PUBLISHING_S
+from rollq.ledger.constants import NEW, SENDING_S
 from rollq.ledger.keys import QUEUE, Keys
 from rollq.wire.events import decode_event
 from tests.conftest import free_port
@@ -38,8 +38,8 @@ class TestStop:
         assert not many["failures"] and not stalled["failures"]
         if calm:
             assert (many["leased"], stalled["leased"]) == (0, 0), stack.logs()
-            # Published, or due within seconds for the next worker's reaper: a stopping worker has not long to publish.
-            soon = broker.time()[0] + PUBLISHING_S + 1
+            # Sent, or due within seconds for the next worker's reaper: a stopping worker has not long to send.
+            soon = broker.time()[0] + SENDING_S + 1
             due = sum(broker.zcount(Keys(run).queued, "-inf", soon) for run in ("many", "stalled"))
             assert broker.llen(QUEUE) + due >= 64
         broker.close()

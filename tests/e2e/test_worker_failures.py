@@ -87,7 +87,7 @@ def test_a_worker_with_200_jobs_is_killed(stack: Stack):
         killed = time.monotonic()
         broker = redis.Redis.from_url(stack.redis_url)
         stack.wait(lambda: broker.zcard(Keys("kill").leased) == 0, 150, "all leases to expire")
-        stack.wait(lambda: broker.llen(QUEUE) >= 200, 150, "all jobs to be published")
+        stack.wait(lambda: broker.llen(QUEUE) >= 200, 150, "all jobs to be sent")
         took = time.monotonic() - killed
         broker.close()
     print(f"200 jobs back after {took:.1f} s")

@@ -27,7 +27,7 @@ KINDS = (
     ("list", ("ZADD active",)),
     ("message", ("LPUSH rollq",)),
     ("message", ("SADD _kombu",)),
-    ("publish", ("ZADD queued",)),
+    ("send", ("ZADD queued",)),
 )
 """Name of a record, and the changes that tell it. The first that fits counts."""
 

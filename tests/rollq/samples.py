@@ -98,10 +98,10 @@ def is_over(ledger: Ledger, purpose: Purpose = Purpose.TRAIN) -> bool:
 
 
 def reap(ledger: Ledger) -> list[str]:
-    """As a reaper does that was never cut off from Redis. Returns the jobs to publish."""
+    """As a reaper does that was never cut off from Redis. Returns the jobs to send."""
     with suppress(redis.ResponseError):  # Redis takes no writes, or the key is damaged
         ledger.redis.hset(ledger.keys.meta, mapping={"beat": ledger.scripts.now(), "grace": 0})
-    return [publication.job_id for publication in ledger.reap()]
+    return [message.job_id for message in ledger.reap()]
 
 
 def claim(ledger: Ledger, job_id: str, token: str = "token") -> Claim:

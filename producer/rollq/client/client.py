@@ -58,7 +58,7 @@ class Client:
         return (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
-        from rollq.client.celery_publisher import Publisher
+        from rollq.client.broker import Broker
         from rollq.client.internals import Internals
         from rollq.client.producer import Producer
         from rollq.servers.connection import retry
@@ -71,18 +71,18 @@ class Client:
         self.run = run
         self._internals = Internals.of(settings.redis_url, run, Durability(durability))
         self._hold_s = hold_s
-        self._publisher = Publisher(settings.broker_url)
+        self._broker = Broker(settings.broker_url)
         self._evaluations: list[Evaluation] = []
         self._episodes: list[Episodes] = []
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._closed = False
-        self._producer = Producer(self._internals.ledger, self._publisher, dict(budgets or {}))
+        self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}))
         self._retry = retry
 
     @property
     def broker_error(self) -> str | None:
-        """The exception type with which the broker refused messages; the workers' reapers publish in its place."""
-        return self._publisher.error
+        """The exception type with which the broker refused messages; the workers' reapers send them in its place."""
+        return self._broker.error
 
     def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
         """Submit jobs group by group. The jobs of one group must follow one another.
@@ -372,7 +372,7 @@ class Client:
         for episodes in self._episodes:
             episodes.close()
         self._producer.close()
-        self._publisher.close()
+        self._broker.close()
         self._internals.ledger.redis.close()
         closed: Any = Closed(f"the client of run {self.run}")
         self._internals = self._producer = closed

@@ -1,4 +1,4 @@
-"""Enters groups into the ledger in their order, publishes their jobs, and waits while too many are unacknowledged.
+"""Enters groups into the ledger in their order, sends their messages, and waits while too many are unacknowledged.
 
 When Redis has lost the last groups of a source, because it came back without its last writes, the producer goes back
 and enters them again: from what it keeps of the source, or by reading the source again from its beginning.
@@ -10,18 +10,18 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.client.closing import briefly
 from rollq.client.policy_publication import PolicyPublication
 from rollq.client.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, FailureClass, Gap
 from rollq.job import Job, Purpose
-from rollq.ledger.constants import EVAL, NEW, PUBLISHING_S
+from rollq.ledger.constants import EVAL, NEW, SENDING_S
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import Cursor, Publication, Submission
+from rollq.ledger.replies import Cursor, JobMessage, Submission
 from rollq.servers.connection import retry
 
 log = logging.getLogger("rollq")
@@ -36,11 +36,11 @@ ROOM = "producers"
 class Producer:
     """The producer's side of one run. Threads may share it."""
 
-    def __init__(self, ledger: Ledger, publisher: Publisher, budgets: Mapping[FailureClass, int]) -> None:
+    def __init__(self, ledger: Ledger, broker: Broker, budgets: Mapping[FailureClass, int]) -> None:
         self._ledger = ledger
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._room = Deliveries(ledger.redis, ledger.run)
-        self._publisher = publisher
+        self._broker = broker
         self._budgets = budgets
         self._process = os.getpid()
         self._own = _nameless()
@@ -189,7 +189,7 @@ class Producer:
                 self._room.wait(ROOM, ROOM_S)
                 continue
             if submission.new:
-                self._publish(todo)
+                self._send(todo)
             yield submission
             if not missing:
                 return
@@ -200,17 +200,15 @@ class Producer:
         log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, lost)
 
     def _submit(self, group: Sequence[Job], source: str, cursor: Cursor, ahead: int) -> Submission:
-        publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
-        submit = partial(
-            self._ledger.submit, group, publish_in_s=publish_in_s, source=source, cursor=cursor, ahead=ahead
-        )
+        send_in_s = SENDING_S if self._broker.available else 0.0
+        submit = partial(self._ledger.submit, group, send_in_s=send_in_s, source=source, cursor=cursor, ahead=ahead)
         token = uuid.uuid4().hex
         return retry(lambda: submit(token=token))
 
-    def _publish(self, group: Sequence[Job]) -> None:
+    def _send(self, group: Sequence[Job]) -> None:
         priority = EVAL if group[0].purpose is Purpose.EVAL else NEW
-        published = self._publisher.publish([Publication(job.id, job.queue, priority) for job in group])
-        retry(lambda: self._ledger.confirm(published))
+        sent = self._broker.send([JobMessage(job.id, job.queue, priority) for job in group])
+        retry(lambda: self._ledger.confirm(sent))
 
 
 def _nameless() -> Source:

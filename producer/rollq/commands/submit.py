@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         broker_error = client.broker_error
     if broker_error:
         print(
-            f"rollq: warning: the broker takes no messages ({broker_error}): the workers publish the jobs instead;"
+            f"rollq: warning: the broker takes no messages ({broker_error}): the workers send the jobs instead;"
             " do the workers use the same ROLLQ_BROKER_URL?",
             file=sys.stderr,
         )

@@ -6,10 +6,10 @@ LEASE_S = 15.0
 """Seconds without a renewal after which a worker has lost the job."""
 HOLD_S = 60.0
 """Seconds without a renewal after which a consumer has lost the batch."""
-PUBLISHING_S = 5.0
+SENDING_S = 5.0
 """Seconds after which a publication that was not confirmed is made again."""
 CONFIRMED_S = 600.0
-"""Seconds after which a published job that no worker has claimed is published again."""
+"""Seconds after which a job that no worker has claimed is sent again."""
 BUDGETS = {
     FailureClass.ENGINE: 5,
     FailureClass.USER: 5,

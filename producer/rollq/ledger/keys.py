@@ -27,7 +27,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerReader.stats`
-    rollq:{run}:queued           zset  job -> when to publish it next
+    rollq:{run}:queued           zset  job -> when to send it next
     rollq:{run}:leased           zset  job#attempt#token -> when the lease expires; membership is the fence
     rollq:{run}:dead             zset  job -> when it died
     rollq:{run}:open:<purpose>   zset  group -> seq; members still to be played

@@ -28,10 +28,10 @@ from rollq.errors import (
 from rollq.events import GRADED, Closed
 from rollq.job import Job
 from rollq.ledger.conflict import conflict
-from rollq.ledger.constants import PUBLISHING_S
+from rollq.ledger.constants import SENDING_S
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import check_group, entries, joined, kwargs_text, sample_of
-from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
+from rollq.ledger.replies import Claim, Cursor, JobMessage, Outcome, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.ledger.stored import text
 from rollq.servers.durability import Durability
@@ -57,7 +57,7 @@ class Ledger:
         self,
         jobs: Sequence[Job],
         *,
-        publish_in_s: float = PUBLISHING_S,
+        send_in_s: float = SENDING_S,
         source: str = "",
         cursor: Cursor = Cursor(),  # noqa: B008 (frozen)
         ahead: int = 0,
@@ -65,7 +65,7 @@ class Ledger:
     ) -> Submission:
         """Enter one whole group, or jobs of a known group again.
 
-        The caller publishes the new ids within `publish_in_s` seconds and confirms them; with 0 it leaves that to a
+        The caller sends the new ids within `send_in_s` seconds and confirms them; with 0 it leaves that to a
         reaper. The source's cursor moves to `cursor` in the same step. With `ahead`, a new group is entered only while
         fewer groups of its purpose are unacknowledged. A repeat with the same `token` gets the same answer.
 
@@ -80,7 +80,7 @@ class Ledger:
         if not self._listed:
             self.activate()  # so that a Redis that loses its tail cannot have the group and not know the run
             self._listed = True
-        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
+        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, send_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue]
         args += [schema_of(first), first.spare, encode_job(first), kwargs_text(first)]
@@ -198,24 +198,24 @@ class Ledger:
             " (--tokenizer), a queue of its own for each model (queue, --queues), or another run"
         )
 
-    def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[Publication]:
-        """Expire leases, and return what to publish now, the most urgent first; `confirm` what was published.
+    def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[JobMessage]:
+        """Expire leases, and return what to send now, the most urgent first; `confirm` what was sent.
 
         `empty_queues`: the queues (`Job.queue`) for which no message waits at the broker.
         """
         rows = self.scripts.call("reap", [limit, *empty_queues])
-        return [Publication(job_id.decode(), queue.decode(), priority) for job_id, queue, priority in rows]
+        return [JobMessage(job_id.decode(), queue.decode(), priority) for job_id, queue, priority in rows]
 
     def confirm(self, ids: Sequence[str]) -> None:
-        """Note that these jobs were published."""
+        """Note that these jobs were sent."""
         if ids:
             self.scripts.call("confirm", ids)
 
-    def republish(self, job_id: str, after_s: float = 0.0) -> None:
-        """Have the job published again, because a worker took its message and does not claim it. `after_s`: so many
-        seconds later, more than constants.PUBLISHING_S; else at once."""
+    def resend(self, job_id: str, after_s: float = 0.0) -> None:
+        """Have the job sent again, because a worker took its message and does not claim it. `after_s`: so many
+        seconds later, more than constants.SENDING_S; else at once."""
         self.scripts.parse(job_id)
-        self.scripts.call("republish", [job_id, after_s])
+        self.scripts.call("resend", [job_id, after_s])
 
     def claim(
         self, job_id: str, *, worker: str, token: str, tokenizer_hash: str = "", template_hash: str = ""

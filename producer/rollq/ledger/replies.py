@@ -34,8 +34,8 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
-    """A message to publish: it tells a worker that this job may be claimed."""
+class JobMessage:
+    """A message for the broker: it tells a worker that this job may be claimed."""
 
     job_id: str
     queue: str
@@ -81,7 +81,7 @@ class Refusal:
     or why this worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob
     has another version). The last two leave the job to other workers."""
     not_before: float | None = None
-    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is published again by then."""
+    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is sent again by then."""
     detail: str = ""
     """For `unreadable`, `tokenizer` and `schema`: what is wrong, and the remedy."""
 

@@ -166,7 +166,7 @@ def _constants() -> dict[str, Any]:
     """The numbers that scripts use, and how Lua writes the tables among them."""
     return {
         "lease_s": constants.LEASE_S,
-        "publishing_s": constants.PUBLISHING_S,
+        "sending_s": constants.SENDING_S,
         "confirmed_s": constants.CONFIRMED_S,
         "outage_s": constants.OUTAGE_S,
         "grace_s": constants.GRACE_S,

@@ -113,7 +113,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     standings, counts = reader.snapshot()
     if not standings[Purpose.TRAIN].known:
         return RunSnapshot(run=reader.run, at=at, counts=counts, standings=standings)
-    meta, spent, places, queued, due, published, leased = _indexes(reader, at, oldest)
+    meta, spent, places, queued, due, sent, leased = _indexes(reader, at, oldest)
     ids = list(dict.fromkeys(text(member).partition("#")[0] for member in leased or queued))
     first = list(dict.fromkeys(text(job).partition("/")[2].partition("/")[0] for job in queued))
     groups, queues, failures = _records(reader, places, first, ids)
@@ -130,7 +130,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         template=text(template),
         queues=sorted({text(queue) for queue in queues if queue}),
         overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
-        unclaimed_s=max(0.0, at + CONFIRMED_S - published[0][1]) if published else 0.0,
+        unclaimed_s=max(0.0, at + CONFIRMED_S - sent[0][1]) if sent else 0.0,
         looked_at=len(ids),
         failing={id: failure_line(*map(text, last)) for id, last in zip(ids, failures, strict=True) if last[0]},
     )

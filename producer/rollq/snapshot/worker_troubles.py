@@ -8,7 +8,7 @@ from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SIL
 from rollq.snapshot.run_wait import RunWait
 
 LATE_S = 10.0
-"""Seconds after which a job's message is late. The reaper publishes once a second."""
+"""Seconds after which a job's message is late. The reaper sends once a second."""
 LISTED = 3
 """Number of workers or engines of a kind that are named."""
 GO_ON = "repeat the `rollq engines sync` that failed, or send the engine `POST /continue_generation`"

@@ -13,7 +13,7 @@ from rollq.events import Stop
 from rollq.job import Purpose
 from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import Publication, State
+from rollq.ledger.replies import JobMessage, State
 from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import closed, group, job, play, prompt
 from tests.waiting import until
@@ -38,7 +38,7 @@ class TestSubmit:
             run="r", group="tau2-retail.train.3", sample=1, env="tau2:retail", task=3, size=2, seq=1
         )
 
-    def test_new_jobs_are_published_and_confirmed(self, client: Client) -> None:
+    def test_new_jobs_are_sent_and_confirmed(self, client: Client) -> None:
         new = b"rollq\x06\x16%d" % NEW  # kombu's list of that priority
         client.submit(group())
         assert internals(client).ledger.redis.llen(new) == 2
@@ -50,12 +50,12 @@ class TestSubmit:
         for priority in (NEW, EVAL):
             assert internals(client).ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
 
-    def test_without_a_broker_the_reapers_publish(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_broker_the_reapers_send(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
         with Client(redis_url, run="r") as client:
             assert client.submit(group()).new
             internals(client).ledger.redis.zadd(internals(client).ledger.keys.queued, {"r/g/0": 0}, xx=True)
-            assert internals(client).ledger.reap() == [Publication("r/g/0", "rollq", NEW)]
+            assert internals(client).ledger.reap() == [JobMessage("r/g/0", "rollq", NEW)]
 
     def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(self, client: Client) -> None:
         submit(client, "g")

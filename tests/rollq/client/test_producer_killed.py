@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from rollq import cli
-from rollq.ledger.constants import PUBLISHING_S
+from rollq.ledger.constants import SENDING_S
 from rollq.ledger.ledger import Ledger
 from tests.rollq.samples import play, reader
 
@@ -81,7 +81,7 @@ def check_whole(ledger: Ledger) -> None:
     stats = reader(ledger).stats()
     assert (stats["submitted"], stats["queued"], stats["groups_open"], stats["sealed"]) == (6, 6, 3, True)
     assert [int(ledger.redis.hget(ledger.keys.group(f"shop.train.{task}"), "seq")) for task in range(3)] == [1, 2, 3]
-    published, soon = messages(ledger), ledger.scripts.now() + PUBLISHING_S
+    published, soon = messages(ledger), ledger.scripts.now() + SENDING_S
     assert set(published.values()) <= {1}
     outbox = {member.decode(): at for member, at in ledger.redis.zrange(ledger.keys.queued, 0, -1, withscores=True)}
     assert set(outbox) == JOBS

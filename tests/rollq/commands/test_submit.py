@@ -87,7 +87,7 @@ def test_a_broker_that_takes_no_messages_is_a_warning(
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     said = capsys.readouterr()
     assert "4 jobs submitted" in said.out
-    assert "rollq: warning: the broker takes no messages (OperationalError): the workers publish" in said.err
+    assert "rollq: warning: the broker takes no messages (OperationalError): the workers send" in said.err
     assert "hunter2" not in said.err
 
 

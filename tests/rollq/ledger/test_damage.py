@@ -43,7 +43,7 @@ def use_everything(ledger: Ledger, name: str) -> list[str]:
         lambda: play(ledger, ids[1]),
         lambda: reap(ledger),
         lambda: ledger.confirm(ids),
-        lambda: ledger.republish(ids[0]),
+        lambda: ledger.resend(ids[0]),
         lambda: take(ledger, 1, f"t{name}"),
         lambda: deliveries(ledger).renew_holds([f"t{name}"]),
         lambda: ack(ledger, f"t{name}", name),
@@ -143,7 +143,7 @@ class TestJob:
 
     @pytest.mark.parametrize("damage", JOB_DAMAGE)
     def test_it_dies_when_it_is_due(self, ledger: Ledger, damage: str) -> None:
-        ledger.submit(group(min_viable=1), publish_in_s=0)
+        ledger.submit(group(min_viable=1), send_in_s=0)
         key = damage_job(ledger, "r/g/0", damage)
         assert reap(ledger) == ["r/g/1"]
         self.dies_alone(ledger, key)
@@ -215,7 +215,7 @@ class TestJob:
             ledger.append("r/g/0", "1#token", 0, [b"x"])
 
     def test_junk_among_the_queued_is_swept_out(self, ledger: Ledger) -> None:
-        ledger.submit(group(), publish_in_s=0)
+        ledger.submit(group(), send_in_s=0)
         play(ledger, "r/g/1")
         ledger.redis.zadd(ledger.keys.queued, {"junk": 0, "r/g/1": 0, "r/nobody/0": 0, "other/g/0": 0, "r/g/7": 0})
         assert reap(ledger) == ["r/g/0"]
@@ -329,7 +329,7 @@ class TestGroup:
 
     def test_a_consumer_that_waits_is_woken(self, ledger: Ledger) -> None:
         finish_groups(ledger, "h")
-        ledger.submit(group(), publish_in_s=0)
+        ledger.submit(group(), send_in_s=0)
         assert not deliveries(ledger).take(2, "c/0", wake=True).groups
         ledger.redis.hset(ledger.keys.group("g"), "size", "x")
         reap(ledger)
@@ -365,7 +365,7 @@ def test_no_number_of_a_group_stops_redis_or_another_group(impatient_redis: int,
             client.flushall()
             ledger = Ledger(client, "r")
             for name in ("g", "h"):
-                ledger.submit(group(name), publish_in_s=0)
+                ledger.submit(group(name), send_in_s=0)
             for job_id in ("r/g/0", "r/h/0", "r/h/1"):
                 play(ledger, job_id)
             damage_group(ledger, "g", f"{field} {value}")

@@ -28,7 +28,7 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     ledger, policy = Ledger(client, run), Versions(client, run)
     ledger.pin_tokenizer("", "")
     for name, size in (("held", 1), ("ready", 1), ("g", 4)):
-        ledger.submit(group(name, run=run, size=size), publish_in_s=0)
+        ledger.submit(group(name, run=run, size=size), send_in_s=0)
         play(ledger, f"{run}/{name}/0")
     policy.limit_staleness(8, 1, None)
     policy.publish(0, "v0", "t")
@@ -143,7 +143,7 @@ def test_a_group_whose_numbers_cannot_be_read_is_named_beside_the_others(
 
 def test_a_queue_that_is_no_name_costs_its_group(ledger: Ledger) -> None:
     for name in ("g", "h"):
-        ledger.submit(group(name), publish_in_s=0)
+        ledger.submit(group(name), send_in_s=0)
     ledger.redis.hset(ledger.keys.group("g"), "queue", b"\xff")
     assert reap(ledger) == ["r/h/0", "r/h/1"]
     assert {letter.job_id for letter in reader(ledger).dead()} == {"r/g/0", "r/g/1"}

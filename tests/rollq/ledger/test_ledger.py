@@ -20,7 +20,7 @@ from rollq.ledger import constants
 from rollq.ledger.constants import BUDGETS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
-from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
+from rollq.ledger.replies import Claim, Cursor, JobMessage, Outcome, Refusal, State
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
@@ -34,8 +34,8 @@ def expire_lease(ledger: Ledger, job_id: str, lease: str) -> None:
 
 
 def due(ledger: Ledger, empty: bool = False) -> list[str]:
-    """What is to be published, while `empty` says whether the broker has nothing."""
-    return [publication.job_id for publication in ledger.reap(100, ["rollq"] if empty else [])]
+    """What is to be sent, while `empty` says whether the broker has nothing."""
+    return [message.job_id for message in ledger.reap(100, ["rollq"] if empty else [])]
 
 
 def forget_backoff(ledger: Ledger, job_id: str) -> None:
@@ -43,7 +43,7 @@ def forget_backoff(ledger: Ledger, job_id: str) -> None:
 
 
 def queue_score(ledger: Ledger, job_id: str) -> float | None:
-    """When it is published next, from now."""
+    """When it is sent next, from now."""
     score = ledger.redis.zscore(ledger.keys.queued, job_id)
     return None if score is None else score - ledger.scripts.now()
 
@@ -157,7 +157,7 @@ class TestClaim:
         ledger.submit(group())
         claim(ledger, "r/g/0")
         outcome = fail_late(ledger, "r/g/0", "1#token", FailureClass.ENGINE)
-        ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600})  # published all the same
+        ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600})  # sent all the same
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("early", pytest.approx(outcome.not_before))
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
 
@@ -256,12 +256,12 @@ class TestReap:
         assert (letter.failure, letter.attempts) == (FailureClass.WORKER, 5)
         assert "lease of w expired" in letter.reason
 
-    def test_publishing_is_an_outbox(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        change_constants(monkeypatch, PUBLISHING_S=100.0)
-        ledger.submit(group(), publish_in_s=0)
+    def test_sending_is_an_outbox(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        change_constants(monkeypatch, SENDING_S=100.0)
+        ledger.submit(group(), send_in_s=0)
         before = ledger.scripts.now()
         assert due(ledger) == ["r/g/0", "r/g/1"]
-        assert due(ledger) == []  # being published
+        assert due(ledger) == []  # being sent
         for job_id in ("r/g/0", "r/g/1"):
             assert before + 100 <= ledger.redis.zscore(ledger.keys.queued, job_id) <= ledger.scripts.now() + 100
         before = ledger.scripts.now()
@@ -277,7 +277,7 @@ class TestReap:
     def test_a_confirmation_does_not_hide_what_happened_since(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        change_constants(monkeypatch, PUBLISHING_S=100.0)
+        change_constants(monkeypatch, SENDING_S=100.0)
         ledger.submit(group())
         claim(ledger, "r/g/0")
         ledger.confirm(["r/g/0", "r/unknown/0"])
@@ -293,39 +293,39 @@ class TestReap:
     def test_a_bounced_message_comes_again_at_once_or_after_its_backoff(self, ledger: Ledger) -> None:
         ledger.submit(group())
         ledger.confirm(["r/g/0", "r/g/1"])
-        ledger.republish("r/g/0")
+        ledger.resend("r/g/0")
         assert due(ledger) == ["r/g/0"]
         claim(ledger, "r/g/1")
-        ledger.republish("r/g/1")
+        ledger.resend("r/g/1")
         assert queue_score(ledger, "r/g/1") is None
         outcome = fail_late(ledger, "r/g/1", "1#token", FailureClass.USER)
-        ledger.republish("r/g/1")
+        ledger.resend("r/g/1")
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/1") == pytest.approx(outcome.not_before, abs=1e-5)
 
     def test_what_was_interrupted_goes_first_then_eval_then_the_rest(self, ledger: Ledger) -> None:
-        ledger.submit(group("given-back", size=1), publish_in_s=0)
+        ledger.submit(group("given-back", size=1), send_in_s=0)
         assert reap(ledger) == ["r/given-back/0"]
         for name, purpose in (("z", "train"), ("e", "eval"), ("a", "train"), ("b", "train")):
-            ledger.submit(group(name, size=1, purpose=purpose, queue="q" if name == "b" else "rollq"), publish_in_s=0)
+            ledger.submit(group(name, size=1, purpose=purpose, queue="q" if name == "b" else "rollq"), send_in_s=0)
         for name in ("b", "a"):
             claim(ledger, f"r/{name}/0", name)
             ledger.release(f"r/{name}/0", f"1#{name}")
-        ledger.republish("r/given-back/0")
+        ledger.resend("r/given-back/0")
         back, first, second, third, last = ledger.reap()
-        assert back == Publication("r/given-back/0", "rollq", constants.INTERRUPTED)
-        assert first == Publication("r/a/0", "rollq", constants.INTERRUPTED)
-        assert second == Publication("r/b/0", "q", constants.INTERRUPTED)
-        assert third == Publication("r/e/0", "rollq", constants.EVAL)
-        assert last == Publication("r/z/0", "rollq", constants.NEW)
+        assert back == JobMessage("r/given-back/0", "rollq", constants.INTERRUPTED)
+        assert first == JobMessage("r/a/0", "rollq", constants.INTERRUPTED)
+        assert second == JobMessage("r/b/0", "q", constants.INTERRUPTED)
+        assert third == JobMessage("r/e/0", "rollq", constants.EVAL)
+        assert last == JobMessage("r/z/0", "rollq", constants.NEW)
 
     def test_only_the_jobs_of_an_empty_queue_come_again(self, ledger: Ledger) -> None:
         for name, queue in (("a", "p"), ("b", "q")):
             ledger.submit(group(name, size=1, queue=queue))
             ledger.redis.zadd(ledger.keys.queued, {f"r/{name}/0": ledger.scripts.now() + 400})
-        assert [publication.job_id for publication in ledger.reap(100, ["q"])] == ["r/b/0"]
+        assert [message.job_id for message in ledger.reap(100, ["q"])] == ["r/b/0"]
 
     def test_a_call_is_bounded(self, ledger: Ledger) -> None:
-        ledger.submit(group(size=30), publish_in_s=0)
+        ledger.submit(group(size=30), send_in_s=0)
         assert len(ledger.reap(limit=20)) == 20
         assert len(ledger.reap(limit=20)) == 10
 

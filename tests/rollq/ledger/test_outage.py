@@ -25,7 +25,7 @@ def longer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def played(ledger: Ledger) -> Ledger:
     """Two jobs are leased, and a reaper was here a moment ago."""
-    ledger.submit(group(), publish_in_s=600)
+    ledger.submit(group(), send_in_s=600)
     for job_id in ("r/g/0", "r/g/1"):
         claim(ledger, job_id)
     journal(ledger, "r/g/0", "1#token", [])
@@ -46,7 +46,7 @@ def expire(ledger: Ledger, *job_ids: str) -> None:
 
 
 def expired(ledger: Ledger) -> list[str]:
-    return [publication.job_id for publication in ledger.reap()]
+    return [message.job_id for message in ledger.reap()]
 
 
 def test_the_first_reap_ever_counts_as_an_outage(played: Ledger) -> None:

@@ -169,7 +169,7 @@ CASES = [
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")),
     Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token")),
-    Case("republish", two_groups, lambda ledger: ledger.republish("r/g/0")),
+    Case("resend", two_groups, lambda ledger: ledger.resend("r/g/0")),
     Case("reap", expired, reap),
     Case("reap", last_expiry, lambda ledger: ledger.reap(100, ["rollq"])),
     Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
@@ -259,7 +259,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
     once = snapshot(ledger)
     again = ledger.scripts.call(name, args)
     assert snapshot(ledger) == once
-    if name != "reap":  # what was handed out is being published
+    if name != "reap":  # what was handed out is being sent
         assert again == ledger.scripts.call(name, args)
     if name not in ("reap", "cancel_group", "snapshot"):
         assert again == reply

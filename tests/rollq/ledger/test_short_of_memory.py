@@ -84,7 +84,7 @@ def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Calla
 
 def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group("a"))
-    ledger.submit(group("b"), publish_in_s=0)
+    ledger.submit(group("b"), send_in_s=0)
     play(ledger, "r/a/0")
     claim(ledger, "r/a/1")
     index = journal(ledger, "r/a/1", "1#token", events()[:5])
@@ -100,7 +100,7 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     ledger.fail("r/b/1", "1#token", FailureClass.WORKER, "Redis takes no writes")
     assert reap(ledger) == ["r/b/0"]
     ledger.confirm(["r/b/0"])
-    ledger.republish("r/b/0")
+    ledger.resend("r/b/0")
     (taken,) = take(ledger, 1, "t")
     deliveries(ledger).renew_holds(["t"], 100.0)
     Versions(ledger.redis, "r").publish(1, "1", "p")  # the trainer acknowledges after it

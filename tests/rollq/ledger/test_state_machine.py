@@ -58,7 +58,7 @@ class LedgerMachine(DeliveryRules):
         return [(job_id, self.jobs[job_id].lease) for job_id in self.of_jobs("leased")]
 
     def reap(self, *empty: str) -> set[str]:
-        return {publication.job_id for publication in self.ledger.reap(100, empty)}
+        return {message.job_id for message in self.ledger.reap(100, empty)}
 
     def pick(self, data: st.DataObject, state: str) -> str:
         """A job, most often one in that state."""
@@ -254,7 +254,7 @@ class LedgerMachine(DeliveryRules):
     @rule(data=st.data())
     def bounce(self, data: st.DataObject) -> None:
         job_id = self.pick(data, "queued")
-        self.ledger.republish(job_id)
+        self.ledger.resend(job_id)
         if job_id in self.jobs and self.jobs[job_id].state == "queued" and not self.jobs[job_id].backoff:
             assert job_id in self.reap()
 

@@ -15,21 +15,21 @@ import redis
 import trustme
 
 from rollq import cli
-from rollq.client.celery_publisher import Publisher, require_certificate
+from rollq.client.broker import Broker, require_certificate
 from rollq.client.client import Client, internals
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.keys import QUEUE
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play
 
 PASSWORD = "p%40ss%2Fword"
 """As an address holds it: percent-encoded."""
-AGAIN = Publication("r/g/0", QUEUE, NEW)
-"""A job that is published once more."""
+AGAIN = JobMessage("r/g/0", QUEUE, NEW)
+"""A job that is sent once more."""
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,10 @@ def use(url: str) -> None:
     with Client(url, run="r") as client:
         internals(client).ledger.redis.delete(QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW)))
         client.submit(group())
-        publisher = Publisher(url)
-        assert publisher.publish([AGAIN]) == ["r/g/0"], publisher.error
-        assert publisher.backlog() == {QUEUE: 3}
-        publisher.close()
+        broker = Broker(url)
+        assert broker.send([AGAIN]) == ["r/g/0"], broker.error
+        assert broker.backlog() == {QUEUE: 3}
+        broker.close()
         for sample in range(2):
             play(internals(client).ledger, f"r/g/{sample}")
         client.seal()
@@ -165,10 +165,10 @@ def test_an_unknown_authority_is_refused(tls_port: int) -> None:
     url = f"rediss://rollq:{PASSWORD}@127.0.0.1:{tls_port}/0"  # kombu shares connections by host, whatever is verified
     with pytest.raises(RollqError, match=r"(?i)certificate"):
         ping_redis(url)
-    publisher = Publisher(url)
-    assert publisher.publish([AGAIN]) == []
-    assert publisher.error
-    publisher.close()
+    broker = Broker(url)
+    assert broker.send([AGAIN]) == []
+    assert broker.error
+    broker.close()
 
 
 def test_only_tls_is_verified_and_only_when_nothing_is_said() -> None:

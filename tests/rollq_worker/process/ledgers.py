@@ -1,4 +1,4 @@
-"""Claimed jobs of a real ledger, ledger methods that fail first, and a publisher without a broker."""
+"""Claimed jobs of a real ledger, ledger methods that fail first, and a broker without a broker."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rollq.job import Budget, Job
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim, Publication
+from rollq.ledger.replies import Claim, JobMessage
 from rollq.ledger.workers.live_workers import LiveWorker
 
 
@@ -31,22 +31,22 @@ class FailsFirst:
         return self.method(*args, **options)
 
 
-class FakePublisher:
-    """Publishes to nowhere; `takes` is how many jobs of a call it accepts."""
+class FakeBroker:
+    """Sends to nowhere; `takes` is how many jobs of a call it accepts."""
 
     def __init__(self, takes: int = 1 << 30) -> None:
         self.takes = takes
-        self.published: list[str] = []
+        self.sent: list[str] = []
         """The ids of the jobs."""
 
-    def publish(self, publications: Sequence[Publication]) -> list[str]:
-        taken = [publication.job_id for publication in publications][: self.takes]
-        self.published += taken
+    def send(self, messages: Sequence[JobMessage]) -> list[str]:
+        taken = [message.job_id for message in messages][: self.takes]
+        self.sent += taken
         return taken
 
     def backlog(self, queues: Collection[str] = (QUEUE,)) -> dict[str, int] | None:
         """All messages are in the default queue."""
-        return {queue: len(self.published) if queue == QUEUE else 0 for queue in queues}
+        return {queue: len(self.sent) if queue == QUEUE else 0 for queue in queues}
 
 
 def live_worker(name: str = "w", queues: Sequence[str] = (QUEUE,), tokenizer: str = "t") -> LiveWorker:

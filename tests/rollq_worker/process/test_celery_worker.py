@@ -16,11 +16,11 @@ import celery
 import pytest
 import redis
 
-from rollq.client.celery_publisher import TASK, Publisher
+from rollq.client.broker import TASK, Broker
 from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
 from rollq.ledger.keys import QUEUE, celery_queue
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.settings import Settings
 from rollq_worker.process import celery_app
 from tests.chaos.redis_proxy import RedisProxy
@@ -63,16 +63,16 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         worker.process.wait(60)
 
 
-def publish(url: str, *publications: tuple[str, str, int]) -> None:
-    publisher = Publisher(url)
-    assert len(publisher.publish([Publication(*publication) for publication in publications])) == len(publications)
-    publisher.close()
+def send(url: str, *messages: tuple[str, str, int]) -> None:
+    broker = Broker(url)
+    assert len(broker.send([JobMessage(*message) for message in messages])) == len(messages)
+    broker.close()
 
 
 def test_interrupted_jobs_come_first_then_eval_then_new_ones_of_its_queues(
     redis_url: str, start_worker: StartWorker
 ) -> None:
-    publish(
+    send(
         redis_url,
         ("r/new1/0", QUEUE, NEW),
         ("r/new2/0", QUEUE, NEW),
@@ -132,7 +132,7 @@ def test_a_message_that_is_no_message_ends_one_worker_in_one_line(
     assert worker.said[-1] == "broken"
     (line,) = [line for line in worker.said if "the worker ends" in line]
     assert f"queues {QUEUE}: " in line and "is gone: start the worker again" in line
-    publish(redis_url, ("r/after/0", QUEUE, NEW))
+    send(redis_url, ("r/after/0", QUEUE, NEW))
     start_worker(redis_url).wait("r/after/0")
 
 
@@ -161,7 +161,7 @@ def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(redis_url: str
             time.sleep(3.0)
         finally:
             client.config_set("min-replicas-to-write", 0)
-        publish(redis_url, ("r/after/0", QUEUE, NEW))
+        send(redis_url, ("r/after/0", QUEUE, NEW))
         worker.wait("r/after/0")
     assert len(worker.said) < 30  # about a line a second
 
@@ -170,7 +170,7 @@ def test_a_full_worker_takes_its_next_message_at_once(redis_url: str, start_work
     """The end of a job wakes Celery's loop, which would look again only at its next timer, up to a second later."""
     worker = start_worker(redis_url)
     worker.wait("ready")
-    publish(redis_url, *((f"r/{n}/0", QUEUE, NEW) for n in range(40)))
+    send(redis_url, *((f"r/{n}/0", QUEUE, NEW) for n in range(40)))
     began = time.monotonic()
     worker.wait("r/39/0")
     assert time.monotonic() - began < 10
@@ -188,7 +188,7 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
         pubsub.psubscribe("*celeryev/task.multi")
         pubsub.get_message(timeout=5.0)  # the answer: it listens from here on
         groups = [*(f"now{n}" for n in range(9)), "dead", "refused"]
-        publish(redis_url, *((f"r/{group}/0", QUEUE, NEW) for group in groups))
+        send(redis_url, *((f"r/{group}/0", QUEUE, NEW) for group in groups))
 
         def hear() -> bool:
             nonlocal messages
@@ -218,10 +218,10 @@ def test_a_worker_takes_jobs_again_after_its_connections_died_in_silence(
     try:
         worker = start_worker(proxy.url, seconds=3.0 if busy else 0.0)
         worker.wait("ready")
-        publish(redis_url, ("r/before/0", QUEUE, NEW))
+        send(redis_url, ("r/before/0", QUEUE, NEW))
         worker.wait("r/before/0")
         assert proxy.silence() >= 2
-        publish(redis_url, ("r/after/0", QUEUE, NEW))
+        send(redis_url, ("r/after/0", QUEUE, NEW))
         worker.wait("r/after/0")
     finally:
         proxy.close()
@@ -236,7 +236,7 @@ def test_its_loop_counts_as_stuck_while_there_is_no_broker(tmp_path: Path, start
     store.start()
     try:
         worker.wait("loop turns")
-        publish(store.url, ("r/after/0", QUEUE, NEW))
+        send(store.url, ("r/after/0", QUEUE, NEW))
         worker.wait("r/after/0")
     finally:
         store.stop(signal.SIGKILL)
@@ -248,12 +248,12 @@ def test_restarts_of_redis_under_load_end_no_worker(tmp_path: Path, start_worker
         worker = start_worker(store.url, slots=16, seconds=0.02)
         worker.wait("ready")
         for n in range(3):
-            publish(store.url, *((f"r/load{n}-{m}/0", QUEUE, NEW) for m in range(300)))
+            send(store.url, *((f"r/load{n}-{m}/0", QUEUE, NEW) for m in range(300)))
             worker.wait(f"r/load{n}-{random.randrange(20, 60)}/0")
             store.stop(random.choice([signal.SIGTERM, signal.SIGKILL]))
             time.sleep(random.uniform(0.0, 1.5))
             store.start()
-            publish(store.url, (f"r/back{n}/0", QUEUE, INTERRUPTED))
+            send(store.url, (f"r/back{n}/0", QUEUE, INTERRUPTED))
             worker.wait(f"r/back{n}/0")
     finally:
         store.stop(signal.SIGKILL)

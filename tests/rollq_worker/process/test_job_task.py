@@ -241,7 +241,7 @@ def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(
     job_id = submit(ledger)
     assert runner.run(job_id) == {"stop": "refused: no engine has the run's weights"}
     ledger.confirm([job_id])  # of the message that was just spent
-    assert constants.PUBLISHING_S < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now() < 11
+    assert constants.SENDING_S < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now() < 11
 
 
 class TestDraining:
@@ -257,8 +257,8 @@ class TestDraining:
     ) -> None:
         job_id = submit(ledger)
         runner.draining.set()
-        refuse = FailsFirst(ledger.republish, redis.ConnectionError("refused"))
-        monkeypatch.setattr(runner.ledger("r"), "republish", refuse)
+        refuse = FailsFirst(ledger.resend, redis.ConnectionError("refused"))
+        monkeypatch.setattr(runner.ledger("r"), "resend", refuse)
         assert runner.run(job_id) == {"stop": "bounced"}
 
     def test_a_running_episode_is_released_and_resumed(self, runner: JobRunner, ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""The reaper's tick: what is due is published and confirmed, whatever else is broken."""
+"""The reaper's tick: what is due is sent and confirmed, whatever else is broken."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from rollq.job import Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS, WORKERS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim, Publication
+from rollq.ledger.replies import Claim, JobMessage
 from rollq.ledger.workers.live_workers import register, unregister
 from rollq.servers.connection import connect
 from rollq_worker.process import outbox as outbox_module
@@ -20,7 +20,7 @@ from rollq_worker.process.reaper import Reaper
 from tests.clock import Clock
 from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import reader
-from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
+from tests.rollq_worker.process.ledgers import FakeBroker, live_worker
 from tests.waiting import until
 
 
@@ -33,8 +33,8 @@ def client(redis_url: str) -> Iterator["redis.Redis"]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine publishes as much in a tick as an idle one."""
-    monkeypatch.setattr(reaper_module, "PUBLISH_S", 60.0)
+    """A busy machine sends as much in a tick as an idle one."""
+    monkeypatch.setattr(reaper_module, "SEND_S", 60.0)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def submit(client: "redis.Redis", run: str, jobs: int = 1, queue: str = "rollq")
     ledger = Ledger(client, run)
     for task in range(jobs):
         job = Job(run=run, group=f"{queue}{task}", env="shop", task=task, queue=queue)
-        ledger.submit([job], publish_in_s=0)
+        ledger.submit([job], send_in_s=0)
     return ledger
 
 
@@ -63,18 +63,18 @@ def end(ledger: Ledger) -> None:
         DeadLetters(ledger.redis, ledger.run).cancel(job_id)
 
 
-def test_whatever_is_due_is_published_and_confirmed(client: "redis.Redis") -> None:
-    ledger, broker = submit(client, "r", 250), FakePublisher()
+def test_whatever_is_due_is_sent_and_confirmed(client: "redis.Redis") -> None:
+    ledger, broker = submit(client, "r", 250), FakeBroker()
     reaper = new_reaper(client, broker)
     assert reaper.tick() == 250
-    assert len(set(broker.published)) == 250
+    assert len(set(broker.sent)) == 250
     assert reaper.tick() == 0
     scores = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
     assert min(scores) > ledger.scripts.now() + 500
 
 
 def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None:
-    ledger, broker = submit(client, "r", 4), FakePublisher(takes=3)
+    ledger, broker = submit(client, "r", 4), FakeBroker(takes=3)
     assert new_reaper(client, broker).tick() == 3
     first, second, *_ = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
     assert first < ledger.scripts.now() + 10 and second > ledger.scripts.now() + 500
@@ -83,19 +83,19 @@ def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None
 def test_what_was_interrupted_goes_first_whatever_its_run(client: "redis.Redis") -> None:
     submit(client, "a", 150)
     submit(client, "c", 150)
-    interrupted, broker = submit(client, "b"), FakePublisher()
+    interrupted, broker = submit(client, "b"), FakeBroker()
     claim = interrupted.claim("b/rollq0/0", worker="w", token="t")
     assert isinstance(claim, Claim)
     interrupted.release("b/rollq0/0", claim.lease)
     assert new_reaper(client, broker).tick() == 301
-    assert broker.published[0] == "b/rollq0/0"
+    assert broker.sent[0] == "b/rollq0/0"
 
 
 def test_while_nobody_takes_messages_they_do_not_pile_up(
     client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(reaper_module, "MOST_MESSAGES", 10)
-    ledger, broker = submit(client, "r", 50), FakePublisher()
+    ledger, broker = submit(client, "r", 50), FakeBroker()
     reaper = new_reaper(client, broker)
 
     def ten_minutes_pass() -> int:
@@ -105,20 +105,20 @@ def test_while_nobody_takes_messages_they_do_not_pile_up(
         return reaper.tick()
 
     assert [ten_minutes_pass() for _ in range(6)] == [50, 50, 50, 0, 0, 0]
-    broker.published.clear()  # a worker has come
+    broker.sent.clear()  # a worker has come
     clock.ahead += 4.0
     reaper.tick()  # counts them
     assert ten_minutes_pass() == 50
 
 
-def test_a_message_that_the_broker_lost_is_published_again(client: "redis.Redis", clock: Clock) -> None:
-    ledger, broker = submit(client, "r", 3), FakePublisher()
+def test_a_message_that_the_broker_lost_is_sent_again(client: "redis.Redis", clock: Clock) -> None:
+    ledger, broker = submit(client, "r", 3), FakeBroker()
     reaper = new_reaper(client, broker)
     assert reaper.tick() == 3
     for job_id in client.zrange(ledger.keys.queued, 0, -1):
-        client.zincrby(ledger.keys.queued, -30, job_id)  # published half a minute ago
+        client.zincrby(ledger.keys.queued, -30, job_id)  # sent half a minute ago
     assert reaper.tick() == 0  # the messages wait at the broker
-    broker.published.clear()
+    broker.sent.clear()
     assert reaper.tick() == 0  # the reaper sees that the queue is empty
     assert reaper.tick() == 3
 
@@ -128,10 +128,10 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", capl
     submit(client, "b")
     client.delete(broken.keys.leased)
     client.set(broken.keys.leased, "junk")
-    broker = FakePublisher()
+    broker = FakeBroker()
     reaper = new_reaper(client, broker)
     assert reaper.tick() == 1
-    assert broker.published == ["b/rollq0/0"]
+    assert broker.sent == ["b/rollq0/0"]
     assert "run a: LedgerError" in caplog.text
     assert "rollq jobs drop RUN --whole-run --yes" in caplog.text
     before = len(caplog.records)
@@ -146,14 +146,14 @@ def test_a_run_whose_server_is_away_holds_up_no_other(
     submit(client, "b")
     reap, tries = Ledger.reap, []
 
-    def away(self: Ledger, *args: Any) -> list[Publication]:
+    def away(self: Ledger, *args: Any) -> list[JobMessage]:
         if self.run == "a":
             tries.append(1)
             raise redis.ConnectionError("refused")
         return reap(self, *args)
 
     monkeypatch.setattr(Ledger, "reap", away)
-    reaper = new_reaper(client, FakePublisher())
+    reaper = new_reaper(client, FakeBroker())
     assert reaper.tick() == 1
     reaper.tick()
     assert len(tries) == 1  # it is left alone for a while
@@ -176,7 +176,7 @@ def commands(client: "redis.Redis", call: Callable[[], object]) -> list[str]:
 
 
 def test_runs_without_jobs_cost_nothing(client: "redis.Redis", clock: Clock) -> None:
-    reaper = new_reaper(client, FakePublisher())
+    reaper = new_reaper(client, FakeBroker())
     ledgers = [submit(client, f"r{number:03}") for number in range(100)]
     assert reaper.tick() == 100
     for ledger in ledgers[1:]:
@@ -197,26 +197,26 @@ def test_a_run_that_was_lost_from_the_list_is_found_again(client: "redis.Redis")
     for number in range(3):
         submit(client, f"r{number}")
     client.delete(ACTIVE)
-    reaper = new_reaper(client, FakePublisher())
+    reaper = new_reaper(client, FakeBroker())
     assert [reaper.tick() for _ in range(5)] == [1, 1, 1, 0, 0]
     assert client.zcard(ACTIVE) == 3
 
 
-class Stuck(FakePublisher):
+class Stuck(FakeBroker):
     """A broker that does not answer before it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = threading.Event()
 
-    def publish(self, publications: Sequence[Publication]) -> list[str]:
+    def send(self, messages: Sequence[JobMessage]) -> list[str]:
         self.answers.wait(60)
-        return super().publish(publications)
+        return super().send(messages)
 
 
 def test_a_broker_that_does_not_answer_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     """The reaper goes on with every run, so leases expire as ever."""
-    monkeypatch.setattr(reaper_module, "PUBLISH_S", 0.1)
+    monkeypatch.setattr(reaper_module, "SEND_S", 0.1)
     change_constants(monkeypatch, GRACE_S=0.0)  # the first reap of a run counts as an outage
     ledger, broker = submit(client, "r", 2), Stuck()
     claim = ledger.claim("r/rollq0/0", worker="w", token="t")
@@ -232,14 +232,14 @@ def test_a_broker_that_does_not_answer_is_no_outage(client: "redis.Redis", monke
     until(lambda: not reaper._outbox.busy)
     for job_id in client.zrange(ledger.keys.queued, 0, -1):
         client.zadd(ledger.keys.queued, {job_id: 1})  # a few seconds pass
-    monkeypatch.setattr(reaper_module, "PUBLISH_S", 60.0)
+    monkeypatch.setattr(reaper_module, "SEND_S", 60.0)
     assert reaper.tick() == 2
 
 
 def test_a_run_that_no_live_worker_plays_waits_and_says_so(
     client: "redis.Redis", clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger, broker = submit(client, "r", 3, queue="big"), FakePublisher()
+    ledger, broker = submit(client, "r", 3, queue="big"), FakeBroker()
     submit(client, "r", 2)
     ledger.pin_tokenizer("other-tokenizer", "c")
     reaper = new_reaper(client, broker)
@@ -266,9 +266,9 @@ def test_a_run_that_no_live_worker_plays_waits_and_says_so(
 
 def test_jobs_that_no_live_worker_plays_hide_no_others(client: "redis.Redis") -> None:
     submit(client, "r", 250, queue="big")
-    ledger, broker = submit(client, "r", 150), FakePublisher()
+    ledger, broker = submit(client, "r", 150), FakeBroker()
     assert new_reaper(client, broker).tick() == 150
-    assert {job_id.split("/")[1][:5] for job_id in broker.published} == {"rollq"}
+    assert {job_id.split("/")[1][:5] for job_id in broker.sent} == {"rollq"}
     assert reader(ledger).stats()["queued"] == 400
 
 
@@ -277,16 +277,16 @@ def test_what_is_not_known_of_live_workers_holds_up_nothing(
 ) -> None:
     client.set(WORKERS, "junk")
     submit(client, "r", 2, queue="big")
-    reaper = new_reaper(client, FakePublisher())
+    reaper = new_reaper(client, FakeBroker())
     reaper.turn()
     assert "the live workers are not known" in caplog.text and "this worker is not registered" in caplog.text
     assert reader(Ledger(client, "r")).stats()["queued"] == 2
-    assert len(reaper._outbox._publisher.published) == 2  # type: ignore[attr-defined]
+    assert len(reaper._outbox._broker.sent) == 2  # type: ignore[attr-defined]
 
 
 def test_lists_of_runs_that_cannot_be_read(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
     ledger = submit(client, "a")
-    reaper = new_reaper(client, FakePublisher())
+    reaper = new_reaper(client, FakeBroker())
     assert reaper.tick() == 1
     client.delete(ACTIVE)
     client.set(RUNS, "garbage")

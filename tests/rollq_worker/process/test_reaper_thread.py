@@ -13,7 +13,7 @@ from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.connection import connect
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
-from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
+from tests.rollq_worker.process.ledgers import FakeBroker, live_worker
 from tests.waiting import until
 
 
@@ -29,7 +29,7 @@ class Counted(Reaper):
 
     def __init__(self, client: "redis.Redis", name: str, alive: Path | None = None, loop_is_alive: bool = True) -> None:
         worker = live_worker(name)
-        super().__init__(client, FakePublisher(), lambda: worker, alive, lambda: loop_is_alive)  # type: ignore[arg-type]
+        super().__init__(client, FakeBroker(), lambda: worker, alive, lambda: loop_is_alive)  # type: ignore[arg-type]
         self.ticks = 0
 
     def tick(self) -> int:

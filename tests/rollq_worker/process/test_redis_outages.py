@@ -31,7 +31,7 @@ from rollq_worker.process.reaper import Reaper
 from tests.e2e.own_redis import OwnRedis
 from tests.rollq.other_constants import renew_scripts
 from tests.rollq.samples import reader
-from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
+from tests.rollq_worker.process.ledgers import FakeBroker, live_worker
 from tests.stalls import Stalls
 from tests.waiting import until
 
@@ -40,7 +40,7 @@ TIMES = {
     constants: ["LEASE_S", "OUTAGE_S", "GRACE_S"],
     attempt: ["SHORT_WAIT_S"],
     leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
-    reaper: ["TICK_S", "LOOK_EVERY_S", "PUBLISH_S", "STAND_BY_S", "REGISTER_EVERY_S"],
+    reaper: ["TICK_S", "LOOK_EVERY_S", "SEND_S", "STAND_BY_S", "REGISTER_EVERY_S"],
     reaping: ["ROLE_S"],
 }
 LEASE_S = constants.LEASE_S / SCALE
@@ -91,10 +91,10 @@ class Worker:
     def __init__(self, store: Store) -> None:
         self.client = store.client()
         self.ledger = Ledger(self.client, "r")
-        self.publisher = FakePublisher()
+        self.broker = FakeBroker()
         self.leases = Leases(threading.Event())
         name = f"w{next(NUMBERS)}"
-        self.reaper = Reaper(self.client, self.publisher, lambda: live_worker(name))  # type: ignore[arg-type]
+        self.reaper = Reaper(self.client, self.broker, lambda: live_worker(name))  # type: ignore[arg-type]
         self.held = ExitStack()
         self.attempts: list[Attempt] = []
 
@@ -105,7 +105,7 @@ class Worker:
     def claim(self) -> None:
         for task in range(JOBS):
             job = Job(run="r", group=f"g{task}", env="shop", task=task)
-            self.ledger.submit([job], publish_in_s=30.0)  # sooner, its message would count as lost
+            self.ledger.submit([job], send_in_s=30.0)  # sooner, its message would count as lost
             found = self.ledger.claim(job.id, worker="w", token="t")
             assert isinstance(found, Claim)
             self.attempts.append(self.held.enter_context(self.leases.hold(self.ledger, found)))
@@ -148,7 +148,7 @@ def test_live_workers_lose_nothing(store: Store, workers: Callable[[], Worker], 
     workers()  # a new one, whose reaper has seen nothing of it
     time.sleep(LEASE_S + 1.0)
     stats = reader(worker.ledger).stats()
-    assert (stats["leased"], stats["expired"], worker.publisher.published) == (JOBS, 0, [])
+    assert (stats["leased"], stats["expired"], worker.broker.sent) == (JOBS, 0, [])
     assert not any(attempt.lost.is_set() for attempt in worker.attempts)
 
 
@@ -164,7 +164,7 @@ def test_the_only_worker_dies_and_its_successor_takes_over(
     time.sleep(gap_s)
     successor = workers()
     with Stalls() as stalls:
-        until(lambda: len(successor.publisher.published) >= JOBS, 150)
+        until(lambda: len(successor.broker.sent) >= JOBS, 150)
     # A lease and 5 s, or half a lease when no worker was there for longer; and some time for a busy machine.
     took, promised = time.monotonic() - died, max(LEASE_S + 5.0 / SCALE, gap_s + LEASE_S / 2)
     assert took < promised + 2.0 or stalls.seconds > 0.5

@@ -23,7 +23,7 @@ from celery.exceptions import SecurityWarning, WorkerShutdown
 from celery.worker import consumer, request, state
 from kombu.connection import Connection as KombuConnection
 
-from rollq.client.celery_publisher import TASK, broker_settings
+from rollq.client.broker import TASK, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.keys import QUEUE, celery_queue
 from rollq.servers.connection import CONNECTION_ERRORS
@@ -58,7 +58,7 @@ BROKEN = 1
 LONGEST_ERROR = 200
 """Number of characters that are shown of an error at the broker."""
 KEY_REMEDY = (
-    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger publishes its jobs again, and only"
+    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends its jobs again, and only"
     " then a worker starts"
 )
 MESSAGE_REMEDY = (
@@ -67,7 +67,7 @@ MESSAGE_REMEDY = (
 )
 
 TRANSPORT_OPTIONS = {
-    # Messages are acknowledged early and the ledger publishes lost ones again: the copies that kombu would keep in
+    # Messages are acknowledged early and the ledger sends lost ones again: the copies that kombu would keep in
     # Redis would only cost.
     "ack_emulation": False,
     "health_check_interval": CHECK_EVERY_S,

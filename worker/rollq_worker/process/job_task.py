@@ -53,7 +53,7 @@ WEIGHTS_PAUSE_S = 2.0
 run."""
 LATER_S = 10.0
 """Seconds after which a job comes again that no worker can play now, so that other runs get the slots meanwhile. More
-than constants.PUBLISHING_S, because the confirmation of its last publication may be on its way."""
+than constants.SENDING_S, because the confirmation of its last message may be on its way."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -112,12 +112,12 @@ class JobRunner:
             self._leave_to_others(ledger, job_id)
             return {"stop": "refused: left to other workers"}
         if not self._has_weights(run):
-            self._republish(ledger, job_id, LATER_S)
+            self._resend(ledger, job_id, LATER_S)
             return {"stop": "refused: no engine has the run's weights"}
         try:
             claim = self._claim(ledger, job_id)
         except Drained:
-            self._republish(ledger, job_id)
+            self._resend(ledger, job_id)
             return {"stop": "bounced"}
         except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
@@ -142,7 +142,7 @@ class JobRunner:
         return True
 
     def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
-        """The message is spent. The ledger publishes the job again if another worker may play it."""
+        """The message is spent. The ledger sends the job again if another worker may play it."""
         if refusal.reason == "unreadable":
             log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
         elif refusal.reason in ("tokenizer", "schema"):
@@ -153,7 +153,7 @@ class JobRunner:
     def _leave_to_others(self, ledger: Ledger, job_id: str) -> None:
         """Give a job back that other workers may play. Where there are none, it comes again later."""
         others = self._may_be_played(ledger.run)
-        self._republish(ledger, job_id, 0.0 if others else LATER_S)
+        self._resend(ledger, job_id, 0.0 if others else LATER_S)
         if others:
             self.misfits.rest()
 
@@ -189,11 +189,11 @@ class JobRunner:
         if self.draining.wait(seconds):
             raise Drained("the worker is stopping")
 
-    def _republish(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
+    def _resend(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
         try:
-            ledger.republish(job_id, after_s)
+            ledger.resend(job_id, after_s)
         except (LedgerError, *CONNECTION_ERRORS) as e:
-            log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
+            log.warning("%s: not handed back (%s); it is sent again later", job_id, type(e).__name__)
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import connect
 from rollq.settings import Settings
@@ -57,8 +57,8 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     runner.episodes.isolation.start()
     clock = celery_app.LoopClock()
 
-    impatient, publisher = connect(settings.redis_url, patience_s=PATIENCE_S), Publisher(settings.broker_url)
-    reaper = Reaper(impatient, publisher, Description(runner, engine), settings.alive_file, clock.is_alive)
+    impatient, broker = connect(settings.redis_url, patience_s=PATIENCE_S), Broker(settings.broker_url)
+    reaper = Reaper(impatient, broker, Description(runner, engine), settings.alive_file, clock.is_alive)
     app = celery_app.make_app(settings, runner)
     celery_app.check_broker(app)
 
@@ -110,7 +110,7 @@ def end_engine_waits(engine: EnginePool) -> None:
 
 
 def release(runner: JobRunner, reaper: Reaper) -> None:
-    """Release the jobs that are still held and publish them again, so that other workers go on with them at once. Then
+    """Release the jobs that are still held and send them again, so that other workers go on with them at once. Then
     this worker is gone for the others."""
     released = runner.leases.release_all()
     reaper.stop()

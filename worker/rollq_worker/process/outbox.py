@@ -1,7 +1,7 @@
-"""Publishes what the reaper finds due, in a thread of its own.
+"""Sends what the reaper finds due, in a thread of its own.
 
 A broker that is slow or does not answer must not hold up the reaper, because its silence would look like an outage of
-Redis. What is not published is due again a few seconds later.
+Redis. What is not sent is due again a few seconds later.
 """
 
 import logging
@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.errors import RollqError
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ FRESH_S = 5.0
 class Outbox:
     """One broker, one call at a time."""
 
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._sending: threading.Thread | None = None
         self._sent = 0
         self._counts: Mapping[str, int] = {}
@@ -41,30 +41,26 @@ class Outbox:
         """Whether the broker has not finished with an earlier call."""
         return self._sending is not None and self._sending.is_alive()
 
-    def publish(
-        self, due: Sequence[tuple[Ledger, Sequence[Publication]]], queues: Collection[str], until: float
-    ) -> int:
-        """Publish until that time (`time.monotonic`) and confirm what the broker took; then count the messages of
-        these queues. Returns the number of published jobs: 0 when the broker is busy for longer."""
+    def send(self, due: Sequence[tuple[Ledger, Sequence[JobMessage]]], queues: Collection[str], until: float) -> int:
+        """Send until that time (`time.monotonic`) and confirm what the broker took; then count the messages of
+        these queues. Returns the number of jobs that were sent: 0 when the broker is busy for longer."""
         if self.busy or not (due or queues):
             return 0
         self._sent = 0
-        self._sending = threading.Thread(
-            target=self._send, args=(due, queues, until), name="rollq-publish", daemon=True
-        )
+        self._sending = threading.Thread(target=self._send, args=(due, queues, until), name="rollq-outbox", daemon=True)
         self._sending.start()
         self._sending.join(max(0.0, until - time.monotonic()))
         return 0 if self.busy else self._sent
 
-    def _send(self, due: Sequence[tuple[Ledger, Sequence[Publication]]], queues: Collection[str], until: float) -> None:
-        for ledger, publications in due:
+    def _send(self, due: Sequence[tuple[Ledger, Sequence[JobMessage]]], queues: Collection[str], until: float) -> None:
+        for ledger, messages in due:
             if time.monotonic() >= until:
                 break
-            published = self._publisher.publish(publications)
+            sent = self._broker.send(messages)
             try:
-                ledger.confirm(published)
-            except (RollqError, *CONNECTION_ERRORS) as e:  # they are published again
-                log.warning("run %s: publications are not confirmed: %s: %s", ledger.run, type(e).__name__, e)
-            self._sent += len(published)
-        counts = self._publisher.backlog(queues)
+                ledger.confirm(sent)
+            except (RollqError, *CONNECTION_ERRORS) as e:  # they are sent again
+                log.warning("run %s: messages are not confirmed: %s: %s", ledger.run, type(e).__name__, e)
+            self._sent += len(sent)
+        counts = self._broker.backlog(queues)
         self._counts, self._counted = counts or {}, time.monotonic()

@@ -1,7 +1,7 @@
-"""The reaper: brings back lost jobs and publishes what is due. A thread in every worker, of which one reaps at a time.
+"""The reaper: brings back lost jobs and sends what is due. A thread in every worker, of which one reaps at a time.
 
-Expired leases and due retries go back to `queued`; what is due there is published to the broker and then confirmed.
-Publishing is an outbox: if a process dies before it confirms, the job is due again. Publishing twice is harmless,
+Expired leases and due retries go back to `queued`; what is due there is sent to the broker and then confirmed.
+Sending is an outbox: if a process dies before it confirms, the job is due again. Sending twice is harmless,
 because a job can be claimed only once.
 
 The thread also says that the worker lives: it registers the worker in the ledger and touches the alive file.
@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.ledger.stored import text
 from rollq.ledger.workers.live_workers import (
     REGISTER_EVERY_S,
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """Seconds between two looks at every active run. A silence of `constants.OUTAGE_S` counts as an outage."""
-PUBLISH_S = 2.0
-"""Most seconds of a tick that go into publishing. With all else a tick must end before the role of the reaper does."""
+SEND_S = 2.0
+"""Most seconds of a tick that go into sending. With all else a tick must end before the role of the reaper does."""
 STAND_BY_S = 1.0
 """Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
 PATIENCE_S = 0.3
@@ -50,7 +50,7 @@ ROUNDS = 20
 MOST_MESSAGES = 10_000
 """Most messages at the broker, beyond two for each queued job. When there are more, no message is added.
 
-While the engine is away, perhaps for days, no worker takes messages, and every job is published again every ten
+While the engine is away, perhaps for days, no worker takes messages, and every job is sent again every ten
 minutes.
 """
 LOOK_EVERY_S = 5.0
@@ -70,7 +70,7 @@ class Reaper:
     def __init__(
         self,
         connection: Any,
-        publisher: Publisher,
+        broker: Broker,
         describe: Callable[[], LiveWorker],
         alive_file: Path | None = None,
         loop_is_alive: Callable[[], bool] = lambda: True,
@@ -80,7 +80,7 @@ class Reaper:
         self._describe = describe
         self._loop_is_alive = loop_is_alive
         self._name = describe().name
-        self._outbox = Outbox(publisher)
+        self._outbox = Outbox(broker)
         self._role = ReaperRole(connection, self._name)
         self._active = ActiveRuns(connection)
         self._runs: dict[str, _Run] = {}
@@ -149,18 +149,18 @@ class Reaper:
             self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
-        """Reap every active run, and publish what is due. Returns how many jobs were published. A run that fails does
+        """Reap every active run, and send what is due. Returns how many jobs were sent. A run that fails does
         not hold up the others."""
-        until = time.monotonic() + PUBLISH_S
+        until = time.monotonic() + SEND_S
         self._list_runs()
-        published, more = 0, list(self._runs.values())
+        sent, more = 0, list(self._runs.values())
         random.shuffle(more)
         for _ in range(ROUNDS):
             due, more = self._reap(more)
-            published += self._outbox.publish(due, self._queues_to_count(), until)
+            sent += self._outbox.send(due, self._queues_to_count(), until)
             if not more or self._outbox.busy or time.monotonic() >= until:
                 break
-        return published
+        return sent
 
     def _list_runs(self) -> None:
         try:
@@ -184,8 +184,8 @@ class Reaper:
             return None
         return name
 
-    def _reap(self, runs: "Sequence[_Run]") -> "tuple[list[tuple[Ledger, list[Publication]]], list[_Run]]":
-        """What is to be published now, the most urgent first, and the runs that may have more."""
+    def _reap(self, runs: "Sequence[_Run]") -> "tuple[list[tuple[Ledger, list[JobMessage]]], list[_Run]]":
+        """What is to be sent now, the most urgent first, and the runs that may have more."""
         due, more = [], []
         for run in runs:
             if time.monotonic() - self._role_taken >= TICK_S:
@@ -207,7 +207,7 @@ class Reaper:
             return [], []
         return sorted(due, key=lambda item: item[1][0].priority), more
 
-    def _played(self, run: "_Run", found: Sequence[Publication]) -> list[Publication]:
+    def _played(self, run: "_Run", found: Sequence[JobMessage]) -> list[JobMessage]:
         """Those that a live worker can play. The others stay in the ledger until there is such a worker."""
         workers = self._live_workers()
         if not workers:  # nothing is known of any
@@ -215,13 +215,13 @@ class Reaper:
         tokenizer, template = run.hashes()
         queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
         run.playable = bool(queues)
-        for queue in sorted({publication.queue for publication in found} - queues):
+        for queue in sorted({message.queue for message in found} - queues):
             pinned = f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})" if tokenizer else ""
             self._warn(
                 f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{pinned}. Start"
                 f" `rollq worker --queues {queue}`" + (" with the run's tokenizer" if tokenizer else "")
             )
-        return [publication for publication in found if publication.queue in queues]
+        return [message for message in found if message.queue in queues]
 
     def _live_workers(self) -> Sequence[LiveWorker]:
         """This worker is live, whatever the ledger says. Empty when the ledger cannot say."""

@@ -128,7 +128,7 @@ def _check_permissions(connection: Any, url: str) -> None:
         )
     unknown = redis_rights.UNKNOWN_RUN
     try:
-        Ledger(connection, unknown).republish(f"{unknown}/x/0")
+        Ledger(connection, unknown).resend(f"{unknown}/x/0")
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:

@@ -55,7 +55,7 @@ if state == 'leased' then
   return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length, oldest_step(group) }
 end
 
--- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again at once.
+-- A worker that cannot play the job leaves it for others. The message is spent, so the job is sent again at once.
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
 local foreign = false
 for part in string.gmatch(written or '1', '[^+]+') do
@@ -66,7 +66,7 @@ if other or foreign then
   return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }
 end
 if not_before > time then
-  -- This message is spent; the job is published again when its backoff is over.
+  -- This message is spent; the job is sent again when its backoff is over.
   redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, id)
   return { 'early', seconds(not_before) }
 end

@@ -5,7 +5,7 @@
 -- ARGV[1]  the run
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
 --
--- `constants` are lease_s, publishing_s, confirmed_s, outage_s, grace_s, wake_s, longest_backoff_s,
+-- `constants` are lease_s, sending_s, confirmed_s, outage_s, grace_s, wake_s, longest_backoff_s,
 -- largest_group, default_queue, budgets (failures by class), infrastructure (true by class), priorities; scripts.py puts their values
 -- in their places.
 --

@@ -1,16 +1,16 @@
--- Expired leases go back to queued, and what is due is handed to the caller to publish. A job that cannot be read, or
+-- Expired leases go back to queued, and what is due is handed to the caller to send. A job that cannot be read, or
 -- whose group cannot, is dead from now on; the others go on.
 -- The last reap (run: beat) tells an outage: after a silence either Redis or all workers were away, so live workers get
 -- the time to renew their leases first, and nothing expires until then (run: grace).
 -- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> held:<purpose> waiting:<purpose>
 --                   wake:<token> job:<job> group:<group>
 -- ARGV   limit, then the queues for which nothing waits at the broker
--- reply  for each job to publish now: id queue priority; what was interrupted first, each in the order of the groups
+-- reply  for each job to send now: id queue priority; what was interrupted first, each in the order of the groups
 check_indexes()
 local limit, idle = tonumber(ARGV[2]), {}
 for i = 3, #ARGV do idle[ARGV[i]] = true end
 local leased, queued, time, due, rows = prefix .. 'leased', prefix .. 'queued', now(), {}, {}
-local lease_s, publishing_s, confirmed_s = constants.lease_s, constants.publishing_s, constants.confirmed_s
+local lease_s, sending_s, confirmed_s = constants.lease_s, constants.sending_s, constants.confirmed_s
 if redis.call('EXISTS', typed('run', 'hash'), queued, leased) == 0 then return {} end
 allow_without_memory()
 
@@ -59,7 +59,7 @@ local function read_queued(id, score)
 end
 
 -- With `of`, only jobs of these queues. So that others cannot hide them, it looks at more jobs than it needs.
-local function publish_between(from, to, of)
+local function send_between(from, to, of)
   for offset = 0, of and limit * 9 or 0, limit do
     local found = redis.call('ZRANGEBYSCORE', queued, from, to, 'WITHSCORES', 'LIMIT', offset, limit)
     for i = 1, #found, 2 do
@@ -76,11 +76,11 @@ local function publish_between(from, to, of)
   end
 end
 
-publish_between('-inf', time)
-publish_between('(' .. seconds(time + confirmed_s), '+inf') -- the clock was set back
+send_between('-inf', time)
+send_between('(' .. seconds(time + confirmed_s), '+inf') -- the clock was set back
 if next(idle) then
   -- Confirmed, but the message is gone. Younger ones may still be on their way; a backoff ends before this range begins.
-  publish_between(time + constants.longest_backoff_s + publishing_s, time + confirmed_s - publishing_s, idle)
+  send_between(time + constants.longest_backoff_s + sending_s, time + confirmed_s - sending_s, idle)
 end
 table.sort(due, function(a, b)
   if a.priority ~= b.priority then return a.priority < b.priority end
@@ -88,7 +88,7 @@ table.sort(due, function(a, b)
   return a.id < b.id
 end)
 for _, job in ipairs(due) do
-  redis.call('ZADD', queued, time + publishing_s, job.id)
+  redis.call('ZADD', queued, time + sending_s, job.id)
   rows[#rows + 1] = { job.id, job.queue, job.priority }
 end
 return rows

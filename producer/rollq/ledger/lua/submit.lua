@@ -3,7 +3,7 @@
 -- not follow the stored one shows that Redis has lost groups of the source.
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
 --                   job:<job>
--- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
+-- ARGV   group size viable purpose send_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
 --        version, and behind a + each field that older workers may not know) spare body (of the first job)
 --        template_kwargs (as JSON), then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
@@ -11,7 +11,7 @@
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
-local first, spare, publish_in_s, ahead = 16, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
+local first, spare, send_in_s, ahead = 16, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
@@ -64,7 +64,7 @@ if bound and capacity(bound) <= 0 then
 end
 
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
-local publish_at = publish_in_s > 0 and now() + publish_in_s or 0
+local send_at = send_in_s > 0 and now() + send_in_s or 0
 if kwargs ~= '{}' then redis.call('HSET', meta, 'template_kwargs', kwargs) end
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
   'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14],
@@ -74,7 +74,7 @@ for i = first, #ARGV, 4 do
   local job = prefix .. 'job:' .. ARGV[i]
   redis.call('HSET', job, 'state', 'queued', 'attempt', 0, 'digest', ARGV[i + 1], 'deadline_s', ARGV[i + 2])
   if ARGV[i + 3] ~= '' then redis.call('HSET', job, 'body', ARGV[i + 3]) end
-  redis.call('ZADD', prefix .. 'queued', publish_at, ARGV[i])
+  redis.call('ZADD', prefix .. 'queued', send_at, ARGV[i])
 end
 move_cursor()
 count('submitted', jobs)

@@ -1,6 +1,6 @@
 """What reapers share: the runs that have something to reap, and the role of the one worker that reaps.
 
-A run is listed while it has queued jobs, which must be published, or leased ones, which may expire. A submission and a
+A run is listed while it has queued jobs, which must be sent, or leased ones, which may expire. A submission and a
 requeue list their run after they gave it jobs. The reaper takes a run off the list when it has neither, then looks
 again. In case an entry is lost all the same, it looks at one of all runs a second.
 

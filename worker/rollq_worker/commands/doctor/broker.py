@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollq.client.celery_publisher import Publisher
+from rollq.client.broker import Broker
 from rollq.errors import SettingsError, Unwritable
 from rollq.ledger.keys import celery_queue
 from rollq.servers import health
@@ -31,11 +31,11 @@ def check(found: Settings) -> list[Finding]:
         check_broker(app)
     except Unwritable as e:
         return [Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")]
-    publisher = Publisher(found.broker_url)
+    broker = Broker(found.broker_url)
     try:
-        waiting = publisher.backlog(found.queues)
+        waiting = broker.backlog(found.queues)
     finally:
-        publisher.close()
+        broker.close()
     url, queues = mask_url(found.broker_url), ", ".join(found.queues)
     transport = {name: app.conf.broker_transport_options.get(name) for name in SHOWN_OPTIONS}
     details = {"waiting": waiting, "transport": transport}

@@ -1,6 +1,6 @@
-"""Publishes Celery messages that carry a job id.
+"""Sends Celery messages that carry a job id.
 
-A message that is not published here costs only time, because the workers' reapers publish it from the ledger's outbox.
+A message that is not sent here costs only time, because the workers' reapers send it from the ledger's outbox.
 So a light client needs no Celery, and failures of the broker are not raised.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rollq.ledger.keys import QUEUE, celery_queue
-from rollq.ledger.replies import Publication
+from rollq.ledger.replies import JobMessage
 from rollq.urls import broker_options
 
 TASK = "rollq.play"
@@ -29,13 +29,13 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_
 out."""
 
 
-class Publisher:
-    """Publishes to one broker. Safe to use from many threads."""
+class Broker:
+    """One broker. Safe to use from many threads."""
 
     def __init__(self, broker_url: str) -> None:
         self.broker_url = broker_url
         self.error: str | None = None
-        """The exception type of the last failure; None once publishing works."""
+        """The exception type of the last failure; None once sending works."""
         self._app: Any = None
         self._paused_until = 0.0
         self._lock = threading.Lock()
@@ -48,33 +48,33 @@ class Publisher:
         """Whether Celery is installed."""
         return importlib.util.find_spec("celery") is not None
 
-    def publish(self, publications: Sequence[Publication]) -> list[str]:
-        """Publishes these messages, in this order. Returns the job ids that the broker took. Raises nothing."""
-        published: list[str] = []
-        if not publications or self._paused:
-            return published
+    def send(self, messages: Sequence[JobMessage]) -> list[str]:
+        """Sends these messages, in this order. Returns the job ids that the broker took. Raises nothing."""
+        sent: list[str] = []
+        if not messages or self._paused:
+            return sent
         try:
             app = self._connected()
             with app.producer_pool.acquire(block=True) as producer:
-                for publication in publications:
+                for message in messages:
                     app.send_task(
                         TASK,
-                        args=[publication.job_id],
-                        queue=celery_queue(publication.queue),
-                        priority=publication.priority,
-                        argsrepr=publication.job_id,
+                        args=[message.job_id],
+                        queue=celery_queue(message.queue),
+                        priority=message.priority,
+                        argsrepr=message.job_id,
                         kwargsrepr="",
                         ignore_result=True,
                         producer=producer,
                         retry=False,
                     )
-                    published.append(publication.job_id)
+                    sent.append(message.job_id)
             self.error = None
         except Exception as e:  # Celery, kombu and its transports may raise anything
             self.error = type(e).__name__  # its text may hold the broker's password
             self._paused_until = time.monotonic() + PAUSE_S
             self._stop_asking()
-        return published
+        return sent
 
     def backlog(self, queues: Collection[str] = (QUEUE,)) -> dict[str, int] | None:
         """Number of messages that wait at the broker, for each of these queues (`Job.queue`). None when the broker
@@ -118,7 +118,7 @@ class Publisher:
 def _app(broker_url: str) -> Any:
     import celery
 
-    app = celery.Celery("rollq-publisher", set_as_current=False)
+    app = celery.Celery("rollq-broker", set_as_current=False)
     app.conf.update(broker_settings(broker_url, max_retries=1))
     app.conf.update(
         task_serializer="json",

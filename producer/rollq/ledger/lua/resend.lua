@@ -1,5 +1,5 @@
--- A worker took the job's message and did not claim the job: publish it again as soon as its backoff allows, before those
--- that were not published yet, or some time later.
+-- A worker took the job's message and did not claim the job: send it again as soon as its backoff allows, before those
+-- that were not sent yet, or some time later.
 -- reads and writes  queued job:<job> group:<group>
 -- ARGV   id after_s (0: at once)
 -- reply  ok

@@ -19,7 +19,7 @@ from rollq import __version__
 from rollq.commands.help import EPILOG, SUMMARIES
 from rollq.commands.parser import Commands, Parser
 from rollq.errors import RollqError, SettingsError
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -21,7 +21,7 @@ from typing import Any
 from rollq.env import Action, Json, Tools, mask_url
 from rollq.env.foreign_tools import own_copy
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 
 OPEN_S = 60.0
 """Longest start of a server in seconds."""

@@ -25,7 +25,7 @@ from rollq.env.copy_on_write import SharedDatabase, View
 from rollq.env.customer_service import Case, ConversationDomain
 from rollq.env.foreign_tools import copy_record, untouched
 from rollq.errors import JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from rollq_integrations.tau.backend import TAU2_STOP_MARKERS, PackageBackend, model_as_text, tables_of, wishes_of
 from rollq_integrations.tau.scripted_tasks import scripted_case
 

@@ -24,7 +24,7 @@ from rollq.env.foreign_tools import (
     untouched,
 )
 from rollq.errors import JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from rollq_integrations.tau.backend import PackageBackend, version_of
 from rollq_integrations.tau.scripted_tasks import scripted_case
 

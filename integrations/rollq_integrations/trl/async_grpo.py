@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from rollq import Batch, Client, Consumer, PullTimeout, SettingsError
 from rollq.errors import LedgerError
-from rollq.extras import needs
 from rollq.images import refuse_images
+from rollq.pip_extras import needs
 from rollq.weights import Fleet
 from rollq_integrations.trl.grpo import check_temperature, check_template_kwargs
 

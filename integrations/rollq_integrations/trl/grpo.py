@@ -32,8 +32,8 @@ from rollq import (
     Trajectory,
 )
 from rollq.errors import LedgerError
-from rollq.extras import needs
 from rollq.images import refuse_images
+from rollq.pip_extras import needs
 from rollq.weights import Fleet
 
 with needs("trl"):

@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from typing import Any, TypeVar
 
 from rollq.errors import ForOtherWorkers, JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 
 T = TypeVar("T")
 

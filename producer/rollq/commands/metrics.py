@@ -8,7 +8,7 @@ from rollq.commands.connect import check_run, ping_redis, settings
 from rollq.commands.flags.shared import add_redis, add_run
 from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq.servers.connection import connect
 
 PORT = 9464

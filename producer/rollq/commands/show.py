@@ -20,9 +20,9 @@ from rollq.events import Observed, Sampled
 from rollq.export import jsonl
 from rollq.export.record import record
 from rollq.export.transcript import Transcript, clean
-from rollq.extras import install_line
 from rollq.job import NAME, parse_id
 from rollq.ledger.replies import JobState
+from rollq.pip_extras import install_line
 from rollq.snapshot.rollouts import RolloutReader
 from rollq.trajectory import Trajectory
 

@@ -10,8 +10,8 @@ import io
 from dataclasses import dataclass, field
 
 from rollq.errors import EnvironmentFailure
-from rollq.extras import needs
 from rollq.images import ImageRef
+from rollq.pip_extras import needs
 
 MAX_IMAGE_BYTES = 8 << 20
 """Most bytes of one file. Every request of the episode sends it again."""

@@ -21,7 +21,7 @@ from rollq.export.record import unexportable
 from rollq.export.rows import record_of, rows
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
 from rollq.export.validation import Checked, Head, faults
-from rollq.extras import needs
+from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
     import pyarrow as pa

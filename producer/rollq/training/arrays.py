@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollq.errors import ContractError
 from rollq.events import Sampled
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq.trajectory import Segment, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq.training.arrays import PER_TOKEN, Array, PackedArrays, Row, SegmentArrays, pack, tensors
 
 if TYPE_CHECKING:

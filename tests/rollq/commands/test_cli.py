@@ -15,7 +15,7 @@ import pytest
 
 from rollq import __version__, cli
 from rollq.commands import connect, help
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT, rollq
 

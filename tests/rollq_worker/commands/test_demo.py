@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
 
 

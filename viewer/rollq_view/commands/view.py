@@ -11,7 +11,7 @@ from rollq.commands.flags.shared import add_redis, add_run, add_tokenizer
 from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq.settings import Settings
 from rollq.urls import mask_url
 

@@ -22,7 +22,7 @@ from rollq.commands.flags.types import http_url
 from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import ContractError, EngineFailure, SettingsError
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq_worker.commands import offline_audit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rollq.commands.flags.shared import add_tokenizer
 from rollq.commands.flags.types import expert_shape, number, whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
-from rollq.extras import needs
+from rollq.pip_extras import needs
 from rollq.processes.embedded_redis import port_taken
 from rollq_worker.commands.environment_names import load_domain
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rollq.errors import RollqError, SettingsError
-from rollq.extras import needs
+from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
     from rollq.env import Domain

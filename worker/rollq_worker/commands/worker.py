@@ -12,7 +12,7 @@ from rollq.commands.flags.files import agent, environment
 from rollq.commands.flags.shared import add_broker, add_engines, add_redis, add_template, add_tokenizer
 from rollq.commands.flags.types import name, whole
 from rollq.commands.parser import Commands
-from rollq.extras import needs
+from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
     from rollq_worker.process.job_task import JobRunner

@@ -22,8 +22,8 @@ from typing import Any
 
 from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, Tools, User
 from rollq.errors import JobFailure
-from rollq.extras import install_line
 from rollq.job import Json
+from rollq.pip_extras import install_line
 from rollq_worker.environments.graders import GRADERS, IN_A_BOX, Grader, in_a_box
 
 Row = Mapping[str, Json]

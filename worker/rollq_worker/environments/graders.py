@@ -11,7 +11,7 @@ from decimal import Decimal
 from importlib.util import find_spec
 
 from rollq.errors import JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from rollq_worker.environments.math_process import MathProcess
 
 Grader = Callable[[str, str], bool]

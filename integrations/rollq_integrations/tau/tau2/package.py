@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rollq.errors import JobFailure
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 from rollq_integrations.tau.backend import version_of
 
 DATA = "*.json", "*.toml", "*.md"

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 
 from rollq.errors import RollqError
-from rollq.extras import install_line
 from rollq.job import ENVIRONMENT_FILES, NAME, Json
+from rollq.pip_extras import install_line
 from rollq.worker_package import for_clients
 
 AGENT_FILES = (".py", ".sh")

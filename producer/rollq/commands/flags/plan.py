@@ -11,8 +11,8 @@ from typing import Any
 from rollq.client.client import Client
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
-from rollq.extras import install_line
 from rollq.job import QUEUE, Job, group_name
+from rollq.pip_extras import install_line
 from rollq.wire.codec import encode_job
 from rollq.worker_package import for_clients
 

@@ -28,8 +28,8 @@ from rollq.commands.tables import first_line
 from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.transcript import clean
-from rollq.extras import install_line, needs
 from rollq.job import Job, group_name
+from rollq.pip_extras import install_line, needs
 from rollq.urls import mask_url
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun

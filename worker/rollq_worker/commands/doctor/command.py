@@ -14,7 +14,7 @@ from rollq.commands.flags.files import environment
 from rollq.commands.flags.shared import add_broker, add_engines, add_json, add_redis, add_template, add_tokenizer
 from rollq.commands.flags.types import assignment, json_or_text
 from rollq.commands.parser import Commands
-from rollq.extras import needs
+from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
     from rollq.servers.health import Finding

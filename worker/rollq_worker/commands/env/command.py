@@ -15,8 +15,8 @@ from rollq.commands.flags.types import tasks
 from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
-from rollq.extras import needs
 from rollq.job import NAME
+from rollq.pip_extras import needs
 from rollq_worker.commands.environment_names import load_domain, task_count
 
 if TYPE_CHECKING:

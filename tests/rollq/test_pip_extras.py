@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from rollq.extras import install_line
+from rollq.pip_extras import install_line
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from rollq.errors import EngineFailure
 from rollq.events import Finish
 from rollq_worker.engine import connections, http, sglang_client
 from rollq_worker.engine.connections import EngineConnections
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.http import EngineHttp, WaitCut
 from rollq_worker.engine.sglang_client import RETRIES
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
@@ -101,6 +101,29 @@ def test_a_generation_is_in_flight_until_its_answer() -> None:
             assert http.in_flight.rids() == [] and http.in_flight.cut(None, hung=True) == 0
         http.close()
     assert seen == [True, True]
+
+
+def test_a_request_that_still_connects_is_cut_too() -> None:
+    """The engine hangs: its backlog is full, then a connection is made, and nothing is ever accepted or answered."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
+        address = listener.getsockname()
+        waiting.enter_context(socket.create_connection(address))
+        http, ended = EngineHttp(f"http://127.0.0.1:{address[1]}", read_timeout_s=30.0), list[BaseException]()
+
+        def wait() -> None:
+            try:
+                send(http)
+            except BaseException as e:
+                ended.append(e)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: http.in_flight.rids())
+        assert http.in_flight.cut(KEY, hung=True) == 1
+        listener.accept()[0].close()  # there is room: the kernel completes the connection when it asks again
+        thread.join(10)
+        assert not thread.is_alive() and isinstance(ended[0], WaitCut) and ended[0].hung
+        assert http.in_flight.rids() == []
 
 
 def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

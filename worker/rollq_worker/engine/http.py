@@ -81,12 +81,12 @@ class EngineHttp:
         connection, reusable = self._connections.take(), False
         try:
             if request is not None:
-                request.sock = connection.sock
+                self.in_flight.use(request, connection.sock)
             response, reusable = self._connections.exchange(connection, method, path, body, headers, timeout_s)
             return response
         finally:
             if request is not None:
-                self.in_flight.release(request)  # before another thread can take the connection
+                self.in_flight.remove()  # before another thread can take the connection
             self._connections.give_back(connection, reusable)
 
     def close_idle(self) -> None:
@@ -106,7 +106,7 @@ class RequestInFlight:
     """The job it is for."""
     since: float = field(default_factory=time.monotonic)
     sock: socket.socket | None = None
-    """The socket, while the thread uses it for this request."""
+    """Its connection's, from when it is made."""
     cut: WaitCut | None = None
     """Set when the wait was ended."""
 
@@ -125,31 +125,34 @@ class RequestsInFlight:
             self._by_thread[threading.get_ident()] = request
         return request
 
-    def remove(self) -> None:
-        """This thread's request has its response, or will have none."""
+    def use(self, request: RequestInFlight, sock: socket.socket | None) -> None:
+        """It has its connection. Raises WaitCut when the wait was ended before."""
         with self._lock:
-            del self._by_thread[threading.get_ident()]
+            request.sock = sock
+            if request.cut is not None:
+                raise request.cut
 
-    def release(self, request: RequestInFlight) -> None:
-        """Its thread is about to give its connection back."""
+    def remove(self) -> None:
+        """This thread's request has its response, or will have none. Safe to repeat."""
         with self._lock:
-            request.sock = None
+            self._by_thread.pop(threading.get_ident(), None)
 
     def rids(self) -> list[str]:
         with self._lock:
             return [request.rid for request in self._by_thread.values()]
 
     def cut(self, key: str | None, *, hung: bool) -> int:
-        """End the wait for that job's response; with None, all waits. Returns how many were ended."""
+        """End the wait for that job's response; with None, all waits. Returns how many were ended. One that still
+        connects ends when it has connected, or failed to."""
         with self._lock:  # held, so that no socket passes to another thread meanwhile
             requests = [request for request in self._by_thread.values() if key in (None, request.key)]
             for request in requests:
+                request.cut = WaitCut(hung)
                 if request.sock is not None:
-                    request.cut = WaitCut(hung)
                     with suppress(OSError):  # it may be closed by now
                         # Not the TLS socket's own shutdown: it drops the state that the other thread reads with.
                         socket.socket.shutdown(request.sock, socket.SHUT_RDWR)
-        return sum(request.cut is not None for request in requests)
+        return len(requests)
 
     def longest_wait_s(self) -> float:
         with self._lock:

@@ -127,8 +127,8 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("policy", "the system prompt is a NoneType"),
         ("opening", r"reset\(\) returns a NoneType, not str or Observation"),
         ("endless", "does not end within 10 turns"),
-        ("raises", "KeyError: 'n'"),
-        ("text", r"step\(\) returns a str, not Observation"),
+        ("raises", r"KeyError: 'n' \(\S+/test_env.py:\d+, in the call no_such_tool\({}\)\)"),
+        ("text", r"step\(\) returns a str, not Observation \(in the call add\({\"n\": 4}\)\)"),
         ("random", "is .* in the replay"),
         ("grade", r"grade\(\) returns a float, not Grade"),
         ("nan", "not a finite number"),
@@ -138,7 +138,7 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("no tools", "environment.tools: TypeError"),
         ("done", "Observation.done is a str, not bool"),
         ("info", "Grade.info is a list, not Mapping"),
-        ("exit", "SystemExit: 3"),
+        ("exit", r"SystemExit: 3 \(\S+/test_env.py:\d+, in the call add\({\"n\": 4}\)\)"),
     ],
 )
 def test_what_is_wrong_is_said(wrong: str, says: str) -> None:

@@ -7,13 +7,17 @@ the checks here. A second play from the first one's journal shows whether anothe
 import json
 import resource
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+import rollq
+import rollq_worker
 from rollq.env import RESPOND, STOP_MARKER, Action, Domain, Environment, Grade, Observation, Task, User
 from rollq.errors import EnvironmentFailure, RollqError
 from rollq.events import Stop
@@ -27,6 +31,7 @@ from rollq_worker.users.scripted import ScriptedUser
 
 T = TypeVar("T")
 
+OURS = tuple(str(Path(package.__path__[0])) for package in (rollq, rollq_worker))
 SHOWN_TASKS = 20
 """Number of tasks that are played unless the user names some, from all over the split."""
 SMALL_TALK = "Is there anything else that I can do for you?"
@@ -122,10 +127,20 @@ def _check_index(domain: Domain, split: str, openings: dict[str, int], index: in
         report.judged = int(bool(task.assertions))
         _check_task(domain, split, index, task, report)
     except RollqError as e:
-        report.problems.append(f"task {index}: {e}")
+        report.problems.append(f"task {index}: {e}{_place(e.__cause__ or e)}")
     except (Exception, SystemExit) as e:  # other people's code
-        report.problems.append(f"task {index}: {type(e).__name__}: {e}")
+        report.problems.append(f"task {index}: {type(e).__name__}: {e}{_place(e)}")
     return report
+
+
+def _place(error: BaseException) -> str:
+    """The author's line that raised it, and the call that it was raised in."""
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
+    # The innermost line of the author's own folder: what it calls may be a library's.
+    own = [frame for frame in theirs if Path(frame.filename).parent == Path(theirs[0].filename).parent]
+    lines = [f"{own[-1].filename}:{own[-1].lineno}"] if own else []
+    facts = ", ".join([*lines, *getattr(error, "__notes__", ())])
+    return f" ({facts})" if facts else ""
 
 
 def chosen(count: int, shown: int = SHOWN_TASKS) -> list[int]:
@@ -221,8 +236,12 @@ class _Typed:
         return _of_type("reset() returns", self.environment.reset(user), (str, Observation))
 
     def step(self, action: Action) -> Observation:
-        observation = _of_type("step() returns", self.environment.step(action), (Observation,))
-        _of_type("Observation.done is", observation.done, (bool,))
+        try:
+            observation = _of_type("step() returns", self.environment.step(action), (Observation,))
+            _of_type("Observation.done is", observation.done, (bool,))
+        except (Exception, SystemExit) as e:  # other people's code
+            e.add_note(f"in the call {action.name}({json.dumps(dict(action.arguments), ensure_ascii=False):.200})")
+            raise
         return observation
 
     def grade(self) -> Grade:

@@ -8,7 +8,7 @@ import pytest
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.toolcalls.format_tests import FormatTests, Write, reader_tests
-from rollq_worker.toolcalls.formats.hermes import HERMES
+from rollq_worker.toolcalls.formats.json_lists import HERMES
 from rollq_worker.toolcalls.formats.markup import QWEN3_CODER
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader
 from tests.rollq_worker.toolcalls.written import WRITE

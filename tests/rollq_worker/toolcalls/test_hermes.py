@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollq.env import Action
 from rollq_worker.strict_json import MAX_DEPTH
-from rollq_worker.toolcalls.formats.hermes import HERMES
+from rollq_worker.toolcalls.formats.json_lists import HERMES
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Action("f", {"a": 1})
@@ -77,7 +77,7 @@ BROKEN: list[tuple[str, str, str]] = [
     ),
     ("NaN in a string", block(r'{"name": "f", "arguments": "{\"a\": NaN}"}'), "NaN"),
     ("a scalar", block("3"), "not a JSON object"),
-    ("an empty list", block("[]"), "empty list"),
+    ("an empty list", block("[]"), "is empty"),
     ("a list with a scalar", block('[{"name": "f"}, 3]'), "not a JSON object"),
     ("NaN", block('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
     ("Infinity", block('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),

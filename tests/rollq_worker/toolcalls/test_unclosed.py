@@ -10,7 +10,7 @@ from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import END, FakeRenderer
 from rollq_worker.protocols import ReadTurn
-from rollq_worker.toolcalls.formats.hermes import HERMES
+from rollq_worker.toolcalls.formats.json_lists import HERMES
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from rollq_worker.plug_ins import plug_ins, with_plug_ins
-from rollq_worker.toolcalls.formats.functionary import FUNCTIONARY31, FUNCTIONARY32
+from rollq_worker.toolcalls.formats.functionary import FUNCTIONARY32
 from rollq_worker.toolcalls.formats.gemma4 import GEMMA4
 from rollq_worker.toolcalls.formats.glm45 import GLM45, HUNYUAN3
 from rollq_worker.toolcalls.formats.gpt_oss import GPT_OSS
-from rollq_worker.toolcalls.formats.hermes import HERMES
 from rollq_worker.toolcalls.formats.json_lists import (
     APERTUS,
     APRIEL,
@@ -21,6 +20,7 @@ from rollq_worker.toolcalls.formats.json_lists import (
     GIGACHAT3,
     GIGACHAT31,
     GRANITE3,
+    HERMES,
     MINIMAX_M1,
     NEMOTRON_V2,
 )
@@ -30,7 +30,7 @@ from rollq_worker.toolcalls.formats.messages import INKLING, MUSE
 from rollq_worker.toolcalls.formats.mistral import MISTRAL
 from rollq_worker.toolcalls.formats.nested_markup import MINIMAX_M3
 from rollq_worker.toolcalls.formats.pythonic import LFM2, PYTHONIC
-from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2, SOLAR
+from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, FUNCTIONARY31, KIMI_K2, SOLAR
 from rollq_worker.toolcalls.pieces import Reader, block_reader
 
 NO_CALLS = "no_calls"

@@ -1,10 +1,9 @@
 """Calls written as JSON: whole calls as objects with a name and arguments, and arguments alone.
 
-Hermes, Llama and Mistral write whole calls, other formats the arguments. It does not know tags.
+It does not know tags.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rollq.env import Action
 from rollq.job import Json
@@ -12,38 +11,6 @@ from rollq_worker.strict_json import NotJson, skip, strict_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 """The keys under which the object of a call may hold its arguments."""
-
-
-class JsonCalls(NamedTuple):
-    """Calls, or what is wrong with them; and where their JSON ends."""
-
-    end: int
-    calls: tuple[Action, ...] = ()
-    ids: tuple[str, ...] = ()
-    """One per call; "" where it has no id."""
-    errors: tuple[str, ...] = ()
-
-
-def read_calls(text: str, at: int, form: str) -> JsonCalls:
-    """The calls at `at`: an object, or a list of objects. One broken call breaks the list, so that no text is lost.
-
-    `form` tells the policy how a call is written.
-    """
-    try:
-        value, problem, end = strict_json(text, at)
-    except NotJson as e:
-        return JsonCalls(at, errors=(f"The tool call is {e} {form}",))
-    if problem:
-        return JsonCalls(end, errors=(problem,))
-    items = value if isinstance(value, list) else [value]
-    read = [call_of(item, form) for item in items]
-    errors = tuple(item for item in read if isinstance(item, str))
-    if not read:
-        errors = (f"The tool call is an empty list. {form}",)
-    if errors:
-        return JsonCalls(end, errors=errors)
-    calls = tuple(item for item in read if isinstance(item, Action))
-    return JsonCalls(end, calls, tuple(call_id(item, "id") for item in items))
 
 
 def call_id(item: Mapping[str, Json], key: str) -> str:

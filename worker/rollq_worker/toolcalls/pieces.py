@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 
 from rollq.env import Action
 from rollq.job import Json
@@ -81,9 +81,15 @@ def without_calls(reader: Reader) -> Reader:
     return Reader(pieces, reader.think)
 
 
-def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK) -> Reader:
-    """The reader of a format whose calls are blocks, each of which a tag of `openers` opens."""
-    return Reader(lambda text, thinking, tools: cut(text, openers, thinking, tools, think), think)
+def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK, frames: Sequence[str] = ()) -> Reader:
+    """The reader of a format whose calls are blocks, each of which a tag of `openers` opens. `frames`: control tokens
+    around what a turn says."""
+    opens: dict[str, Open] = {**openers, **{tag: partial(_frame, tag) for tag in frames}}
+    return Reader(lambda text, thinking, tools: cut(text, opens, thinking, tools, think), think)
+
+
+def _frame(tag: str, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    return [Piece(Kind.FRAME, start, start + len(tag))]
 
 
 def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
@@ -186,7 +192,8 @@ def unclosed(calls: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: str) -> Piece:
-    """A block that cannot be read beyond `after`: up to its end tag, to the next block, or to the end of the turn."""
-    found = first(text, after, *tags)
+    """A block that cannot be read beyond `after`: up to its end tag ("" in formats without one), to the next block, or
+    to the end of the turn."""
+    found = first(text, after, *filter(None, tags))
     end = len(text) if found is None else found.end() if found[0] == tags[1] else found.start()
     return Piece(Kind.BROKEN, start, end, errors=errors)

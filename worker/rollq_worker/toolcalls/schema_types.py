@@ -4,7 +4,6 @@ A value that fits no type of its schema is a malformed call: an environment that
 object would do something else in silence.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from referencing.jsonschema import DRAFT202012
 
 from rollq.job import Json
 from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
+from rollq_worker.toolcalls.literals import PRINTED, Cursor, Unreadable
 
 _NULL = ("null", "None")
 """How templates write null: as JSON, and as Python prints it."""
@@ -227,62 +227,11 @@ def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
     return value if isinstance(value, wanted) else text
 
 
-_PRINTED = re.compile(
-    r"""
-      (?P<string>'(?:[^'\\\n]++|\\.)*+'|"(?:[^"\\\n]++|\\.)*+")
-    | (?P<word>(?<![\w.])[^\W\d]\w*+)
-    | (?P<empty>\(\s*+\))
-    | (?P<open>[\[({])
-    | (?P<close>(?<=[^(\s]),\s*+\)|[\])}])
-    | (?P<comma>,)
-    | (?P<other>['"])
-    """,
-    re.VERBOSE,
-)
-"""What Python prints differently from JSON, and what tells a tuple from a value in brackets."""
-_ESCAPE = re.compile(r"""\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[\\'"nrt])|["\\]""")
-_WORDS = {"True": "true", "False": "false", "None": "null"}
-_ENDS = {"(": ")", "[": "]", "{": "}"}
-
-
 def _printed(word: str) -> Json:
-    """The value that Python prints as `word`, or None. One pass writes it as JSON: Python's own parser takes seconds
-    for 100 KB."""
-    opened: list[list[str]] = []  # for each open bracket: what closes it, and the last comma in it
-
-    def as_json(found: re.Match[str]) -> str:
-        token, kind = found[0], found.lastgroup
-        if kind == "string":
-            return f'"{_ESCAPE.sub(_escaped, token[1:-1])}"'
-        if kind == "word":
-            return _WORDS[token]
-        if kind == "empty":
-            return "[]"
-        if kind == "open":
-            opened.append([_ENDS[token], ""])
-            return "[" if token == "(" else token
-        if kind == "comma":
-            opened[-1][1] = token
-            return token
-        if kind == "close":
-            end, comma = opened.pop()
-            if end == token[-1] and (end != ")" or comma or token[0] == ","):
-                return "]" if end == ")" else end
-        raise ValueError(token)
-
+    """The value that Python prints as `word`, or None."""
+    cursor = Cursor(PRINTED, word)
     try:
-        written = _PRINTED.sub(as_json, word)
-        value, problem, end = strict_json(written)
-    except (ValueError, LookupError):
+        value = cursor.value()
+    except Unreadable:
         return None
-    return None if problem or skip(written, end) != len(written) else value
-
-
-def _escaped(found: re.Match[str]) -> str:
-    """A character of a Python string as JSON writes it."""
-    says = found[1]
-    if says is None:
-        return {'"': '\\"'}[found[0]]
-    if says[0] in "xuU":
-        return json.dumps(chr(int(says[1:], 16)), ensure_ascii=False)[1:-1]
-    return "'" if says == "'" else found[0]
+    return value if skip(word, cursor.at) == len(word) else None

@@ -1,13 +1,11 @@
-"""Functionary's formats: a name and JSON, in a tag (v3.1) or as a message to a recipient (v3.2).
-
-    <function=f>{"a": 1}</function><function=g>{}</function>
+"""Functionary v3.2's format: a turn is a row of messages to recipients, and one to a tool is its arguments.
 
     all
     I look it up.>>>f
     {"a": 1}>>>g
     {}
 
-In v3.2 the assistant header ends with `>>>`, so a turn begins with a recipient. What is said to `all` is for the user.
+The assistant header ends with `>>>`, so a turn begins with a recipient. What is said to `all` is for the user.
 """
 
 import re
@@ -17,30 +15,10 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader
 
-_TAGS = ("<function=", "</function>")
-_FORM = "Write <function=name>{...}</function>."
-_NAME = re.compile(r"([^\s<>](?:[^<>\n]*[^\s<>])?)>")
-_ALL = "all"
 _RECIPIENT = re.compile(r"(?:>>>|\A)([\w.-]+)\n")
 _NEXT = re.compile(r">>>[\w.-]+\n")
-
-
-def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    """The call that opens at `start`."""
-    inside = start + len(_TAGS[0])
-    name = _NAME.match(text, inside)
-    if name is None:
-        return [broken(text, start, inside, _TAGS, f"The tool call has no function name. {_FORM}")]
-    arguments, error, end = read_arguments(text, name.end(), name[1])
-    after = skip(text, end)
-    if not error and not text.startswith(_TAGS[1], after):
-        tail = "was not closed with </function>" if after == len(text) else "has text behind its arguments"
-        error = f"The call of {name[1]!r} {tail}. {_FORM}"
-    if error:
-        return [broken(text, start, end, _TAGS, error)]
-    return [Piece(Kind.CALL, start, after + len(_TAGS[1]), calls=(Action(name[1], arguments),))]
 
 
 def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
@@ -54,7 +32,7 @@ def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[P
         if head is None:
             error = "The turn does not begin with a recipient. Write the tool's name, or all, and a line break first."
             pieces.append(Piece(Kind.BROKEN, at, end, errors=(error,)))
-        elif head[1] == _ALL:
+        elif head[1] == "all":
             pieces += [Piece(Kind.FRAME, at, head.end()), Piece(Kind.TEXT, head.end(), end)]
         else:
             pieces.append(_call(text, at, head))
@@ -74,5 +52,4 @@ def _call(text: str, start: int, head: re.Match[str]) -> Piece:
     return Piece(Kind.BROKEN, start, following.start() if following else len(text), errors=(error,))
 
 
-FUNCTIONARY31 = block_reader({_TAGS[0]: _block})
 FUNCTIONARY32 = Reader(_messages)

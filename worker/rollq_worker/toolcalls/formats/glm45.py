@@ -33,9 +33,7 @@ class KeysAndValues:
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
-        return block_reader(
-            {self._tags("tool_call")[0]: self._block, **dict.fromkeys(self.frames, self._frame)}, self.think
-        )
+        return block_reader({self._tags("tool_call")[0]: self._block}, self.think, self.frames)
 
     def _tags(self, name: str) -> tuple[str, str]:
         return f"<{name}{self.mark}>", f"</{name}{self.mark}>"
@@ -44,10 +42,6 @@ class KeysAndValues:
         key, value = self._tags("arg_key"), self._tags("arg_value")
         name = f"the name{self.behind_name and f' and {self.behind_name}'}"
         return f"Write {name}, then {key[0]}key{key[1]}{value[0]}value{value[1]}, between the tool_call tags."
-
-    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        tag = next(tag for tag in self.frames if text.startswith(tag, start))
-        return [Piece(Kind.FRAME, start, start + len(tag))]
 
     def _block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         tags = self._tags("tool_call")

@@ -1,6 +1,7 @@
-"""Formats that write the calls of a turn as one JSON list behind a tag: Cohere's, Granite 3's, Nemotron's, Apertus',
-Apriel's; MiniMax M1's, whose calls follow one another without a list; GigaChat's, with one call a turn.
+"""Formats that write whole calls as JSON behind a tag, one or a list: Hermes' (also of Qwen2.5, Qwen3 and Granite 4),
+Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax M1's calls follow one another.
 
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
     <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]
     <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>
@@ -8,8 +9,8 @@ Apriel's; MiniMax M1's, whose calls follow one another without a list; GigaChat'
     <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
     <|function_call|>{"name": "f", "arguments": {"a": 1}}
 
-White space is free, and a single call may stand without its list. Cohere also marks what a turn says, with
-`<|START_RESPONSE|>` or `<|START_TEXT|>`.
+White space is free. A turn may end without the last end tag, because SGLang's parsers take such a call. Cohere also
+marks what a turn says, with `<|START_RESPONSE|>` or `<|START_TEXT|>`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import call_id, call_of
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,9 @@ class JsonLists:
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
-        return block_reader({self.tags[0]: self._block, **dict.fromkeys(self.frames, self._frame)}, self.think)
+        return block_reader({self.tags[0]: self.block}, self.think, self.frames)
 
-    def _block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    def block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         """The block that opens at `start`. Its JSON is read first: an end tag inside one of its strings is text."""
         items, error, end = self._items(text, start + len(self.tags[0]))
         read = [self.call(item, self.form) for item in items]
@@ -60,7 +61,7 @@ class JsonLists:
             else:
                 errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
         if errors:
-            return [self._broken(text, start, end, errors)]
+            return [broken(text, start, end, self.tags, *errors)]
         ids = tuple(call_id(item, self.id) for item in items) if self.id else ()
         return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
 
@@ -77,16 +78,6 @@ class JsonLists:
             if problem or not items:
                 return (), problem or f"The list of tool calls is empty. {self.form}", end
         return items, "", end
-
-    def _broken(self, text: str, start: int, after: int, errors: Sequence[str]) -> Piece:
-        if self.tags[1]:
-            return broken(text, start, after, self.tags, *errors)
-        found = first(text, after, self.tags[0])
-        return Piece(Kind.BROKEN, start, found.start() if found else len(text), errors=tuple(errors))
-
-    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        tag = next(tag for tag in self.frames if text.startswith(tag, start))
-        return [Piece(Kind.FRAME, start, start + len(tag))]
 
 
 def _cohere(value: Json, form: str) -> Action | str:
@@ -105,6 +96,11 @@ def _by_name(value: Json, form: str) -> Action | str:
     return call_of({"name": name, "arguments": arguments}, form)
 
 
+HERMES = JsonLists(
+    tags=("<tool_call>", "</tool_call>"),
+    call=call_of,
+    form='Write {"name": ..., "arguments": {...}} between the tool_call tags.',
+).reader()
 COHERE = JsonLists(
     tags=("<|START_ACTION|>", "<|END_ACTION|>"),
     call=_cohere,

@@ -55,12 +55,7 @@ class Markup:
     def reader(self) -> Reader:
         blocks = {tags[0]: partial(self._block, tags) for tags in self.blocks}
         function = self._without_block if blocks else self._alone
-        frames = dict.fromkeys(self.frames, self._frame)
-        return block_reader({**blocks, **frames, self.function[0]: function}, self.think)
-
-    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        tag = next(tag for tag in self.frames if text.startswith(tag, start))
-        return [Piece(Kind.FRAME, start, start + len(tag))]
+        return block_reader({**blocks, self.function[0]: function}, self.think, self.frames)
 
     def _block(self, tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         calls, error, end = self._calls(text, start + len(tags[0]), tags[1], tools)

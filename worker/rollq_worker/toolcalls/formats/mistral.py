@@ -11,26 +11,24 @@ from collections.abc import Sequence
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.toolcalls.call_object import JsonCalls, read_arguments, read_calls
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader
+from rollq_worker.toolcalls.call_object import call_of, read_arguments
+from rollq_worker.toolcalls.formats.json_lists import JsonLists
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
-_TAG = "[TOOL_CALLS]"
+_LISTS = JsonLists(
+    tags=("[TOOL_CALLS]", ""), call=call_of, form='Write [TOOL_CALLS][{"name": ..., "arguments": {...}}].', id="id"
+)
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]*)\s*)?\[ARGS\]")
-_FORM = 'Write [TOOL_CALLS][{"name": ..., "arguments": {...}}].'
 
 
 def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    inside = start + len(_TAG)
-    if named := _NAMED.match(text, inside):
-        arguments, error, end = read_arguments(text, named.end(), named[1])
-        call = Action(named[1], arguments)
-        read = JsonCalls(end, (call,), (named[2] or "",), (error,) if error else ())
-    else:
-        read = read_calls(text, inside, _FORM)
-    if read.errors:  # a block has no end tag: a broken one reaches to the next, or to the end of the turn
-        end = text.find(_TAG, start + 1)
-        return [Piece(Kind.BROKEN, start, end if end >= 0 else len(text), errors=read.errors)]
-    return [Piece(Kind.CALL, start, read.end, calls=read.calls, ids=read.ids)]
+    named = _NAMED.match(text, start + len(_LISTS.tags[0]))
+    if named is None:
+        return _LISTS.block(text, start, tools)
+    arguments, error, end = read_arguments(text, named.end(), named[1])
+    if error:
+        return [broken(text, start, end, _LISTS.tags, error)]
+    return [Piece(Kind.CALL, start, end, calls=(Action(named[1], arguments),), ids=(named[2] or "",))]
 
 
-MISTRAL = block_reader({_TAG: _block}, think=("[THINK]", "[/THINK]"))
+MISTRAL = block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]"))

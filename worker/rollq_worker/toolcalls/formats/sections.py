@@ -1,4 +1,5 @@
-"""Formats that write calls between control tokens in a section of their own: DeepSeek's, Kimi K2's, Solar's.
+"""Formats that write a call as a name and JSON between tags: DeepSeek's, Kimi K2's and Solar's with a section around
+the calls, Functionary v3.1's without.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
@@ -6,6 +7,8 @@
     <|tool_calls_section_end|>
 
     <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{"a": 1}<|tool_call:end|>
+
+    <function=f>{"a": 1}</function><function=g>{}</function>
 
 DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block of JSON instead.
 A turn may end without the section's end token, because SGLang's parsers take such calls. Kimi's id, `functions.f:0`,
@@ -21,15 +24,15 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed
+from rollq_worker.toolcalls.pieces import THINK, Kind, Open, Piece, Reader, block_reader, broken, unclosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFormat:
     """The control tokens of one format."""
 
-    section: tuple[str, str]
-    """The end token is "" where it ends the turn."""
+    section: tuple[str, str] = ("", "")
+    """The end token is "" where it ends the turn. Without a section both are."""
     call: tuple[str, str]
     heads: tuple[re.Pattern[str], ...]
     """What may stand between a call's first token and its arguments. Groups: `name`; `id` where calls have one; `fence`
@@ -42,12 +45,10 @@ class SectionFormat:
 
     def reader(self) -> Reader:
         """The reader of this format. Calls are read outside of a section too."""
-        openers = {self.section[0]: self._section, self.call[0]: lambda *place: [self._call(*place)]}
-        return block_reader({**openers, **dict.fromkeys(self.frames, self._frame)}, self.think)
-
-    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        tag = next(tag for tag in self.frames if text.startswith(tag, start))
-        return [Piece(Kind.FRAME, start, start + len(tag))]
+        openers: dict[str, Open] = {self.call[0]: lambda *place: [self._call(*place)]}
+        if self.section[0]:
+            openers[self.section[0]] = self._section
+        return block_reader(openers, self.think, self.frames)
 
     def _section(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         """The calls of the section that opens at `start`, with the control tokens around them as frame."""
@@ -60,9 +61,7 @@ class SectionFormat:
             if at > pieces[-1].end:
                 pieces.append(Piece(Kind.FRAME, pieces[-1].end, at))
         if len(pieces) == 1:
-            return [
-                broken(text, start, at, (begin, end or begin), "There is no tool call in the section of tool calls.")
-            ]
+            return [broken(text, start, at, (begin, end), "There is no tool call in the section of tool calls.")]
         if not end:
             pass  # it is no part of the turn's text
         elif text.startswith(end, at):
@@ -85,7 +84,7 @@ class SectionFormat:
         name, groups = head["name"], head.groupdict()
         arguments, error, end = read_arguments(text, head.end(), name)
         if error:
-            return broken(text, start, inside, self.call, error)
+            return broken(text, start, end, self.call, error)
         end = skip(text, end)
         if groups.get("fence") and text.startswith(groups["fence"], end):
             end = skip(text, end + len(groups["fence"]))
@@ -118,4 +117,9 @@ SOLAR = SectionFormat(
     no_head="The head of the tool call cannot be read. Write id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
     frames=("<|content|>", "<|end|>", "<|begin|>assistant"),
     think=("<|think|>", "<|end|>"),
+).reader()
+FUNCTIONARY31 = SectionFormat(
+    call=("<function=", "</function>"),
+    heads=(re.compile(r"(?P<name>[^\s<>](?:[^<>\n]*[^\s<>])?)>"),),
+    no_head="The tool call has no function name. Write <function=name>{...}</function>.",
 ).reader()

@@ -1,0 +1,165 @@
+"""Values in a notation that is not JSON: as Python writes them, as Python prints them, and as Gemma does.
+
+Nothing is evaluated, and reading takes time in proportion to the text. It does not know how calls are marked.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rollq.job import Json
+from rollq_worker.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
+
+_WORD = re.compile(r"[^\W\d]\w*+")
+_ESCAPE = re.compile(
+    r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[0-7]{1,3}|[xuUN]|[\\'\"nrtbfav]|\n)"
+)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+
+
+class Unreadable(Exception):
+    """What is wrong with a text, in words."""
+
+
+def python_string(inside: str) -> str:
+    """The value of a string of Python. An unknown escape stays as it is, as in Python. Raises Unreadable."""
+    if "\\" not in inside:
+        return inside
+    try:
+        return _ESCAPE.sub(_unescaped, inside).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise Unreadable("The tool call holds half of a surrogate pair, which is not a character.") from None
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    says = found[1]
+    if says in ("x", "u", "U", "N"):
+        raise Unreadable(f"The tool call holds the escape {found[0]} without the digits of a character.")
+    if says[0] in "xuU":
+        return chr(int(says[1:], 16))
+    return chr(int(says, 8)) if says[0] in "01234567" else _ESCAPED.get(says, says)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """How values are written."""
+
+    string: re.Pattern[str]
+    """The text between quotes is the group that matched."""
+    key: re.Pattern[str]
+    """A key of an object; likewise."""
+    quotes: tuple[str, ...]
+    number: re.Pattern[str] = re.compile(r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])")
+    constants: Mapping[str, Json]
+    close: Mapping[str, str]
+    """The brackets of lists and objects."""
+    text: Callable[[str], str] = str
+    """What the text between quotes says."""
+    form: str = ""
+    """How a call is written, for the policy."""
+
+
+_STRING = r"'((?:[^'\\{0}]++|\\.)*+)'|\"((?:[^\"\\{0}]++|\\.)*+)\""
+_BRACKETS = {"[": "]", "(": ")", "{": "}"}
+PRINTED = Notation(
+    string=re.compile(_STRING.format(r"\n")),
+    key=re.compile(_STRING.format(r"\n")),
+    quotes=("'", '"'),
+    constants={"True": True, "False": False, "None": None},
+    close=_BRACKETS,
+    text=python_string,
+)
+"""As Python prints values."""
+PYTHON = Notation(
+    string=re.compile(_STRING.format(""), re.DOTALL),
+    key=re.compile(_STRING.format(""), re.DOTALL),
+    quotes=("'", '"'),
+    constants=CONSTANTS,
+    close=_BRACKETS,
+    text=python_string,
+    form='Write [name(argument="value", ...)].',
+)
+"""As models write them. A string may run over lines, and constants may be those of JSON."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Reads values of a text, from `at` on. Its methods raise Unreadable."""
+
+    notation: Notation
+    text: str
+    at: int = 0
+
+    def take(self, token: str) -> bool:
+        """Whether this token comes next. It is passed over, with the white space around it."""
+        self.at = skip(self.text, self.at)
+        if not self.text.startswith(token, self.at):
+            return False
+        self.at = skip(self.text, self.at + len(token))
+        return True
+
+    def found(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What the pattern matches next, which is passed over."""
+        found = pattern.match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return found
+
+    def value(self, depth: int = 0) -> Json:
+        self.at = skip(self.text, self.at)
+        opened = self.text[self.at : self.at + 1]
+        if opened in self.notation.close:
+            if depth >= MAX_DEPTH:
+                raise Unreadable(TOO_DEEP)
+            self.take(opened)
+            return self.fields(depth + 1) if opened == "{" else self._items(self.notation.close[opened], depth + 1)
+        if found := self.found(self.notation.string):
+            return self._string(found)
+        if found := self.found(self.notation.number):
+            number, problem = read_number(found[0])
+            if problem:
+                raise Unreadable(problem)
+            return number
+        if (found := _WORD.match(self.text, self.at)) and found[0] in self.notation.constants:
+            self.at = found.end()
+            return self.notation.constants[found[0]]
+        if self.text.startswith(self.notation.quotes, self.at):
+            what = "The tool call is not valid: a string has no closing quote. It is cut off."
+            raise Unreadable(f"{what} {self.notation.form}")
+        raise self.wrong("expected a value: a string in quotes, a number, True, False, None, a list or an object")
+
+    def fields(self, depth: int) -> dict[str, Json]:
+        """Keys and values up to the bracket that closes them."""
+        fields: dict[str, Json] = {}
+        while not self.take("}"):
+            key = self.found(self.notation.key)
+            if key is None or not self.take(":"):
+                raise self.wrong("expected a key and ':'")
+            name = self._string(key)
+            if name in fields:
+                raise Unreadable(f"The tool call names the key {name!r} twice.")
+            fields[name] = self.value(depth)
+            self.next("}", "a value")
+        return fields
+
+    def next(self, close: str, behind: str) -> bool:
+        """Whether a comma comes next, which is passed over; else what closes the row must."""
+        comma = self.take(",")
+        if not comma and not self.text.startswith(close, self.at):
+            raise self.wrong(f"expected ',' or '{close}' after {behind}")
+        return comma
+
+    def wrong(self, what: str) -> Unreadable:
+        here = self.text[self.at : self.at + 20]
+        where = f"at {here!r}" if here else "at its end. It is cut off"
+        return Unreadable(f"The tool call is not valid: {what}, {where}. {self.notation.form}")
+
+    def _items(self, close: str, depth: int) -> Json:
+        """A list, a tuple, or the value that stands in parentheses."""
+        items, comma = [], False
+        while not self.take(close):
+            items.append(self.value(depth))
+            comma = self.next(close, "a value")
+        return items[0] if close == ")" and len(items) == 1 and not comma else items
+
+    def _string(self, found: re.Match[str]) -> str:
+        return self.notation.text(next(part for part in found.groups() if part is not None))

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from rollq.env import Action, Environment, Grade, Observation, User
+from rollq.env import Action, Environment, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
@@ -25,7 +25,7 @@ from rollq_worker.agents.growth import Growth, Spent
 from rollq_worker.agents.recorded import AgentJournal, Answers
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.world import World
-from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
+from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
 from rollq_worker.whole_text import whole_json
@@ -178,7 +178,7 @@ class AgentEpisode:
             raise RequestRefused(str(e)) from e
         place = self._tree.prompt_for(request)
         ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
-        if min(self.job.budget.max_tokens - len(ids), self._engine.room(len(ids))) <= 0:
+        if room(self.job, self._engine, len(ids)) <= 0:
             raise self._no_room()
         return job, place
 
@@ -313,9 +313,7 @@ class AgentEpisode:
                 self._tree.answer(leaf)
                 self._record(leaf)
         stop = Stop.DONE if self.world.done or self.refused is None else self.refused
-        unfinished = Grade(0.0, {"unfinished": "the agent ended" if stop is Stop.DONE else stop.value})
-        grade = self.world.grade() if self.world.done else unfinished
-        return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+        return self.world.close(stop, "the agent ended" if stop is Stop.DONE else stop.value)
 
     def end(self) -> None:
         """Nothing more is carried out. Steps that wait are refused."""

@@ -20,7 +20,7 @@ from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.programs import Program, Starter
 from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
-from rollq_worker.episode.loop import rewarded
+from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.protocols import Engine
 from rollq_worker.whole_text import whole
 
@@ -70,9 +70,7 @@ def play_with_agent(
             episode.end()
             program.stop()
     played = Trajectory(job=job, header=header or Header(attempt=1), events=episode.events)
-    if reward is not None:
-        closed = rewarded(played, closed, reward)
-    return replace(played, events=(*episode.events, closed))
+    return with_end(played, closed, reward)
 
 
 def _given(episode: AgentEpisode, address: Address) -> Given:

@@ -1,17 +1,14 @@
-"""The journal of an agent program's episode, and what an earlier attempt recorded: answers to requests, and steps.
+"""The journal of an agent program's episode, and the answers that an earlier attempt recorded.
 
 The program is started again from the beginning. As long as it asks what it asked before, it is answered from the
-journal. It knows no engine and no HTTP.
+journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no engine and no HTTP.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rollq.env import RESPOND, User
 from rollq.errors import AgentFailure
-from rollq.events import Acted, Event, Message
-from rollq.job import Json
+from rollq.events import Event, Message
 from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
 from rollq_worker.agents.traces import Turn
 from rollq_worker.protocols import Journal
@@ -79,85 +76,6 @@ class Answers:
         if self._recorded:
             count = len(self._recorded)
             raise AgentDiverged(f"the agent did not ask again for {count} of the turns in its journal; {HINT}")
-
-
-class RecordedSteps:
-    """The steps of an earlier attempt, and the users' messages in them."""
-
-    def __init__(self, steps: Sequence[Acted] = ()) -> None:
-        self._steps = deque(steps)
-        self.said: list[str] = []
-        """What the user said in the step under way."""
-
-    @property
-    def go_on(self) -> bool:
-        return bool(self._steps)
-
-    def take(self, action: Mapping[str, Json]) -> Acted | None:
-        """The recorded step, which must be the same action; None when the journal has no more. Raises AgentDiverged."""
-        self.said = []
-        if not self._steps:
-            return None
-        was = self._steps[0].action
-        if (was["name"], dict(was["arguments"])) != (action["name"], action["arguments"]):
-            raise AgentDiverged(
-                f"the agent's step was {was['name']}({dict(was['arguments'])!r:.100}) and is"
-                f" {action['name']}({action['arguments']!r:.100}) now; {HINT}"
-            )
-        return self._steps[0]
-
-    def taken(self) -> None:
-        """The step is over."""
-        if self._steps:
-            self._steps.popleft()
-
-    def check_finished(self) -> None:
-        """Raises AgentDiverged."""
-        if self._steps:
-            raise AgentDiverged(f"the agent did not repeat {len(self._steps)} of its steps; {HINT}")
-
-    def user(self, user: User) -> User:
-        """A user that says what was recorded. `user` goes on where the recording ends."""
-        return _RecordedUser(user, self)
-
-    def next_said(self) -> str | None:
-        """The user's next message in this step; None when it is not recorded."""
-        if not self._steps:
-            return None
-        said = user_messages(self._steps[0])
-        if len(self.said) >= len(said):
-            raise AgentDiverged(f"the user is asked more than the {len(said)} times that the journal has")
-        return said[len(self.said)]
-
-
-def user_messages(step: Acted) -> list[str]:
-    """What the user said in a step."""
-    said: list[str] = step.action.get("user", [step.text] if step.action["name"] in ("", RESPOND) else [])
-    return said
-
-
-class _RecordedUser:
-    def __init__(self, user: User, steps: RecordedSteps) -> None:
-        self._user = user
-        self._steps = steps
-
-    def open(self) -> str:
-        return self._say(None, self._user.open)
-
-    def reply(self, message: str) -> str:
-        return self._say(message, lambda: self._user.reply(message))
-
-    def recall(self, heard: str | None, said: str) -> None:
-        self._user.recall(heard, said)
-
-    def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
-        said = self._steps.next_said()
-        if said is None:
-            said = ask()
-        else:
-            self._user.recall(heard, said)
-        self._steps.said.append(said)
-        return said
 
 
 def _difference(turn: Turn, request: ChatRequest) -> str:

@@ -8,7 +8,6 @@ token is sampled, and trained, in exactly one trace. It knows no engine, no jour
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
 import time
 from array import array
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Job, Json
 from rollq_worker.agents.chat_request import ONE_CALL, ChatRequest, RequestRefused, chains, longer
 from rollq_worker.episode.loop import bridge_behind
+from rollq_worker.episode.messages import CallIds, assistant_message
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
 from rollq_worker.protocols import ReadTurn, Renderer
@@ -91,7 +91,7 @@ class TraceTree:
         """Where conversations end that were sampled from: trace and number of ids."""
         self._turns: dict[bytes, Turn] = {}
         """Finished turns by the digest of the conversation that ends with them."""
-        self._calls = 0
+        self._call_ids = CallIds()
 
     def prompt_for(self, request: ChatRequest) -> Trace | Prompt | tuple[Turn, Observed]:
         """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
@@ -197,28 +197,14 @@ class TraceTree:
         with errors_become(JobFailure, "reading the sampled turn"):
             read = turn.read = trace.renderer.read(turn.sampled)
         turn.end, turn.ended_at = len(trace.ids), time.time()
-        turn.message = self._message(read, trace.renderer, one_call=ONE_CALL in asked, stops=asked.get("stop", ()))
+        calls = read.calls[:1] if ONE_CALL in asked else read.calls
+        ids = self._call_ids.of(trace.renderer, read, calls)
+        turn.message = assistant_message(read, list(zip(ids, calls, strict=True)))
+        stops = asked.get("stop", ())
+        for stop in [stops] if isinstance(stops, str) else stops:
+            turn.message["content"] = turn.message["content"].partition(stop)[0]
         self._turns[longer(turn.digest, turn.message)] = turn
         return turn.message
-
-    def _message(self, read: ReadTurn, renderer: Renderer, *, one_call: bool, stops: Json) -> Message:
-        content = read.content
-        for stop in [stops] if isinstance(stops, str) else stops:
-            content = content.partition(stop)[0]
-        message: Message = {"role": "assistant", "content": content}
-        if read.reasoning:
-            message["reasoning_content"] = read.reasoning
-        calls: list[Json] = []
-        for n, action in enumerate(read.calls[:1] if one_call else read.calls):
-            id, used = read.call_ids[n] if n < len(read.call_ids) else "", [call["id"] for call in calls]
-            id = renderer.call_id("" if id in used else id, action.name, self._calls)
-            self._calls += 1
-            while id in used:  # the model gave it to a call before this one
-                id = renderer.call_id("", action.name, self._calls)
-                self._calls += 1
-            arguments = json.dumps(dict(action.arguments), ensure_ascii=False)
-            calls.append({"id": id, "type": "function", "function": {"name": action.name, "arguments": arguments}})
-        return {**message, "tool_calls": calls} if calls else message
 
     def _waits(self, trace: Trace) -> None:
         self._waiting.setdefault(trace.digest, []).append(trace)

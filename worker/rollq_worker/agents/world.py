@@ -1,4 +1,4 @@
-"""The environment of an agent program's episode: its opening, the agent's steps in it, and its grade.
+"""The environment of an agent program's episode: its opening, the agent's steps in it, and its end.
 
 Steps are recorded as `Acted` events. Those of an earlier attempt are carried out again and compared. It is used by the
 attempt's own thread only, and knows nothing of requests.
@@ -7,14 +7,14 @@ attempt's own thread only, and knows nothing of requests.
 import time
 from collections.abc import Callable, Sequence
 
-from rollq.env import RESPOND, Action, Environment, Grade, Observation, User
+from rollq.env import Action, Environment, Observation, User
 from rollq.errors import EnvironmentFailure
-from rollq.events import Acted, Event, Message
+from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
-from rollq_worker.agents.recorded import RecordedSteps
-from rollq_worker.episode.loop import check_grade, check_reward
-from rollq_worker.episode.messages import schemas_of
-from rollq_worker.episode.resume import Diverged
+from rollq_worker.agents.recorded import HINT, AgentDiverged
+from rollq_worker.episode.environment_checks import check_observation, close
+from rollq_worker.episode.messages import recorded_action, schemas_of
+from rollq_worker.episode.resume import Recording
 from rollq_worker.failures import errors_become
 
 
@@ -33,8 +33,8 @@ class World:
         """The system prompt, if there is one, and the user's first message."""
         self.tools: list[Json] = []
         self._environment = environment
-        self._steps = RecordedSteps(recorded)
-        self._user = self._steps.user(user)
+        self._recording = Recording(recorded)
+        self._user = self._recording.user(user)
         self._record = record
 
     def open(self) -> None:
@@ -54,7 +54,7 @@ class World:
     @property
     def repeats(self) -> bool:
         """Whether the next step is one that an earlier attempt made."""
-        return self._steps.go_on
+        return bool(self._recording)
 
     def act(self, action: Action) -> Observation:
         """Carry out an action. Raises EnvironmentFailure, and AgentDiverged when another one was recorded."""
@@ -62,40 +62,36 @@ class World:
         return self._carry_out(action, self._environment.step, f"environment.step({action.name})")
 
     def _carry_out(self, action: Action, step: Callable[[Action], Observation], what: str) -> Observation:
-        recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
-        was, at = self._steps.take(recorded), time.time()
+        self._check_repeated(action)
+        at = time.time()
         with errors_become(EnvironmentFailure, what):
             observation = step(action)
-            _check(observation)
-        if observation.reward is not None:
-            recorded["reward"] = float(observation.reward)
-        if self._steps.said != ([observation.text] if action.name in ("", RESPOND) else []):
-            recorded["user"] = list(self._steps.said)
+            check_observation(observation)
+            if observation.images:
+                raise TypeError("the observation has images, which an agent program is not shown")
         self.done = self.done or observation.done
-        if was is None:
-            took = time.time() - at
-            self._record(Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=took))
-        elif (was.text, was.done) != (observation.text, observation.done):
-            raise Diverged(f"{what} returned {was.text!r:.100} and returns {observation.text!r:.100} in the replay")
-        self._steps.taken()
+        recorded = recorded_action(action, observation.text, self._recording.user_messages, observation.reward)
+        took = time.time() - at
+        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=took)
+        if self._recording.match(event) is None:
+            self._record(event)
         return observation
+
+    def _check_repeated(self, action: Action) -> None:
+        """Raises AgentDiverged for another action than the recorded one."""
+        if isinstance(recorded := self._recording.next, Acted):
+            name, arguments = recorded.action["name"], dict(recorded.action["arguments"])
+            if (name, arguments) != (action.name, dict(action.arguments)):
+                raise AgentDiverged(
+                    f"the agent's step was {name}({arguments!r:.100}) and is"
+                    f" {action.name}({dict(action.arguments)!r:.100}) now; {HINT}"
+                )
+
+    def close(self, stop: Stop, unfinished: str) -> Closed:
+        """The end of the episode: graded if the environment has ended it, else `unfinished`."""
+        return close(self._environment, stop, unfinished="" if self.done else unfinished)
 
     def check_finished(self) -> None:
         """Raises AgentDiverged when the agent has not made all recorded steps."""
-        self._steps.check_finished()
-
-    def grade(self) -> Grade:
-        """The grade of the finished episode. Raises EnvironmentFailure."""
-        with errors_become(EnvironmentFailure, "environment.grade"):
-            grade = self._environment.grade()
-            check_grade(grade)
-        return grade
-
-
-def _check(observation: Observation) -> None:
-    if not isinstance(observation.text, str):
-        raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-    if observation.images:
-        raise TypeError("the observation has images, which an agent program is not shown")
-    if observation.reward is not None:
-        check_reward(observation.reward)
+        if left := len(self._recording):
+            raise AgentDiverged(f"the agent did not repeat {left} of its steps; {HINT}")

@@ -7,23 +7,22 @@ templates, so it runs the same in a test, a notebook, a trainer's process or a w
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
-import math
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollq.env import Environment, Grade, Observation, RewardFunction, User
-from rollq.errors import EnvironmentFailure, JobFailure, RewardFailure
+from rollq.env import RESPOND, Environment, Observation, RewardFunction, User
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.events import Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
 from rollq.job import History, Job, Json
 from rollq.trajectory import Header, Trajectory
+from rollq_worker.episode.environment_checks import check_observation, close, with_end
 from rollq_worker.episode.images import EpisodeImages
-from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role, schemas_of
+from rollq_worker.episode.messages import ActionResult, CallIds, assistant_message, replying_role, schemas_of
 from rollq_worker.episode.resume import Recording
-from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
+from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
@@ -61,9 +60,7 @@ def play(
     played = Trajectory(
         job=job, header=header or Header(attempt=1), events=episode.events, extras=episode.images.extras()
     )
-    if reward is not None:
-        closed = rewarded(played, closed, reward)
-    return replace(played, events=(*episode.events, closed))
+    return with_end(played, closed, reward)
 
 
 class _Episode:
@@ -78,12 +75,14 @@ class _Episode:
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
+        self.engine = engine
         self.sampler = Sampler(job, engine, journal, renderer.stop_ids)
         self.renderer = renderer
         self.environment = environment
         self.journal = journal
         self.recording = recording
-        self.log = MessageLog(renderer.call_id)
+        self.messages: list[Message] = []
+        self.call_ids = CallIds(words=RESPOND)
         self.schemas: list[Json] = []
         """The tools that the chat template shows."""
         self.tools: set[str] = set()
@@ -125,7 +124,7 @@ class _Episode:
             messages.insert(0, {"role": "system", "content": prompt})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
-        self.log.messages += messages
+        self.messages += messages
         self.ids.extend(ids)
         self.record(Prompt(ids=ids, messages=messages, tools=self.schemas, at=at))
 
@@ -185,15 +184,14 @@ class _Episode:
         results: list[ActionResult] = []
         stop: Stop | None = None
         text_actions = self.agent.text_actions
-        ids = [""] * len(decision.actions) if text_actions else self.log.call_ids(read, decision.actions)
+        ids = [""] * len(decision.actions)
+        if not text_actions:
+            ids = self.call_ids.of(self.renderer, read, decision.actions)
         for action, id in zip(decision.actions, ids, strict=True):
             before = len(self.recording.user_messages)
             with errors_become(EnvironmentFailure, f"environment.step({action.name})"):
                 observation = self.environment.step(action)
-                if not isinstance(observation.text, str):
-                    raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-                if observation.reward is not None:
-                    check_reward(observation.reward)
+                check_observation(observation)
                 shown = self.images.add(observation.images)
             said = self.recording.user_messages[before:]
             results.append(ActionResult(action, id, observation.text, said, observation.reward, shown))
@@ -213,7 +211,10 @@ class _Episode:
             role = "user"
         errors = list(dict.fromkeys(read.errors))[:MAX_ERRORS_SHOWN]
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
-        return self.observe(turn, read, [], [self.log.error_reply(role, text)], at, stop=None)
+        reply: Message = {"role": role, "content": text}
+        if role == "tool":
+            reply["tool_call_id"] = self.call_ids.next(self.renderer, "", "tool")
+        return self.observe(turn, read, [], [reply], at, stop=None)
 
     def observe(
         self,
@@ -225,7 +226,7 @@ class _Episode:
         stop: Stop | None,
     ) -> Stop | None:
         """Record what the turn led to and the prompt of the next turn, if there is one. Returns the stop."""
-        message = assistant_message(read, results)
+        message = assistant_message(read, [(result.id, result.action) for result in results if result.id])
         ids = array("I")
         rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
@@ -235,7 +236,7 @@ class _Episode:
                 # A server could not show these words to the policy either, so they end the episode without reward.
                 stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
         self.ids.extend(ids)
-        self.log.messages += [message, *replies]
+        self.messages += [message, *replies]
         self.record(
             Observed(
                 turn=turn,
@@ -267,7 +268,7 @@ class _Episode:
         recorded = self.recording.another_turn_followed(new_trace=rewritten is not None)
         if recorded is not None:
             return recorded
-        return self.sampler.room(len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
+        return room(self.job, self.engine, len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
         """The tokens between this turn and the next one."""
@@ -283,7 +284,7 @@ class _Episode:
         """
         if self.job.history is not History.TEMPLATE:
             return None
-        history = [*self.log.messages, message]
+        history = [*self.messages, message]
         with errors_become(JobFailure, "rendering the conversation again"):
             ids = self.renderer.rewritten(history, self.sampled, replies, self.schemas)
         if ids is None:
@@ -291,14 +292,8 @@ class _Episode:
         return Prompt(ids=ids, messages=[*history, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
-        """Grade the episode if the environment ended it. Any other episode gets 0, as in tau-bench."""
         self.recording.check_finished()
-        grade = Grade(0.0, {"unfinished": stop.value})
-        if stop is Stop.DONE:
-            with errors_become(EnvironmentFailure, "environment.grade"):
-                grade = self.environment.grade()
-                check_grade(grade)
-        return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+        return close(self.environment, stop, unfinished="" if stop is Stop.DONE else stop.value)
 
     def record(self, event: Event, replayed: bool = False) -> None:
         """Check an event and journal it, unless the journal has it already."""
@@ -318,29 +313,3 @@ def bridge_behind(renderer: Renderer, last: int, message: Message, replies: Sequ
         ids.append(last)
     ids.extend(renderer.bridge(message, replies, last))
     return ids
-
-
-def rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Closed:
-    """The end of the episode with the reward function's grade. Its info also has the environment's, as `env_reward`."""
-    before = Grade(closed.reward or 0.0, closed.info)
-    with errors_become(RewardFailure, f"the reward {played.job.reward!r}"):
-        found = reward(played, before)
-        grade = found if isinstance(found, Grade) else Grade(found)
-        check_reward(grade.reward)
-        info = {**before.info, **grade.info, "env_reward": before.reward}
-        json.dumps(info, allow_nan=False)
-    return replace(closed, reward=float(grade.reward), info=info)
-
-
-def check_grade(grade: object) -> None:
-    """Raises TypeError or ValueError for what an environment may not return from `grade`."""
-    if not isinstance(grade, Grade):
-        raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
-    check_reward(grade.reward)
-    json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
-
-
-def check_reward(reward: object) -> None:
-    """Raises TypeError for anything but a finite number."""
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise TypeError(f"the reward is {reward!r}, not a finite number")

@@ -6,7 +6,7 @@ says which of the model's own ids a template takes.
 
 import json
 import marshal
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -15,7 +15,7 @@ from rollq.events import Message
 from rollq.images import ImageRef, content_with
 from rollq.job import Json
 from rollq_worker.episode.text_actions import RESULT
-from rollq_worker.protocols import ReadTurn
+from rollq_worker.protocols import ReadTurn, Renderer
 
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""
@@ -58,64 +58,69 @@ class ActionResult:
         return {"role": "tool", "tool_call_id": self.id, "content": content_with(self.text, self.images)}
 
     @property
-    def call(self) -> Json:
-        arguments = _as_json(dict(self.action.arguments))
-        return {"id": self.id, "type": "function", "function": {"name": self.action.name, "arguments": arguments}}
-
-    @property
     def recorded(self) -> dict[str, Json]:
-        """The action as the journal has it, with the user's messages unless they are the reply itself, whether its end
-        tag is missing, and the reward that it has."""
-        action: dict[str, Json] = {"name": self.action.name, "arguments": dict(self.action.arguments)}
-        if list(self.user_messages) != ([self.text] if self.action.name == RESPOND else []):
-            action["user"] = list(self.user_messages)
-        if self.action.unclosed:
-            action["unclosed"] = True
-        if self.reward is not None:
-            action["reward"] = float(self.reward)
-        return action
+        return recorded_action(self.action, self.text, self.user_messages, self.reward)
 
 
-class MessageLog:
-    """The messages so far. `call_id` is protocols.Renderer.call_id."""
+def recorded_action(action: Action, text: str, said: Sequence[str], reward: float | None) -> dict[str, Json]:
+    """The action as the journal has it: with what the user `said`, unless that is the observation's `text` itself,
+    whether its end tag is missing, and the reward that it has."""
+    recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
+    if list(said) != said_in(recorded, text):
+        recorded["user"] = list(said)
+    if action.unclosed:
+        recorded["unclosed"] = True
+    if reward is not None:
+        recorded["reward"] = float(reward)
+    return recorded
 
-    def __init__(self, call_id: Callable[[str, str, int], str]) -> None:
-        self.messages: list[Message] = []
-        self._call_id = call_id
-        self._calls = 0
 
-    def call_ids(self, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
-        """An id for each action: the model's own, or one that counts over the whole episode."""
+def said_in(recorded: Mapping[str, Json], text: str) -> Sequence[str]:
+    """What the user said during a recorded action that led to `text`. The opening of an episode has the name ""."""
+    speaks = recorded["name"] in ("", RESPOND)
+    return cast("Sequence[str]", recorded.get("user", [text] if speaks else []))
+
+
+class CallIds:
+    """Ids for the calls of one episode: the model's own, or ones that count over all turns."""
+
+    def __init__(self, words: str | None = None) -> None:
+        """`words`: the name of an action that is no call."""
+        self._words = words
+        self._count = 0
+
+    def of(self, renderer: Renderer, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
+        """An id for each of the turn's first actions, all different; "" for what is no call."""
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
-            ids.append("" if action.name == RESPOND else self._unused_id(ids, own, action.name))
+            ids.append("" if action.name == self._words else self._unused(renderer, ids, own, action.name))
         return ids
 
-    def error_reply(self, role: str, text: str) -> Message:
-        """The reply to a turn that cannot be acted on."""
-        if role == "tool":
-            return {"role": role, "tool_call_id": self._next_id("", "tool"), "content": text}
-        return {"role": role, "content": text}
-
-    def _unused_id(self, used: Sequence[str], own: str, tool: str) -> str:
-        id = self._next_id("" if own in used else own, tool)
+    def _unused(self, renderer: Renderer, used: Sequence[str], own: str, tool: str) -> str:
+        id = self.next(renderer, "" if own in used else own, tool)
         while id in used:  # the model has made up an id that rollq counts to
-            id = self._next_id("", tool)
+            id = self.next(renderer, "", tool)
         return id
 
-    def _next_id(self, own: str, tool: str) -> str:
-        self._calls += 1
-        return self._call_id(own, tool, self._calls - 1)
+    def next(self, renderer: Renderer, own: str, tool: str) -> str:
+        self._count += 1
+        return renderer.call_id(own, tool, self._count - 1)
 
 
-def assistant_message(read: ReadTurn, results: Sequence[ActionResult]) -> Message:
-    """A sampled turn, with the calls that were carried out."""
+def assistant_message(read: ReadTurn, calls: Sequence[tuple[str, Action]]) -> Message:
+    """A sampled turn, with these calls by their ids."""
     message: Message = {"role": "assistant", "content": read.content}
     if read.reasoning:
         message["reasoning_content"] = read.reasoning
-    calls = [result.call for result in results if result.id]
-    return {**message, "tool_calls": calls} if calls else message
+    if calls:
+        message["tool_calls"] = [_call(id, action) for id, action in calls]
+    return message
+
+
+def _call(id: str, action: Action) -> Json:
+    arguments = _as_json(dict(action.arguments))
+    return {"id": id, "type": "function", "function": {"name": action.name, "arguments": arguments}}
 
 
 def replying_role(action: Action, text_actions: bool) -> str:

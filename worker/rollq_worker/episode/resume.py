@@ -1,18 +1,22 @@
 """Resume: the events of an earlier attempt stand in for the engine and the user.
 
-The agent loop runs as always. Sampled ids and the user's messages come from the journal, and every event that the loop
-makes is compared with the recorded one. The invariants: a resumed episode reaches the state that the journal describes,
-or raises Diverged. Neither engine nor user is asked for what the journal has.
+The episode is played as always. Sampled ids and the user's messages come from the journal, and every event that is made
+is compared with the recorded one. The invariants: a resumed episode reaches the state that the journal describes, or
+raises Diverged. Neither engine nor user is asked for what the journal has.
+
+The agent loop replays all its events so. An agent program makes its requests in its own order, so of its events only
+the steps are replayed here; `rollq_worker.agents.recorded` answers its requests.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollq.env import RESPOND, User
+from rollq.env import User
 from rollq.errors import EnvironmentFailure
-from rollq.events import Event, Observed, Prompt, Sampled
+from rollq.events import Acted, Event, Observed, Prompt, Sampled
 from rollq.images import text_of
+from rollq_worker.episode.messages import said_in
 
 UNTIMED = ("at", "seconds")
 
@@ -29,12 +33,17 @@ class Recording:
         self.user_messages: list[str] = []
         """The user's messages since the last event, recorded or not."""
 
-    def __bool__(self) -> bool:
-        return bool(self._events)
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def next(self) -> Event | None:
+        """The event that comes next; None where the recording ends."""
+        return self._events[0] if self._events else None
 
     def sampled(self, turn: int) -> Sampled | None:
         """The next event if it was sampled in this turn; None when the turn ended because it had no room left."""
-        event = self._events[0] if self._events else None
+        event = self.next
         if not isinstance(event, Sampled):
             return None
         if event.turn != turn:
@@ -113,16 +122,17 @@ class _RecordedUser:
         return said
 
 
-def _user_messages(event: Event) -> list[str]:
+def _user_messages(event: Event) -> Sequence[str]:
     """What the user said between the event before this one and this one."""
-    if isinstance(event, Prompt):
-        return [text_of(event.messages[-1]["content"])]
-    if not isinstance(event, Observed):
-        return []
-    messages: list[str] = []
-    for action, reply in zip(event.actions, event.replies, strict=False):
-        messages += action.get("user", [text_of(reply["content"])] if action["name"] == RESPOND else [])
-    return messages
+    match event:
+        case Prompt():
+            return [text_of(event.messages[-1]["content"])]
+        case Observed():
+            replied = zip(event.actions, event.replies, strict=False)
+            return [said for action, reply in replied for said in said_in(action, text_of(reply["content"]))]
+        case Acted():
+            return said_in(event.action, event.text)
+    return []
 
 
 def _plain(value: Any) -> Any:

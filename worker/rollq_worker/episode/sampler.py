@@ -33,10 +33,6 @@ class Sampler:
         self._has_grammar = any(job.sampling.get(name) for name in GRAMMARS)
         self._experts = ExpertShape.read(job.routed_experts) if job.routed_experts else None
 
-    def room(self, length: int) -> int:
-        """How many tokens may follow a trace of `length` tokens."""
-        return min(self._job.budget.max_tokens - length, self._engine.room(length))
-
     def generate(
         self, ids: array[int], turn: int, sampled: int, read: int, images: PromptImages | None = None
     ) -> Sampled | None:
@@ -98,6 +94,11 @@ class Sampler:
         if "sampling_seed" in parameters:  # with one seed all samples of a group would be equal
             parameters["sampling_seed"] = (parameters["sampling_seed"] + self._job.sample) % 2**63
         return parameters
+
+
+def room(job: Job, engine: Engine, length: int) -> int:
+    """How many tokens may follow a trace of `length` tokens."""
+    return min(job.budget.max_tokens - length, engine.room(length))
 
 
 def end_ids(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:

@@ -1,0 +1,58 @@
+"""What environments and reward functions return, checked where it enters, and the end of an episode."""
+
+import json
+import math
+import time
+from dataclasses import replace
+
+from rollq.env import Environment, Grade, Observation, RewardFunction
+from rollq.errors import EnvironmentFailure, RewardFailure
+from rollq.events import Closed, Stop
+from rollq.trajectory import Trajectory
+from rollq_worker.failures import errors_become
+
+
+def check_observation(observation: Observation) -> None:
+    """Raises TypeError for what an environment may not return from `step`. Images are checked where they are shown."""
+    if not isinstance(observation.text, str):
+        raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+    if observation.reward is not None:
+        _check_reward(observation.reward)
+
+
+def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
+    """The end of an episode, with the environment's grade. One that is `unfinished`, and why, gets 0, as in
+    tau-bench."""
+    grade = Grade(0.0, {"unfinished": unfinished})
+    if not unfinished:
+        with errors_become(EnvironmentFailure, "environment.grade"):
+            grade = environment.grade()
+            if not isinstance(grade, Grade):
+                raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
+            _check_reward(grade.reward)
+            json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+    return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+
+
+def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) -> Trajectory:
+    """The trajectory with its end, on whose grade the reward function has the last word. Raises RewardFailure."""
+    if reward is not None:
+        closed = _rewarded(played, closed, reward)
+    return replace(played, events=(*played.events, closed))
+
+
+def _rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Closed:
+    """The end with the function's grade. Its info also has the environment's, as `env_reward`."""
+    before = Grade(closed.reward or 0.0, closed.info)
+    with errors_become(RewardFailure, f"the reward {played.job.reward!r}"):
+        found = reward(played, before)
+        grade = found if isinstance(found, Grade) else Grade(found)
+        _check_reward(grade.reward)
+        info = {**before.info, **grade.info, "env_reward": before.reward}
+        json.dumps(info, allow_nan=False)
+    return replace(closed, reward=float(grade.reward), info=info)
+
+
+def _check_reward(reward: object) -> None:
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise TypeError(f"the reward is {reward!r}, not a finite number")

@@ -57,7 +57,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
+    """One reply of the engine, checked where it is read and not behind that: there are no more ids than were asked for,
+    each has a logprob, which is finite and not above 0, and the spans tile them."""
 
     ids: array[int]
     """array('I'): the sampled tokens, stop token included."""

@@ -86,9 +86,7 @@ def encode_header(header: Header, job_id: str = "?") -> bytes:
     """The header's blob: entry 0 of a journal. Raises ContractError."""
     where = f"job {job_id}: header"
     *texts, kwargs, at = (getattr(header, name) for name in _HEADER)
-    blob = pack([SCHEMA, "header", *texts, plain(kwargs, where), float(at)], where)
-    decode_header(blob, job_id)
-    return blob
+    return pack([SCHEMA, "header", *texts, plain(kwargs, where), float(at)], where)
 
 
 def decode_header(blob: bytes, job_id: str = "?") -> Header:

@@ -1,5 +1,6 @@
-"""Events as msgpack arrays: checked on the way out and on the way in, so nothing unreadable is ever journaled.
+"""Events as msgpack arrays, checked where they are read.
 
+What is written was checked where it came in: a sampled event in the engine's reply, a grade at the end of the episode.
 It knows nothing of jobs, headers and the order of events.
 """
 
@@ -46,47 +47,33 @@ from rollq.wire.extras import decode_extra, encode_extra
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
-    """The event's blob. What `decode_event` would refuse is refused here, so nothing unreadable is ever journaled.
-
-    Raises ContractError.
-    """
+    """The event's blob. Raises ContractError for what has no form on the wire, as a text that is a set."""
     where = f"job {job_id}"
-    try:
-        match event:
-            case Sampled():
-                spans = [[span.version, span.start, span.end] for span in event.versions]
-                _check_sampled(event.turn, event.ids, event.logprobs, spans, event.cached_tokens, where)
-                ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
-                fields = [event.turn, ids, logprobs, spans, Finish(event.finish), pack_texts([event.text], where)]
-                fields += [event.cached_tokens, float(event.at), float(event.seconds)]
-                if event.trace is not None or event.asked:
-                    fields.append({"trace": event.trace, "asked": plain(event.asked, where)})
-                if event.experts is not None:
-                    fields.append(encode_extra(event.experts, where))
-            case Observed():
-                _check_observed(event.turn, event.extra_calls, event.done, where)
-                texts = [event.message, event.actions, event.replies, event.errors]
-                fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
-                fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
-                if event.trace is not None:
-                    fields.append({"trace": event.trace})
-            case Prompt():
-                texts = [event.messages, event.tools]
-                fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
-            case Acted():
-                if type(event.done) is not bool:
-                    wrong(where, "acted", event.done)
-                texts = [event.action, event.text]
-                fields = [pack_texts(texts, where), event.done, float(event.at), float(event.seconds)]
-            case Closed():
-                reward = event.reward if type(event.reward) is not int else float(event.reward)
-                _check_closed(event.stop, reward, where)
-                failure = None if event.failure is None else FailureClass(event.failure)
-                fields = [event.stop, reward, failure, pack_texts([event.info], where), float(event.at)]
-    except (TypeError, ValueError) as e:
-        raise ContractError(
-            f"{where}: this {type(event).__name__.lower()} event is none: {type(e).__name__}: {e}"
-        ) from e
+    match event:
+        case Sampled():
+            spans = [[span.version, span.start, span.end] for span in event.versions]
+            ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
+            fields = [event.turn, ids, logprobs, spans, event.finish, pack_texts([event.text], where)]
+            fields += [event.cached_tokens, float(event.at), float(event.seconds)]
+            if event.trace is not None or event.asked:
+                fields.append({"trace": event.trace, "asked": plain(event.asked, where)})
+            if event.experts is not None:
+                fields.append(encode_extra(event.experts, where))
+        case Observed():
+            texts = [event.message, event.actions, event.replies, event.errors]
+            fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
+            fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
+            if event.trace is not None:
+                fields.append({"trace": event.trace})
+        case Prompt():
+            texts = [event.messages, event.tools]
+            fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
+        case Acted():
+            texts = [event.action, event.text]
+            fields = [pack_texts(texts, where), event.done, float(event.at), float(event.seconds)]
+        case Closed():
+            reward = None if event.reward is None else float(event.reward)
+            fields = [event.stop, reward, event.failure, pack_texts([event.info], where), float(event.at)]
     return pack([SCHEMA, type(event).__name__.lower(), *fields], where)
 
 
@@ -145,7 +132,7 @@ _FINISH = {finish.value: finish for finish in Finish}  # five times as fast as c
 def _check_sampled(
     turn: Any, ids: array[int], logprobs: array[float], spans: Any, cached_tokens: Any, where: str
 ) -> None:
-    """Check what holds on both ways of the wire: the spans tile the ids, and each id has a finite logprob."""
+    """Check that the spans tile the ids, and that each id has a finite logprob."""
     length, end = len(ids), 0
     if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
         wrong(where, "sampled", [turn, cached_tokens])

@@ -306,17 +306,10 @@ def test_texts_that_cannot_be_read_are_refused_when_asked_for(texts: bytes) -> N
         replace(prompt(), ids=array("H", [1])),
         replace(prompt(), messages=[{"content": object()}]),
         replace(sampled(), logprobs=array("d", [-1.0, -1.0])),
-        replace(sampled(), logprobs=array("f", [-1.0])),
-        replace(sampled(), logprobs=array("f", [-1.0, math.nan])),
-        replace(sampled(), versions=[VersionSpan("1", 0, 1)]),
-        replace(closed(), reward=True),
-        replace(closed(), reward=math.nan),
-        replace(closed(), reward=None),
-        replace(closed(), stop=Stop.FAILED),
         replace(closed(), info={"x": {1, 2}}),
     ],
 )
-def test_nothing_unreadable_is_encoded(event: Event) -> None:
+def test_what_has_no_form_on_the_wire_is_not_encoded(event: Event) -> None:
     with pytest.raises(ContractError, match="r/g/0"):
         encode_event(event, "r/g/0")
 

@@ -160,7 +160,7 @@ class TestDivergence:
                 return Observation("other")
 
         played = play(with_steps, *TEXTS)
-        with pytest.raises(Diverged, match="Acted.text was '{\"a\": 1}' and is 'other'"):
+        with pytest.raises(Diverged, match=r"Acted\.text was '{\"a\": 1}' and is 'other'"):
             play(with_steps, *TEXTS, recorded=played.events[:-1], environment=Moody())
         assert issubclass(Diverged, EnvironmentFailure)
 

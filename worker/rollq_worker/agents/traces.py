@@ -180,7 +180,7 @@ class TraceTree:
             self._waiting[trace.digest] = others
         trace.turn = Turn(number, trace, trace.digest, len(trace.ids), job)
         trace.checks.sampled_as(job)
-        trace.checks.turn, trace.checks.turn_tokens = number, 0
+        trace.checks.turn = number
         return trace.turn
 
     def add(self, turn: Turn, piece: Sampled) -> None:

@@ -5,7 +5,8 @@ history. A breach is a typed failure: EngineBreach for what was sampled, JobBrea
 events, and which tokens end a turn. They know nothing of engines or the wire.
 
     I1   each request sends what was sent before, plus what was sampled, plus a bridge
-    I2   one logprob for each sampled token: checked where the engine's reply is read
+    I2   one logprob for each sampled token, and no more tokens than were asked for: checked where the engine's reply is
+         read
     I3   a trace is a prompt, then sampled tokens and bridges in turn, without gap or overlap
     I4   `stop` by a token ends in a stop token, and nothing is sampled after one; a stop token may also come with
          another finish reason, because an engine tests the length first
@@ -47,12 +48,11 @@ class TokenChecks:
         self.read = 0
         """Those of them that the engine has read: all up to the last sampled one, without that."""
         self.turn = 0
-        self.turn_tokens = 0
         self.last: Event | None = None
         self.last_id = -1
 
     def sampled_as(self, job: Job) -> None:
-        """The next turn is sampled with this job's parameters and budget."""
+        """The next turn is sampled with this job's parameters."""
         self.job = job
         self.end_ids = end_ids(job, self._stop_ids)
         self.ends_anywhere = ends_anywhere(job)
@@ -94,9 +94,6 @@ class TokenChecks:
             raise self._breach(f"says stop and ends in token {event.ids[-1]}, which ends no turn")
         if not self.end_ids.isdisjoint(event.ids[:-1]):
             raise self._breach("goes on after a stop token")
-        self.turn_tokens += len(event.ids)
-        if self.turn_tokens > self.job.budget.max_new_tokens:
-            raise self._breach(f"makes {self.turn_tokens} tokens of the turn, beyond its budget")
         self._extend(event.ids)
         self.read = self.length - 1
 
@@ -110,7 +107,6 @@ class TokenChecks:
             self._inside(max(event.ids), "the bridge")
             self._extend(event.ids)
         self.turn += 1
-        self.turn_tokens = 0
 
     def _may_sample(self) -> bool:
         """Whether the policy may sample now: after a prompt, a bridge, or a generation that was interrupted before its

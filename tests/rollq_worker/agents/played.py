@@ -2,18 +2,17 @@
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import requests
 
 from rollq.env import Episode
-from rollq.errors import RolloutFailure
 from rollq.events import Event, Message
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
+from rollq_worker.agents.known_agents import agent_starter
 from rollq_worker.agents.play import play_with_agent
 from rollq_worker.agents.programs import AgentThread
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
@@ -39,7 +38,7 @@ def job(**options: Any) -> Job:
 
 
 def play(
-    agent: Callable[..., Any],
+    agent: Callable[..., Any] | str,
     *texts: str,
     engine: Any = None,
     recorded: Sequence[Event] = (),
@@ -50,12 +49,17 @@ def play(
     renderer_of: Any = None,
     **options: Any,
 ) -> Trajectory:
-    """The trajectory of an agent function whose policy says these texts."""
+    """The trajectory of an agent, a function or one that is known by its name, whose policy says these texts."""
     if not ENDPOINT:
         ENDPOINT.append(AgentEndpoint())
+    if isinstance(agent, str):
+        played = job(agent=agent, **options)
+        start = agent_starter(played)
+    else:
+        played, start = job(**options), lambda given, on_end: AgentThread("program", agent, given, {}, on_end)
     return play_with_agent(
-        job(**options),
-        lambda given, on_end: AgentThread("program", agent, given, {}, on_end),
+        played,
+        start,
         ENDPOINT[0],
         engine=engine or FakeEngine(texts),
         renderer_of=renderer_of or (lambda tools, **_: renderer or FakeRenderer()),
@@ -115,15 +119,3 @@ def sampled_text(message: Mapping[str, Any]) -> str:
         for call in message.get("tool_calls") or ()
     ]
     return json.dumps(calls[0]) if calls else message["content"] or ""
-
-
-@contextmanager
-def failing(kind: type[RolloutFailure]) -> Iterator[list[BaseException]]:
-    """A block that must raise a failure of this kind; the list gets it."""
-    caught: list[BaseException] = []
-    try:
-        yield caught
-    except kind as e:
-        caught.append(e)
-        return
-    raise AssertionError(f"no {kind.__name__}")

@@ -22,13 +22,13 @@ from rollq.job import History
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
 from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
-from rollq_worker.agents.play import OUTPUT, play_with_agent
+from rollq_worker.agents.play import OUTPUT
 from rollq_worker.agents.programs import KEPT_OUTPUT
 from rollq_worker.agents.users import agent_users
 from rollq_worker.failures import Drained
-from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from tests.conftest import REPO
-from tests.rollq_worker.agents.played import ENDPOINT, ask, job, play
+from tests.rollq_worker.agents.played import ask, job, play
 from tests.waiting import until
 
 ASKS = """
@@ -39,7 +39,11 @@ ASKS = """
         data = None if body is None else json.dumps(body).encode()
         return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))
 
-    url, episode = os.environ["OPENAI_BASE_URL"], os.environ["ROLLQ_EPISODE_URL"]
+    def ask(messages=({"role": "user", "content": "?"},)):
+        reply = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": messages})
+        return reply["choices"][0]["message"]["content"]
+
+    episode = os.environ["ROLLQ_EPISODE_URL"]
 """
 
 
@@ -60,20 +64,8 @@ def written(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def run(name: str, *texts: str, journal: FakeJournal | None = None, **args: Any) -> Trajectory:
-    if not ENDPOINT:
-        play(lambda episode: ask(episode, episode.messages) and None, "x")
-    played = job(agent=name, agent_args=args)
-    return play_with_agent(
-        played,
-        agent_starter(played),
-        ENDPOINT[0],
-        engine=FakeEngine(texts or ["hi"]),
-        renderer_of=lambda tools, **_: FakeRenderer(),
-        environment=FakeEnvironment(),
-        user=FakeUser(("hello",)),
-        journal=journal or FakeJournal(),
-    )
+def run(name: str, journal: FakeJournal | None = None, **args: Any) -> Trajectory:
+    return play(name, "hi", journal=journal, user=FakeUser(("hello",)), agent_args=args)
 
 
 class TestCommands:
@@ -82,11 +74,10 @@ class TestCommands:
             """
             about = post(episode, None)
             assert about["messages"][-1] == {"role": "user", "content": "hello"}, about
-            reply = post(url + "/chat/completions", {"messages": about["messages"], "tools": about["tools"]})
+            reply = ask(about["messages"])
             seen = post(episode + "/step", {"name": "add", "arguments": {"a": 1}})
             assert seen == {"text": '{"a": 1}', "done": False}, seen
-            said = {"content": reply["choices"][0]["message"]["content"]}
-            seen = post(episode + "/step", {"name": "respond", "arguments": said})
+            seen = post(episode + "/step", {"name": "respond", "arguments": {"content": reply}})
             assert seen["done"]
             print("all done")
             """
@@ -95,26 +86,12 @@ class TestCommands:
         assert (played.stop, played.reward, played.info) == (Stop.DONE, 1.0, {OUTPUT: "all done\n"})
 
     def test_a_shell_script(self, written: Callable[..., str]) -> None:
-        python = sys.executable
-        name = written(
-            f"""
-            {python} - <<'E'
-            import json, os, urllib.request
-            body = json.dumps({{"messages": [{{"role": "user", "content": "?"}}]}}).encode()
-            head = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
-            url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-            urllib.request.urlopen(urllib.request.Request(url, body, head))
-            E
-            """,
-            name="agent.sh",
-        )
-        assert run(name).turns == 1
+        python = f"{sys.executable} - <<'E'\n{textwrap.dedent(ASKS)}\nask()\nE\n"
+        assert run(written(python, name="agent.sh")).turns == 1
 
     def test_the_last_turn_is_the_answer_of_one_that_makes_no_step(self, written: Callable[..., str]) -> None:
-        name = written('post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})')
-        played = run(name, "forty-two")
-        acted = [event for event in played.events if type(event).__name__ == "Acted"]
-        assert acted[-1].action["arguments"] == {"content": "forty-two"}  # type: ignore[union-attr]
+        acted = [event for event in run(written("ask()")).events if isinstance(event, Acted)]
+        assert acted[-1].action["arguments"] == {"content": "hi"}
 
     def test_one_that_fails_is_quoted(self, written: Callable[..., str]) -> None:
         name = written('print("a hint"); sys.exit(7)')
@@ -141,7 +118,7 @@ class TestCommands:
         name = written(
             """
             sys.stdout.write("x" * 5_000_000 + "the end")
-            post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})
+            ask()
             """
         )
         output = run(name).info[OUTPUT]
@@ -155,8 +132,7 @@ class TestCommands:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         name = written(
             """
-            post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})
-            print(sorted(os.environ))
+            ask()
             print(dict(os.environ))
             """
         )
@@ -173,7 +149,7 @@ class TestCommands:
             open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
             open("scratch", "w").write("x")
             print(os.getcwd(), flush=True)
-            post(url + "/chat/completions", {{"messages": [{{"role": "user", "content": "?"}}]}})
+            ask()
             os._exit(0)
             """
         )
@@ -221,7 +197,7 @@ class TestCommands:
             import subprocess
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-            post(url + "/chat/completions", {{"messages": [{{"role": "user", "content": "?"}}]}})
+            ask()
             """
         )
         before = {thread.name for thread in threading.enumerate()}
@@ -343,15 +319,16 @@ class TestNames:
         with pytest.raises(ForOtherWorkers, match="there is no such file here; give every worker"):
             agent_starter(found)
 
-    def test_an_unknown_one(self) -> None:
-        found = job(agent="telepathy")
-        with pytest.raises(JobFailure, match="agent 'telepathy' is unknown here; there are act, few-shot, react"):
-            agent_starter(found)
-
-    def test_history_that_is_rendered_again_is_not_for_programs(self, written: Callable[..., str]) -> None:
-        found = job(history=History.TEMPLATE, agent=written("", name="agent.sh"))
-        with pytest.raises(JobFailure, match="history=template is not for agent programs"):
-            agent_starter(found)
+    @pytest.mark.parametrize(
+        ("history", "why"),
+        [
+            (History.KEEP, "agent 'telepathy' is unknown here; there are act, few-shot, react"),
+            (History.TEMPLATE, "history=template is not for agent programs"),
+        ],
+    )
+    def test_one_that_nobody_can_play(self, history: History, why: str) -> None:
+        with pytest.raises(JobFailure, match=why):
+            agent_starter(job(agent="telepathy", history=history))
 
     @pytest.mark.parametrize("text", ["/no/such.py:play", "/tmp"])
     def test_a_file_that_cannot_be_read(self, text: str) -> None:
@@ -360,12 +337,11 @@ class TestNames:
 
 
 def _is_gone(pid: int) -> bool:
-    for _ in range(500):
+    def gone() -> bool:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
             return True
-        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+
+    until(gone, 5)
+    return True

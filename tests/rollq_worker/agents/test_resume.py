@@ -14,31 +14,26 @@ import requests
 from rollq.env import Action, Episode, Observation
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Finish, Sampled, Stop
-from rollq.trajectory import Trajectory
 from rollq_worker.agents.recorded import AgentDiverged
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
-from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
+from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until
 
 TEXTS = ["one", "two", "three", "four"]
 
 
-def with_steps(episode: Episode) -> str:
+def with_steps(episode: Episode, responds: bool = True) -> str:
     """Asks, acts, writes to the user, has a sub-agent, and answers."""
     messages = list(episode.messages)
     messages.append(said(ask(episode, messages)))
     messages.append(user(episode.step("add", {"a": 1}).text))
     sub = said(ask(episode, [user("sub")], tools=[TOOL], temperature=0.5))
     messages.append(said(ask(episode, messages)))
-    messages.append(user(episode.respond(f"sub said {sub['content']}").text))
+    messages.append(user(episode.respond(f"sub said {sub['content']}").text if responds else "go on"))
     return str(ask(episode, messages)["content"])
-
-
-def resumed(agent: Callable[..., Any], played: Trajectory, events: int, engine: Any = None) -> Trajectory:
-    return play(agent, engine=engine or FakeEngine(TEXTS), recorded=played.events[:events])
 
 
 def test_after_any_event_the_episode_is_the_same() -> None:
@@ -50,12 +45,8 @@ def test_after_any_event_the_episode_is_the_same() -> None:
         engine = FakeEngine(TEXTS[sampled:] or ["never"])
         people = FakeUser(("hello", "go on", "more"))
         again = play(with_steps, engine=engine, recorded=events[:count], user=people)
-        assert (again.tokens, again.mask, again.reward, again.stop) == (
-            played.tokens,
-            played.mask,
-            played.reward,
-            played.stop,
-        )
+        assert (again.tokens, again.mask) == (played.tokens, played.mask)
+        assert (again.reward, again.stop) == (played.reward, played.stop)
         assert len(engine.requests) == len(TEXTS) - sampled  # the journal answered the others
 
 
@@ -104,65 +95,66 @@ def test_a_request_that_was_refused_is_refused_again() -> None:
         assert (again.stop, again.turns) == (Stop.DONE, 2)
 
 
+DIVERGING: dict[str, tuple[Callable[[Episode], object], str]] = {
+    "another message": (
+        lambda episode: ask(episode, [*episode.messages[:-1], user("good day")]),
+        "message 1 of the agent's request was 'user: hello' and is 'user: good day' now",
+    ),
+    "more messages": (
+        lambda episode: ask(episode, [*episode.messages, user("more")]),
+        "the agent's request had 2 messages and has 3 now",
+    ),
+    "another parameter": (
+        lambda episode: ask(episode, episode.messages, temperature=0.1),
+        "asked for {} and asks for {'temperature': 0.1} now",
+    ),
+    "other tools": (lambda episode: ask(episode, episode.messages, tools=[TOOL]), "has other tools than before"),
+    "another step": (
+        lambda episode: (ask(episode, episode.messages), episode.step("add", {"a": 2})),
+        "the agent's step was add({'a': 1}) and is add({'a': 2}) now",
+    ),
+    "an earlier end": (
+        lambda episode: (ask(episode, episode.messages), episode.step("add", {"a": 1}), None)[-1],
+        "did not ask again for 3 of the turns in its journal",
+    ),
+    "fewer steps": (lambda episode: with_steps(episode, responds=False) and None, "did not repeat 2 of its steps"),
+}
+
+
 class TestDivergence:
-    def diverges(self, agent: Callable[..., Any], events: int = -1) -> str:
+    @pytest.mark.parametrize("name", DIVERGING)
+    def test_an_agent_that_does_something_else(self, name: str) -> None:
         played = play(with_steps, *TEXTS)
-        with pytest.raises(AgentDiverged) as caught:
-            resumed(agent, played, events)
-        assert isinstance(caught.value, AgentFailure)
-        return str(caught.value)
+        agent, what = DIVERGING[name]
+        with pytest.raises(AgentDiverged, match=re.escape(what)) as caught:
+            play(agent, *TEXTS, recorded=played.events[:-1])
+        assert isinstance(caught.value, AgentFailure) and "no clocks, random ids" in str(caught.value)
 
-    def test_another_message(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, [*episode.messages[:-1], user(f"hello at {time.time()}")])
-
-        assert re.search(
-            r"message 1 of the agent's request was 'user: hello' and is 'user: hello at", self.diverges(agent)
-        )
-
-    def test_more_messages(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, [*episode.messages, user("more")])
-
-        assert "had 2 messages and has 3 now" in self.diverges(agent)
-
-    def test_another_parameter(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, episode.messages, temperature=0.1)
-
-        assert "asked for {} and asks for {'temperature': 0.1} now" in self.diverges(agent)
-
-    def test_other_tools(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, episode.messages, tools=[TOOL])
-
-        assert "other tools than before" in self.diverges(agent)
-
-    def test_another_step(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, episode.messages)
-            episode.step("add", {"a": 2})
-
-        assert "step was add({'a': 1}) and is add({'a': 2})" in self.diverges(agent)
-
-    def test_an_earlier_end(self) -> None:
-        def agent(episode: Episode) -> None:
-            ask(episode, episode.messages)
-            episode.step("add", {"a": 1})
-
-        said = self.diverges(agent)
-        assert "did not ask again for 3 of the turns in its journal" in said
-        assert "no clocks, random ids" in said
-
-    def test_an_environment_that_does_something_else(self) -> None:
+    @pytest.mark.parametrize(
+        ("seen", "what"),
+        [
+            (Observation("other"), """Acted.text was '{"a": 1}' and is 'other'"""),
+            (Observation('{"a": 1}', done=True), "Acted.done was False and is True"),
+            (Observation('{"a": 1}', reward=0.5), "Acted.action was {'name': 'add', 'arguments': {'a': 1}} and is"),
+        ],
+    )
+    def test_an_environment_that_does_something_else(self, seen: Observation, what: str) -> None:
         class Moody(FakeEnvironment):
             def step(self, action: Action) -> Observation:
-                return Observation("other")
+                return seen
 
         played = play(with_steps, *TEXTS)
-        with pytest.raises(Diverged, match=r"Acted\.text was '{\"a\": 1}' and is 'other'"):
+        with pytest.raises(Diverged, match=re.escape(what)):
             play(with_steps, *TEXTS, recorded=played.events[:-1], environment=Moody())
         assert issubclass(Diverged, EnvironmentFailure)
+
+
+def gives_up(episode: Episode) -> None:
+    """Ask, and hang up before there is an answer."""
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
+    body = {"model": "m", "messages": list(episode.messages)}  # as `ask` writes it, byte for byte
+    with pytest.raises(requests.Timeout):
+        requests.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2)
 
 
 def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> None:
@@ -177,13 +169,9 @@ def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> N
     engine.generate = slow  # type: ignore[method-assign]
 
     def agent(episode: Episode) -> None:
-        body = {"messages": list(episode.messages)}
-        headers = {"Authorization": f"Bearer {episode.api_key}"}
-        with pytest.raises(requests.Timeout):
-            requests.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2)
+        gives_up(episode)
         hung_up.set()
-        while len(engine.replies) < 1:
-            time.sleep(0.01)
+        until(lambda: engine.replies)
         time.sleep(0.5)
         assert ask(episode, episode.messages)["content"] == "one"
 
@@ -193,7 +181,7 @@ def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> N
 
 def test_a_request_that_is_sent_again_while_it_is_under_way_is_sampled_once() -> None:
     engine, release, begun = FakeEngine(["one", "two"]), threading.Event(), []
-    generate, answers = engine.generate, []
+    generate = engine.generate
 
     def slow(*args: Any, **options: Any) -> Any:
         begun.append(args)
@@ -203,22 +191,16 @@ def test_a_request_that_is_sent_again_while_it_is_under_way_is_sampled_once() ->
     engine.generate = slow  # type: ignore[method-assign]
 
     def agent(episode: Episode) -> None:
-        body = {"messages": list(episode.messages)}
-        headers = {"Authorization": f"Bearer {episode.api_key}"}
         for _ in range(2):
-            with pytest.raises(requests.Timeout):
-                requests.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2)
+            gives_up(episode)
             time.sleep(0.3)  # the endpoint notices that the agent is gone
         assert len(begun) == 1
         # Two at the same time are two: the first takes the one that is under way, the second is sampled.
-        threads = [threading.Thread(target=lambda: answers.append(post(episode, body))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(begun) == 2)
-        release.set()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(ask, episode, episode.messages) for _ in range(2)]
+            until(lambda: len(begun) == 2)
+            release.set()
+        assert sorted(answer.result()["content"] for answer in answers) == ["one", "two"]
 
     played = play(agent, engine=engine)
-    assert sorted(answer["choices"][0]["message"]["content"] for answer in answers) == ["one", "two"]
     assert (played.turns, len(begun)) == (2, 2)

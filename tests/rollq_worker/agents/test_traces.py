@@ -1,6 +1,5 @@
 """An agent's conversations as traces: what was sampled stays ids, and each sampled token is in one segment."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -150,17 +149,6 @@ def test_the_same_request_twice_is_sampled_twice() -> None:
     played = play(agent, engine=engine)
     assert engine.requests[0] == engine.requests[1]
     assert len(played.traces) == 2
-    sampled_once(played)
-
-
-def test_requests_at_the_same_time() -> None:
-    def agent(episode: Episode) -> None:
-        with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(ask, episode, [user(f"question {n}")]) for n in range(40)]
-            assert {one.result()["content"] for one in asked} == {"answer"}
-
-    played = play(agent, "answer", budget={"max_turns": 40})
-    assert len(played.traces) == played.turns == 40
     sampled_once(played)
 
 

@@ -1,0 +1,127 @@
+"""Budgets of an agent's episode, what its requests ask for, and what ends it before its time."""
+
+from typing import Any
+
+import pytest
+
+from rollq.env import Episode
+from rollq.errors import AgentFailure, JobFailure
+from rollq.events import Closed, Finish, Sampled, Stop
+from rollq_worker.agents import growth
+from rollq_worker.agents.chat_request import RequestRefused
+from rollq_worker.fakes import FakeEngine
+from rollq_worker.protocols import SampleRequest
+from tests.rollq_worker.agents.played import Refused, ask, play, post, said, user
+from tests.rollq_worker.episode.episodes import PieceEngine
+
+
+class TestBudgets:
+    def test_more_turns_than_the_job_has(self) -> None:
+        def agent(episode: Episode) -> None:
+            for n in range(5):
+                ask(episode, [user(str(n))])
+
+        played = play(agent, "hi", budget={"max_turns": 3})
+        assert (played.stop, played.turns, played.reward) == (Stop.TURNS, 3, 0.0)
+
+    def test_a_full_context_ends_an_agent_that_does_not_know_what_to_do(self) -> None:
+        def agent(episode: Episode) -> None:
+            messages = list(episode.messages)
+            while True:
+                messages += [said(ask(episode, messages)), user("go on" * 20)]
+
+        played = play(agent, "hi", budget={"max_tokens": 300})
+        assert (played.stop, played.reward) == (Stop.LENGTH, 0.0)
+
+    def test_a_turn_that_is_cut(self) -> None:
+        def agent(episode: Episode) -> None:
+            assert post(episode, {"messages": [user("?")], "max_tokens": 4})["choices"][0]["finish_reason"] == "length"
+
+        assert play(agent, "a long answer").sampled_tokens == 4
+
+    @pytest.mark.parametrize(
+        ("limit", "most", "code", "stop"),
+        [("STEPS", 4, "steps_spent", Stop.TURNS), ("LARGEST", 2200, "journal_full", Stop.LENGTH)],
+    )
+    def test_steps_end(self, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, code: str, stop: Stop) -> None:
+        monkeypatch.setattr(growth, limit, most)  # the opening is a step
+
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            for _ in range(3):
+                episode.step("add", {"a": "x" * 300})
+            with pytest.raises(RequestRefused) as caught:
+                while True:
+                    episode.step("add", {"a": "x" * 300})
+            assert caught.value.code == code
+            raise RuntimeError("it cannot go on")
+
+        played = play(agent, "hi")
+        assert (played.stop, played.reward) == (stop, 0.0)
+
+        # Another worker, whose agent does the same, comes to the same end.
+        again = play(agent, "hi", recorded=[event for event in played.events if not isinstance(event, Closed)])
+        assert (again.stop, len(again.events)) == (played.stop, len(played.events))
+
+    def test_requests_that_the_journal_has_no_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(growth, "LARGEST", 30_000)
+
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="400 journal_full"):
+                for n in range(20):
+                    ask(episode, [user("x" * 500 + str(n))])
+
+        assert 3 < play(agent, "hi", budget={"max_turns": 20}).turns < 12
+
+
+def test_what_was_asked_is_recorded_and_sent() -> None:
+    engine = FakeEngine(["hi"])
+    generate, sent = engine.generate, []
+
+    def noted(request: SampleRequest) -> Any:
+        sent.append((dict(request.sampling), request.max_new_tokens))
+        return generate(request)
+
+    engine.generate = noted  # type: ignore[method-assign]
+    asked = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["END"], "max_completion_tokens": 50}
+
+    def agent(episode: Episode) -> None:
+        ask(episode, episode.messages, **asked, user="somebody", parallel_tool_calls=True, logit_bias=None)
+
+    played = play(agent, engine=engine, sampling={"temperature": 1.0, "top_k": 5})
+    sampling = {"temperature": 0.5, "top_p": 0.9, "sampling_seed": 7, "stop": ["END"]}
+    assert sent == [({**sampling, "top_k": 5}, 50)]
+    [event] = [event for event in played.events if isinstance(event, Sampled)]
+    assert event.asked == {**sampling, "max_new_tokens": 50}
+
+
+def test_a_stop_string_is_not_in_the_reply() -> None:
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, [user("?")], stop="END"))
+        assert first["content"] == "said "
+        ask(episode, [user("?"), first, user("more")])
+
+    played = play(agent, engine=PieceEngine(("said END", Finish.STOP), ("two\0", Finish.STOP)))
+    assert len(played.traces) == 1
+
+
+class TestFailures:
+    def test_an_agent_that_raises(self) -> None:
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            raise RuntimeError("it broke")
+
+        with pytest.raises(AgentFailure, match="the agent program raised RuntimeError: it broke"):
+            play(agent, "hi")
+
+    def test_an_agent_that_asks_nothing(self) -> None:
+        with pytest.raises(AgentFailure, match="ended without asking for a turn"):
+            play(lambda episode: None, "hi")
+
+    def test_a_first_prompt_that_leaves_no_room(self) -> None:
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="context_length_exceeded"):
+                ask(episode, [user("x" * 1000)])
+
+        with pytest.raises(JobFailure, match="first prompt leaves no room"):
+            play(agent, "hi", budget={"max_tokens": 300})

@@ -7,8 +7,9 @@ writes unreadable calls or unusual tokens, or the servers of a fleet disagree ab
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import ne
 
 from rollq.events import Observed, Prompt, Sampled
 from rollq.trajectory import Trajectory
@@ -44,10 +45,13 @@ class TokenStats:
         return self.kept_tokens / self.sent_tokens if self.sent_tokens else None
 
 
-def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[int]] | None = None) -> TokenStats:
-    """Counts in one pass over the events. `reencode` decodes ids and encodes the text; without it no drift is
-    counted."""
-    sent = kept = traces = malformed = unclosed = drifted = 0
+def count_tokens(
+    trajectory: Trajectory, reencode: Callable[[Sequence[array[int]]], Sequence[array[int]]] | None = None
+) -> TokenStats:
+    """Counts in one pass over the events. `reencode` decodes the ids of each turn and encodes the text; without it no
+    drift is counted."""
+    sent = kept = traces = malformed = unclosed = 0
+    turns: list[array[int]] = []
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
     turn = array("I")
@@ -61,7 +65,7 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
         elif isinstance(event, Observed):
             malformed += bool(event.errors)
             unclosed += any("unclosed" in action for action in event.actions)
-            drifted += reencode is not None and reencode(turn) != turn
+            turns.append(turn)
             length += len(event.ids)
             turn = array("I")
         elif isinstance(event, Prompt):
@@ -69,6 +73,7 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
             turn = array("I")
             length = len(event.ids)
             known = 0 if known is not None else None  # a new trace keeps nothing
+    drifted = sum(map(ne, turns, reencode(turns))) if reencode else 0
     return TokenStats(
         sent_tokens=sent,
         kept_tokens=kept,

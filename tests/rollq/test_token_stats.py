@@ -47,9 +47,9 @@ def test_turns_whose_text_is_other_tokens():
     events = [prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0, 8), observed(0), sampled(1, 9), observed(1)]
     encoded = []
 
-    def reencode(turn):
-        encoded.append(turn[:])
-        return turn if len(turn) > 1 else ids(1, 2)
+    def reencode(turns):
+        encoded.extend(turns)
+        return [turn if len(turn) > 1 else ids(1, 2) for turn in turns]
 
     assert count_tokens(replace(trajectory(), events=events), reencode).drifted_turns == 1
     assert [list(turn) for turn in encoded] == [[7, 8], [9]]

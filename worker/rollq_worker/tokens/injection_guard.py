@@ -115,10 +115,11 @@ class ControlTokens:
 class Guard:
     """The swapped pieces of one rendering."""
 
-    def __init__(self, controls: ControlTokens) -> None:
+    def __init__(self, controls: ControlTokens, other: Guard | None = None) -> None:
+        """With the marks of the `other` one."""
         self._controls = controls
-        self._pieces: list[str] = []
-        self._marks: dict[str, str] = {}
+        self._pieces: list[str] = other._pieces[:] if other else []
+        self._marks: dict[str, str] = other._marks.copy() if other else {}
         """One for each piece, because templates compare messages: equal ones stay equal."""
 
     def mark(self, piece: str = "") -> str:

@@ -71,6 +71,8 @@ class ChatRenderer:
         self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
+        self._tools_guard = Guard(self._controls)
+        self._hidden_tools: list[Json] = self._tools_guard.hide(self.tools)
         self._opened: WeakValueDictionary[str, array[int]] = WeakValueDictionary()
         """The first prompts in use, by their messages."""
         self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
@@ -91,23 +93,32 @@ class ChatRenderer:
 
         Episodes of one group are given the same array, because a thousand of 20 kB count.
         """
-        usual = len(tools) == len(self.tools) and all(map(is_, tools, self.tools))  # nobody changes these
-        key = json.dumps([messages, None if usual else tools])
+        key = json.dumps([messages, None if self._are_usual(tools) else tools])
         if (ids := self._opened.get(key)) is None:
             self._opened[key] = ids = self._open(messages, tools)
         return ids
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        guard = Guard(self._controls)
-        # Its copies are gone before the text is encoded, where a thousand threads may wait. All episodes of an
+        # The copies are gone before the text is encoded, where a thousand threads may wait. All episodes of an
         # environment share the long system prompt.
-        ids = guard.encode(self._hidden_prompt(messages, tools, guard), remember=True)
-        return self._images.expand(ids, messages)
+        text, guard = self._hidden_prompt(messages, tools)
+        return self._images.expand(guard.encode(text, remember=True), messages)
 
-    def _hidden_prompt(self, messages: Sequence[Message], tools: Sequence[Json], guard: Guard) -> str:
+    def _hidden_prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> tuple[str, Guard]:
+        guard, hidden = self._hide_tools(tools)
         shown = [guard.hide(message) for message in self.shown(messages)]
-        hidden = guard.hide(list(tools))
-        return self._made_up.render(self._with_tools(shown, hidden), hidden)
+        return self._made_up.render(self._with_tools(shown, hidden), hidden), guard
+
+    def _hide_tools(self, tools: Sequence[Json]) -> tuple[Guard, list[Json]]:
+        """A guard for a rendering with these tools, and the tools as it hides them."""
+        if self._are_usual(tools):
+            return Guard(self._controls, self._tools_guard), self._hidden_tools
+        guard = Guard(self._controls)
+        return guard, guard.hide(list(tools))
+
+    def _are_usual(self, tools: Sequence[Json]) -> bool:
+        """Whether they are the renderer's own, which nobody changes."""
+        return len(tools) == len(self.tools) and all(map(is_, tools, self.tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """The text that the template writes for `open`. Raises JobFailure."""
@@ -138,10 +149,9 @@ class ChatRenderer:
         self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
     ) -> bool:
         """Whether the template's own text is the prompt of the turn, the turn as it was sampled, and the bridge."""
-        guard, bridge_guard = Guard(self._controls), Guard(self._controls)
+        (guard, hidden), bridge_guard = self._hide_tools(tools), Guard(self._controls)
         shown = [guard.hide(message) for message in self.shown([*messages, *replies])]
         before = shown[: len(self.shown(messages[:-1]))]
-        hidden = guard.hide(list(tools))
         prompt = self._made_up.render(self._with_tools(before, hidden), hidden)
         full = self._made_up.render(self._with_tools(shown, hidden), hidden)
         if not full.startswith(prompt):

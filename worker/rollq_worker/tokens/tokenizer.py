@@ -104,7 +104,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> array[int]:
         """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
-        return _encode(self._full, text)
+        return _encode(self._full, [text])[0]
 
     def encode_plain(self, *texts: str) -> list[array[int]]:
         """The ids of texts that never become an added token: one array('I') per text.
@@ -116,7 +116,7 @@ class Tokenizer:
         ]
 
     def _encode_plain(self, text: str) -> array[int]:
-        ids = _encode(self._plain, text)
+        [ids] = _encode(self._plain, [text])
         if not self._added_ids.isdisjoint(ids):
             name = next(token.text for token in self.added if token.id in ids)
             raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
@@ -128,9 +128,9 @@ class Tokenizer:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
-    def reencode(self, ids: Sequence[int]) -> array[int]:
-        """array('I'): the ids of the text of `ids`, which training on text would get. They are only counted."""
-        return self.encode(self.decode(ids))
+    def reencode(self, turns: Sequence[Sequence[int]]) -> list[array[int]]:
+        """For each turn, array('I'): the ids of its text, which training on text would get. They are only counted."""
+        return _encode(self._full, [self.decode(ids) for ids in turns])
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -241,10 +241,14 @@ def _never_first(part: dict[str, Any]) -> dict[str, Any]:
     return part | {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else part
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:
+def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int]]:
+    return _ENCODERS.submit(lambda: [_encode_one(tokenizer, text) for text in texts]).result()
+
+
+def _encode_one(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:
     # encode() holds the GIL for the whole call; the batch form does not.
     try:
-        [encoded] = _ENCODERS.submit(tokenizer.encode_batch_fast, [text], add_special_tokens=False).result()
+        [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write
-        return _encode(tokenizer, _SURROGATE.sub("\ufffd", text))
+        return _encode_one(tokenizer, _SURROGATE.sub("\ufffd", text))
     return array("I", encoded.ids)

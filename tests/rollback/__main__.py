@@ -41,18 +41,20 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a history that went wrong, no table")
     args = parser.parse_args()
     folder, start, done = Path(tempfile.mkdtemp(prefix="rollq-rollback-")), time.monotonic(), []
-    with ProcessPoolExecutor(args.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        tasks = {}
-        for seed in range(args.seed, args.seed + args.seeds):
-            for number, cuts in enumerate(cases(seed, args.every)):
-                place = folder / f"{seed}-{number}"
-                tasks[pool.submit(play, place, seed, cuts)] = place
-        for future in as_completed(tasks):
-            done.append(outcome := future.result())
-            if outcome.wrong:
-                print(json.dumps(asdict(outcome)) if args.json else f"{tasks[future]}: {outcome}", flush=True)
-            else:
-                shutil.rmtree(tasks[future])
+    for seed in range(args.seed, args.seed + args.seeds):
+        # New processes for each seed, because one has a thousand ports and takes each once.
+        with ProcessPoolExecutor(args.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+            tasks = {
+                pool.submit(play, place, seed, cuts): place
+                for number, cuts in enumerate(cases(seed, args.every))
+                for place in [folder / f"{seed}-{number}"]
+            }
+            for future in as_completed(tasks):
+                done.append(outcome := future.result())
+                if outcome.wrong:
+                    print(json.dumps(asdict(outcome)) if args.json else f"{tasks[future]}: {outcome}", flush=True)
+                else:
+                    shutil.rmtree(tasks[future])
     return report(done, folder, time.monotonic() - start, quiet=args.json)
 
 

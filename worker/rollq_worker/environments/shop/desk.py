@@ -14,8 +14,8 @@ from hashlib import sha256
 from rollq.env import RESPOND, STOP_MARKER, Action, Observation, Task
 from rollq.env.customer_service import Case, Conversation, ConversationDomain
 from rollq.job import Json
+from rollq_worker.environments.shop.records import PENDING, records
 from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
-from rollq_worker.environments.shop.records import Order, Status, all_records
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
 
 POLICY = f"""\
@@ -37,9 +37,9 @@ REQUESTS: Sequence[tuple[str, Action | None]] = (
 )
 """What customers say, and the call that it takes; None where the policy refuses."""
 KINDS = len(REQUESTS)
-PENDING = 2
+ORDERS = 2
 """Number of pending orders of each customer."""
-SPLITS: Mapping[str, int] = {split: customers * PENDING * KINDS for split, customers in CUSTOMERS.items()}
+SPLITS: Mapping[str, int] = {split: customers * ORDERS * KINDS for split, customers in CUSTOMERS.items()}
 
 
 def _without_order(schema: Json) -> Json:
@@ -61,7 +61,7 @@ class DeskDomain(ConversationDomain):
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Conversation:
         super().open(split, index, args)
-        return Desk(self, self._find(split, index), order_of(split, index).order_id)
+        return Desk(self, self._find(split, index), order_of(split, index)["order_id"])
 
 
 class Desk(Conversation):
@@ -80,26 +80,26 @@ def on_order(action: Action, order_id: str) -> Action:
     return Action(action.name, {**action.arguments, "order_id": order_id})
 
 
-def order_of(split: str, index: int) -> Order:
+def order_of(split: str, index: int) -> Json:
     """The order that the desk has open."""
-    records = all_records()
-    customer = records.customers[records.task_customers[split, index // (PENDING * KINDS)]]
-    pending = [records.orders[id] for id in customer.order_ids if records.orders[id].status is Status.PENDING]
-    return pending[index // KINDS % PENDING]
+    customer = records().customers[records().task_customers[split, index // (ORDERS * KINDS)]]
+    orders = [records().orders[id] for id in customer["orders"]]
+    return [order for order in orders if order["status"] == PENDING][index // KINDS % ORDERS]
 
 
 @cache
 def make_case(split: str, index: int) -> Case:
     """Task `index` of a split. The caller has checked both."""
     task = make_task(split, index)
-    order_id = order_of(split, index).order_id
+    order_id = order_of(split, index)["order_id"]
     return Case(task=task, calls=[on_order(move, order_id) for move in task.moves if move.name != RESPOND])
 
 
 def make_task(split: str, index: int) -> Task:
     order = order_of(split, index)
     asks, call = REQUESTS[index % KINDS]
-    opening = f"Hello, this is {all_records().customers[order.customer_id].name} about order {order.order_id}. {asks}"
+    name = records().customers[order["customer_id"]]["name"]
+    opening = f"Hello, this is {name} about order {order['order_id']}. {asks}"
     goodbye = Action(RESPOND, {"content": "It is done." if call else SORRY})
     moves = (goodbye,) if call is None else (call,) if call.name == TRANSFER else (call, goodbye)
     return Task(

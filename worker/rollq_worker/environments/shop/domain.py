@@ -13,12 +13,11 @@ from rollq.env.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.environments.shop import desk, tools
-from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import SPLITS
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
 
-VERSION = "1"
+VERSION = "2"
 """Version of rules, data and tasks. Rewards are comparable only within one version. A test pins their digest under
 it."""
 
@@ -37,15 +36,16 @@ def load(variant: str | None) -> ConversationDomain:
 class ShopBackend(DatabaseBackend):
     """Implements customer_service.Backend."""
 
+    stop_markers: Sequence[str] = (STOP_MARKER,)
+
     def __init__(self, policy: str, schemas: Sequence[Json]) -> None:
-        super().__init__(shared_database())
+        super().__init__(tools.shared_database())
         self.policy = policy
         self.tools = schemas
-        self.stop_markers: Sequence[str] = (STOP_MARKER,)
 
     def call(self, view: View, action: Action) -> Observation:
-        data = ShopData(view)
-        return Observation(tools.call(data, action.name, action.arguments), done=data.handed_over)
+        text = tools.call(view, action.name, action.arguments)
+        return Observation(text, done=view["conversation"][tools.HANDED_OVER])
 
     def replay(self, view: View, calls: Sequence[Action]) -> None:
         for call in calls:

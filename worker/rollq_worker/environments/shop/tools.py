@@ -5,29 +5,42 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from decimal import Decimal
+from functools import cache, partial
 
+from rollq.env.copy_on_write import SharedDatabase, View
 from rollq.job import Json
-from rollq_worker.environments.shop import calculator
-from rollq_worker.environments.shop.catalogue import catalogue, money
-from rollq_worker.environments.shop.database import CallError, ShopData, shorten
-from rollq_worker.environments.shop.records import Address, Order, Status, all_records
-from rollq_worker.environments.shop.results import show_address, show_customer, show_item, show_order, show_product
+from rollq_worker.environments.shop.calculator import calculate
+from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, records, total
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
-WRAP_FEE = 450
-"""Price of gift wrap in cents. Gold members pay nothing."""
+WRAP_FEE = "4.50"
+"""Price of gift wrap. Gold members pay nothing."""
 TRANSFER = "transfer_to_human"
 """The tool that hands over to a human, which ends the episode."""
+HANDED_OVER = "handed over"
 
 Run = Callable[..., Json]
 
 
-def call(data: ShopData, name: str, arguments: Mapping[str, Json]) -> str:
+class CallError(Exception):
+    """A tool call that cannot be carried out, in words for the policy."""
+
+
+@cache
+def shared_database() -> SharedDatabase:
+    """What an episode can change. That a human agent has taken over is graded, too."""
+    tables = {"orders": records().orders, "conversation": {HANDED_OVER: False}}
+    canon = partial(json.dumps, sort_keys=True)
+    return SharedDatabase(tables, copy=deepcopy, canon=canon, name=lambda _, key: key)
+
+
+def call(data: View, name: str, arguments: Mapping[str, Json]) -> str:
     """The tool's result as compact JSON, or "Error: ..."."""
     if (tool := _TOOLS.get(name)) is None:
-        return f"Error: there is no tool {shorten(name)}"
+        return f"Error: there is no tool {_shorten(name)}"
     schema, run = tool
     if problem := _problem(arguments, schema["function"]["parameters"]):
         return f"Error: {problem}"
@@ -42,11 +55,11 @@ def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
     if not isinstance(arguments, Mapping):
         return "the arguments must be an object"
     known: Mapping[str, Json] = parameters["properties"]
-    if missing := [name for name in parameters["required"] if name not in arguments]:
+    if missing := [name for name in known if name not in arguments]:
         return f"missing argument {', '.join(missing)}"
     for name, value in arguments.items():
         if name not in known:
-            return f"unknown argument {shorten(str(name))}"
+            return f"unknown argument {_shorten(str(name))}"
         if not _fits(value, known[name]):
             return f"argument {name} must be {_expected(known[name])}"
     return None
@@ -54,7 +67,7 @@ def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
 
 def _fits(value: Json, schema: Mapping[str, Json]) -> bool:
     if schema["type"] == "array":
-        return isinstance(value, list) and bool(value) and all(_fits(part, schema["items"]) for part in value)
+        return isinstance(value, list) and bool(value) and all(isinstance(part, str) for part in value)
     if schema["type"] == "boolean":
         return isinstance(value, bool)
     return isinstance(value, str) and value in schema.get("enum", (value,))
@@ -68,94 +81,115 @@ def _expected(schema: Mapping[str, Json]) -> str:
     return f"one of {', '.join(map(repr, schema['enum']))}" if "enum" in schema else "a string"
 
 
+def _shorten(text: str) -> str:
+    """The value as quoted, plain ASCII text of limited length, because the policy may have sampled a very long one."""
+    shown = ascii(text[:80])
+    return shown if len(text) <= 80 and len(shown) <= 80 else f"{shown[:80]}..."
+
+
 def _text(description: str, *, enum: tuple[str, ...] = ()) -> dict[str, Json]:
     return {"type": "string", "description": description} | ({"enum": list(enum)} if enum else {})
 
 
 _ORDER_ID = _text("The order's id, such as 'S-48213'.")
-_PAYMENT_ID = _text("One of the customer's payment methods, such as 'card-4821'.")
-_SWAPPED = {
-    "order_id": _ORDER_ID,
-    "item_id": _text("The item in the order, such as 'P-24-3'."),
-    "new_item_id": _text("The item wanted instead: another variant of the same product that is in stock."),
-    "payment_method_id": _PAYMENT_ID,
-}
-
-
 _TOOLS: dict[str, tuple[dict[str, Json], Run]] = {}
 """Schema and function by name, in the order in which the policy is shown them."""
 
 
 def _tool(description: str, **properties: dict[str, Json]) -> Callable[[Run], Run]:
     """Makes a function the tool with the function's name. All parameters are required."""
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
 
     def add(run: Run) -> Run:
         name = run.__name__.removeprefix("_")
-        function = {"name": name, "description": description, "parameters": parameters}
+        function = {
+            "name": name,
+            "description": description,
+            "parameters": parameters | {"additionalProperties": False},
+        }
         _TOOLS[name] = {"type": "function", "function": function}, run
         return run
 
     return add
 
 
+def _known(table: Mapping[str, Json], what: str, id: str) -> Json:
+    if (found := table.get(id)) is None:
+        raise CallError(f"there is no {what} {_shorten(id)}")
+    return found
+
+
+def _order(data: View, order_id: str, status: str) -> Json:
+    """The order, to be changed."""
+    order = _known(data["orders"], "order", order_id)
+    if order["status"] != status:
+        raise CallError(f"order {order_id} is {order['status']}, not {status}")
+    return order
+
+
+def _held(order: Json, item_id: str) -> Json:
+    found = next((item for item in order["items"] if item["item_id"] == item_id), None)
+    if found is None:
+        raise CallError(f"order {order['order_id']} holds no item {_shorten(item_id)}")
+    return found
+
+
+def _settle(order: Json, payment_id: str, amount: Decimal) -> None:
+    """Charge a payment method of the order's customer; refunds are negative."""
+    if payment_id not in records().customers[order["customer_id"]]["payment_methods"]:
+        raise CallError(f"the customer of order {order['order_id']} has no payment method {_shorten(payment_id)}")
+    order.setdefault("settled", []).append({"payment_method_id": payment_id, "amount": str(amount)})
+
+
+def _customer(key: str) -> Json:
+    """The customer with this e-mail address or name, whatever its case."""
+    return records().customers.get(records().customer_ids.get(key.strip().lower(), ""))
+
+
 @_tool("Find a customer's id by e-mail address.", email=_text("The e-mail address."))
-def _find_customer_by_email(data: ShopData, email: str) -> Json:
-    return {"customer_id": data.customer_by_email(email).customer_id}
+def _find_customer_by_email(data: View, email: str) -> Json:
+    if (customer := _customer(email)) is None:
+        raise CallError(f"there is no customer with the e-mail address {_shorten(email)}")
+    return {"customer_id": customer["customer_id"]}
 
 
 @_tool(
     "Find a customer's id by name and zip code.",
-    first_name=_text("The first name."),
-    last_name=_text("The last name."),
+    name=_text("First and last name."),
     zip=_text("The zip code of the customer's own address, five digits."),
 )
-def _find_customer_by_name(data: ShopData, first_name: str, last_name: str, zip: str) -> Json:
-    return {"customer_id": data.customer_by_name(first_name, last_name, zip).customer_id}
+def _find_customer_by_name(data: View, name: str, zip: str) -> Json:
+    if (customer := _customer(name)) is None or customer["address"]["zip"] != zip.strip():
+        raise CallError("there is no customer with this name and zip code")
+    return {"customer_id": customer["customer_id"]}
 
 
 @_tool(
     "Get a customer's profile: address, membership, payment methods and orders.",
     customer_id=_text("The customer's id, such as 'C-4821'."),
 )
-def _get_customer(data: ShopData, customer_id: str) -> Json:
-    customer = data.customer(customer_id)
-    return show_customer(customer, [data.order(order_id) for order_id in customer.order_ids])
+def _get_customer(data: View, customer_id: str) -> Json:
+    customer = _known(records().customers, "customer", customer_id)
+    orders = [data["orders"].peek(order_id) for order_id in customer["orders"]]
+    shown = [
+        {"order_id": order["order_id"], "status": order["status"], "items": [item["name"] for item in order["items"]]}
+        for order in orders
+    ]
+    return {**customer, "orders": shown}
 
 
 @_tool("Get an order: status, dates, address, items with prices, total.", order_id=_ORDER_ID)
-def _get_order(data: ShopData, order_id: str) -> Json:
-    return show_order(data.order(order_id))
-
-
-@_tool(
-    "List the products whose name and category contain all words of a query.",
-    query=_text("One or more words, such as 'desk lamp'."),
-)
-def _search_products(data: ShopData, query: str) -> Json:
-    words = query.lower().split()
-    if not words:
-        raise CallError("the query is empty")
-    return [
-        {"product_id": product.product_id, "name": product.name, "category": product.category}
-        for product in catalogue()
-        if all(word in f"{product.name} {product.category}".lower() for word in words)
-    ]
+def _get_order(data: View, order_id: str) -> Json:
+    _known(records().orders, "order", order_id)
+    return data["orders"].peek(order_id)
 
 
 @_tool(
     "Get all variants of a product with item ids, prices and stock.",
     product_id=_text("The product's id, such as 'P-24'."),
 )
-def _get_product(data: ShopData, product_id: str) -> Json:
-    if (product := all_records().products.get(product_id)) is None:
-        raise CallError(f"there is no product {shorten(product_id)}")
-    return show_product(product)
+def _get_product(data: View, product_id: str) -> Json:
+    return _known(records().products, "product", product_id)
 
 
 @_tool(
@@ -163,12 +197,12 @@ def _get_product(data: ShopData, product_id: str) -> Json:
     order_id=_ORDER_ID,
     reason=_text("Why the customer cancels.", enum=CANCEL_REASONS),
 )
-def _cancel_order(data: ShopData, order_id: str, reason: str) -> Json:
-    order = data.order_in_state(order_id, Status.PENDING)
-    settled = (*order.settled, (order.payment_id, -order.total))
-    data.change(order, status=Status.CANCELLED, reason=reason, settled=settled)
-    return {"order_id": order_id, "status": Status.CANCELLED.value, "refund": money(order.total)} | {
-        "payment_method_id": order.payment_id
+def _cancel_order(data: View, order_id: str, reason: str) -> Json:
+    order = _order(data, order_id, PENDING)
+    _settle(order, order["payment_method_id"], -Decimal(order["total"]))
+    order |= {"status": "cancelled", "cancelled_because": reason}
+    return {"order_id": order_id, "status": "cancelled", "refund": order["total"]} | {
+        "payment_method_id": order["payment_method_id"]
     }
 
 
@@ -180,10 +214,10 @@ def _cancel_order(data: ShopData, order_id: str, reason: str) -> Json:
     state=_text("The state, two letters."),
     zip=_text("The zip code, five digits."),
 )
-def _change_address(data: ShopData, order_id: str, street: str, city: str, state: str, zip: str) -> Json:
-    order = data.order_in_state(order_id, Status.PENDING)
-    order = data.change(order, address=Address(street=street, city=city, state=state, zip=zip))
-    return {"order_id": order_id, "address": show_address(order.address)}
+def _change_address(data: View, order_id: str, **address: str) -> Json:
+    order = _order(data, order_id, PENDING)
+    order["address"] = address
+    return {"order_id": order_id, "address": address}
 
 
 @_tool(
@@ -191,43 +225,40 @@ def _change_address(data: ShopData, order_id: str, street: str, city: str, state
     order_id=_ORDER_ID,
     wrapped={"type": "boolean", "description": "Whether it shall be gift-wrapped."},
 )
-def _set_gift_wrap(data: ShopData, order_id: str, wrapped: bool) -> Json:
-    order = data.order_in_state(order_id, Status.PENDING)
-    fee = WRAP_FEE if wrapped and not data.customer(order.customer_id).gold else 0
-    order = data.change(order, wrapped=wrapped, wrap_fee=fee)
-    return {"order_id": order_id, "gift_wrap": money(fee) if wrapped else None, "total": money(order.total)}
+def _set_gift_wrap(data: View, order_id: str, wrapped: bool) -> Json:
+    order = _order(data, order_id, PENDING)
+    gold = records().customers[order["customer_id"]]["gold_member"]
+    order["gift_wrap"] = ("0.00" if gold else WRAP_FEE) if wrapped else None
+    order["total"] = _total(order)
+    return {name: order[name] for name in ("order_id", "gift_wrap", "total")}
 
 
-def _swap(
-    data: ShopData, order: Order, item_id: str, new_item_id: str, payment_method_id: str, **changes: Any
-) -> dict[str, Json]:
-    """Replace an item of the order by another variant and settle the difference. Raises CallError."""
-    old = next((item for item in order.items if item.item_id == item_id), None)
-    if old is None:
-        raise CallError(f"order {order.order_id} holds no item {shorten(item_id)}")
-    new = data.item(new_item_id)
-    if new.product_id != old.product_id:
-        raise CallError(f"{new.item_id} is not a variant of the same product as {old.item_id}")
-    if new == old or not new.in_stock:
-        raise CallError(f"{new.item_id} is {'the item in the order' if new == old else 'sold out'}")
-    payment, difference = data.payment_of_owner(order, payment_method_id), new.price - old.price
-    items = tuple(new if item == old else item for item in order.items)
-    data.change(order, items=items, settled=(*order.settled, (payment, difference)), **changes)
-    return {"new_item": show_item(new), "price_difference": money(difference), "payment_method_id": payment}
+@_tool(
+    "Change one item of a pending order for another variant of its product.",
+    order_id=_ORDER_ID,
+    item_id=_text("The item in the order, such as 'P-24-3'."),
+    new_item_id=_text("The item wanted instead: another variant of the same product that is in stock."),
+    payment_method_id=_text("One of the customer's payment methods, such as 'card-4821'."),
+)
+def _change_item(data: View, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+    order = _order(data, order_id, PENDING)
+    old = _held(order, item_id)
+    product = records().products[old["product_id"]]
+    variant = next((item for item in product["items"] if item["item_id"] == new_item_id), None)
+    if variant is None:
+        raise CallError(f"{_shorten(new_item_id)} is not a variant of the same product as {item_id}")
+    if new_item_id == item_id or not variant["in_stock"]:
+        raise CallError(f"{new_item_id} is {'the item in the order' if new_item_id == item_id else 'sold out'}")
+    difference = Decimal(variant["price"]) - Decimal(old["price"])
+    _settle(order, payment_method_id, difference)
+    new = bought(product, variant)
+    order["items"] = [new if item["item_id"] == item_id else item for item in order["items"]]
+    order["total"] = _total(order)
+    return {"order_id": order_id, "new_item": new, "price_difference": str(difference)}
 
 
-@_tool("Change one item of a pending order for another variant of its product.", **_SWAPPED)
-def _change_item(data: ShopData, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
-    order = data.order_in_state(order_id, Status.PENDING)
-    return {"order_id": order_id, **_swap(data, order, item_id, new_item_id, payment_method_id)}
-
-
-@_tool("Exchange one item of a delivered order for another variant of its product.", **_SWAPPED)
-def _exchange_item(data: ShopData, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
-    order = data.order_in_state(order_id, Status.DELIVERED)
-    changes = {"status": Status.EXCHANGE, "sent_back": (item_id,)}
-    swapped = _swap(data, order, item_id, new_item_id, payment_method_id, **changes)
-    return {"order_id": order_id, "status": Status.EXCHANGE.value, **swapped}
+def _total(order: Json) -> str:
+    return str(total(order["items"]) + Decimal(order["gift_wrap"] or 0))
 
 
 @_tool(
@@ -236,28 +267,24 @@ def _exchange_item(data: ShopData, order_id: str, item_id: str, new_item_id: str
     item_ids={"type": "array", "items": {"type": "string"}, "description": "All items to be returned."},
     payment_method_id=_text("Where the refund goes: the order's own payment method or a store credit."),
 )
-def _return_items(data: ShopData, order_id: str, item_ids: list[str], payment_method_id: str) -> Json:
-    order = data.order_in_state(order_id, Status.DELIVERED)
-    prices = {item.item_id: item.price for item in order.items}
-    if unknown := [item_id for item_id in item_ids if item_id not in prices]:
-        raise CallError(f"order {order_id} holds no item {shorten(unknown[0])}")
+def _return_items(data: View, order_id: str, item_ids: Sequence[str], payment_method_id: str) -> Json:
+    order = _order(data, order_id, DELIVERED)
+    refund = total(_held(order, item_id) for item_id in item_ids)
     if len(set(item_ids)) != len(item_ids):
         raise CallError("an item is named twice")
-    payment = data.payment_of_owner(order, payment_method_id)
-    refund = sum(prices[item_id] for item_id in item_ids)
-    settled = (*order.settled, (payment, -refund))
+    _settle(order, payment_method_id, -refund)
     # Sorted: the order in which the items were named must not decide the reward.
-    data.change(order, status=Status.RETURN, sent_back=tuple(sorted(item_ids)), settled=settled)
-    return {"order_id": order_id, "status": Status.RETURN.value, "refund": money(refund), "payment_method_id": payment}
+    order |= {"status": "return requested", "items_sent_back": sorted(item_ids)}
+    return {"order_id": order_id, "status": order["status"], "refund": str(refund)}
 
 
 @_tool(
     "Work out a sum with numbers, + - * / and parentheses; two decimals.",
     expression=_text("Such as '(129.45 + 17.20) * 2'."),
 )
-def _calculate(data: ShopData, expression: str) -> Json:
+def _calculate(data: View, expression: str) -> Json:
     try:
-        return calculator.calculate(expression)
+        return calculate(expression)
     except ValueError as error:
         raise CallError(str(error)) from None
 
@@ -266,8 +293,8 @@ def _calculate(data: ShopData, expression: str) -> Json:
     "Hand the conversation over to a human agent. It ends here for you.",
     summary=_text("What the customer needs, in one sentence."),
 )
-def _transfer_to_human(data: ShopData, summary: str) -> Json:
-    data.hand_over()
+def _transfer_to_human(data: View, summary: str) -> Json:
+    data["conversation"][HANDED_OVER] = True
     return "A human agent has taken over."
 
 

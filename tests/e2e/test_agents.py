@@ -104,10 +104,10 @@ def check_traces(line: dict[str, Any], exchanges: list[tuple[list[int], list[int
     assert sampled == sum(line["mask"])
 
 
-@pytest.mark.parametrize("framework", ["openai", "langgraph"])
+@pytest.mark.parametrize("framework", ["openai", "anthropic", "langgraph"])
 def test_tokens_are_what_was_sent_and_returned(stack: Stack, agent: str, framework: str) -> None:
-    if framework == "langgraph":
-        agent = add_file(f"{REPO / 'examples/agents/langgraph_agent.py'}:play")
+    if framework != "openai":
+        agent = add_file(f"{REPO / f'examples/agents/{framework}_agent.py'}:play")
     stack.engine("--mistakes", "0.5", "--seed", "3")
     lines, seen = play(stack, "shop", "train", range(4), 2, agent=agent)
     assert len(lines) == 8

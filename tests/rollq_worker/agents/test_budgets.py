@@ -8,7 +8,7 @@ from rollq.env import Episode
 from rollq.errors import AgentFailure, JobFailure
 from rollq.events import Closed, Finish, Sampled, Stop
 from rollq_worker.agents import growth
-from rollq_worker.agents.chat_request import RequestRefused
+from rollq_worker.agents.turn_request import RequestRefused
 from rollq_worker.fakes import FakeEngine
 from rollq_worker.protocols import SampleRequest
 from tests.rollq_worker.agents.played import Refused, ask, play, post, said, user

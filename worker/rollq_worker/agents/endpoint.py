@@ -1,7 +1,7 @@
-"""The OpenAI-compatible endpoint of an episode, on loopback: `/v1/chat/completions`, `/v1/models` and `/episode`.
+"""The endpoint of an episode, on loopback: turns in three dialects, `/v1/models` and `/episode`.
 
 Each episode has a port, a key and threads of its own, and what its requests may hold at a time is bounded. One thread
-reads and writes for all of them. Every error has OpenAI's form. It knows requests and replies, and nothing of tokens.
+reads and writes for all of them. It knows requests and replies, and nothing of tokens.
 """
 
 import asyncio
@@ -13,16 +13,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from rollq.env import Observation
-from rollq_worker.agents.chat_reply import chunks, completion, error, model, models
-from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, read_request
 from rollq_worker.agents.connections import Connections
+from rollq_worker.agents.dialects import Dialect, chat_completions, messages
+from rollq_worker.agents.dialects.chat_completions import model, models
+from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
+from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
 from rollq_worker.whole_text import whole_json
 
 HOST = "127.0.0.1"
@@ -73,12 +76,13 @@ class AgentEndpoint:
 class _Asked:
     """A request for a turn that is under way."""
 
+    dialect: Dialect
     body: bytes
     http: web.BaseRequest
     """The last time that it came: a client that gives up waiting sends it again, on another connection."""
     moved: asyncio.Future[None]
     """Done when it has come again, and the connection before need not be answered."""
-    answer: asyncio.Future[tuple[ChatRequest, Turn]] = field(init=False)
+    answer: asyncio.Future[tuple[TurnRequest, Turn]] = field(init=False)
 
     def has_hung_up(self) -> bool:
         return _has_hung_up(self.http)
@@ -103,7 +107,10 @@ class _Served:
         self._free = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollq-agent-request")
         self._routes: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
-            ("POST", "/v1/chat/completions"): self._complete,
+            ("POST", "/v1/chat/completions"): partial(self._complete, chat_completions),
+            ("POST", "/v1/responses"): partial(self._complete, Responses()),
+            ("POST", "/v1/messages"): partial(self._complete, messages),
+            ("POST", "/v1/messages/count_tokens"): self._count,
             ("GET", "/v1/models"): self._models,
             ("GET", f"/v1/models/{model()['id']}"): self._model,
             ("GET", "/episode"): self._opening,
@@ -139,12 +146,14 @@ class _Served:
             return await route(request)
         except RequestRefused as e:
             e.__traceback__ = None  # its frames hold what was asked, and it, until somebody collects garbage
-            return web.json_response(error(e), status=e.status)
+            refused = e
         except web.HTTPRequestEntityTooLarge:
-            return web.json_response(error(RequestRefused("the request is too large", status=413)), status=413)
+            refused = RequestRefused("the request is too large", status=413)
+        dialect = messages if request.path.startswith("/v1/messages") else chat_completions
+        return web.json_response(dialect.error(refused), status=refused.status)
 
     def _authorise(self, request: web.BaseRequest) -> None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
             raise RequestRefused("this is not the key of this episode", code="invalid_api_key", status=401)
 
@@ -171,14 +180,15 @@ class _Served:
         self._bodies[id(http)] = len(body)
         return body
 
-    async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _complete(self, dialect: Dialect, http: web.BaseRequest) -> web.StreamResponse:
         with self._place(http):
             body, moved = await self._read(http), asyncio.get_running_loop().create_future()
-            again = (asked for asked in self._asked if asked.body == body and asked.has_hung_up())
-            asked = next((asked for asked in again if not asked.is_dropped()), None)
+            again = (asked for asked in self._asked if (asked.dialect, asked.body) == (dialect, body))
+            asked = next((asked for asked in again if asked.has_hung_up() and not asked.is_dropped()), None)
             if asked is None:
-                asked = _Asked(body, http, moved)
-                asked.answer = asyncio.ensure_future(self._in_thread(asked.has_hung_up, self._answer, body))
+                asked = _Asked(dialect, body, http, moved)
+                answer = partial(self._answer, dialect)
+                asked.answer = asyncio.ensure_future(self._in_thread(asked.has_hung_up, answer, body))
                 asked.answer.add_done_callback(asyncio.Future.exception)  # nobody may be left who asks for it
                 self._asked.append(asked)
             else:
@@ -193,26 +203,31 @@ class _Served:
                 return web.Response(status=499)  # its client has sent it again, and that request takes the answer
             return await self._reply(asked, *asked.answer.result())
 
-    async def _reply(self, asked: _Asked, request: ChatRequest, turn: Turn) -> web.StreamResponse:
+    async def _reply(self, asked: _Asked, request: TurnRequest, turn: Turn) -> web.StreamResponse:
         if asked.has_hung_up():
             self._episode.not_delivered(turn)
             return web.Response(status=499)
         if not request.stream:
-            return web.json_response(completion(turn))
+            return web.json_response(asked.dialect.reply(turn, request))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with suppress(ConnectionError):
             await stream.prepare(asked.http)
-            for chunk in chunks(turn, request):
-                await stream.write(f"data: {json.dumps(chunk)}\n\n".encode())
-            await stream.write(b"data: [DONE]\n\n")
+            for event in asked.dialect.stream(turn, request):
+                await stream.write(event)
         return stream
 
-    def _answer(self, body: bytes) -> tuple[ChatRequest, Turn]:
-        try:
-            request = read_request(_json(body))  # here, because a large body would hold up the other episodes
-        except RecursionError as e:
-            raise RequestRefused("the request is nested too deeply") from e
+    def _answer(self, dialect: Dialect, body: bytes) -> tuple[TurnRequest, Turn]:
+        request = _request(dialect, body)
         return request, self._episode.complete(request)
+
+    async def _count(self, http: web.BaseRequest) -> web.StreamResponse:
+        """The number of tokens of a request in Anthropic's form."""
+        with self._place(http):
+            body = await self._read(http)
+            number = await self._in_thread(
+                lambda: _has_hung_up(http), lambda body: self._episode.count(_request(messages, body)), body
+            )
+            return web.json_response({"input_tokens": number})
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.json_response(models())
@@ -248,6 +263,14 @@ class _Served:
             except RuntimeError as e:  # the pool is closed
                 raise RequestRefused("the episode is over", code="episode_over", status=503) from e
             return await running
+
+
+def _request(dialect: Dialect, body: bytes) -> TurnRequest:
+    """Read in a request's own thread, because a large body would hold up the other episodes."""
+    try:
+        return dialect.read(_json(body))
+    except RecursionError as e:
+        raise RequestRefused("the request is nested too deeply") from e
 
 
 def _json(body: bytes) -> Any:

@@ -20,10 +20,10 @@ from rollq.env import Action, Environment, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
-from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
 from rollq_worker.agents.growth import Growth, Spent
 from rollq_worker.agents.recorded import AgentJournal, Answers
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
+from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_asked
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
@@ -82,7 +82,7 @@ class AgentEpisode:
 
     # What the agent asks for, in any thread.
 
-    def complete(self, request: ChatRequest) -> Turn:
+    def complete(self, request: TurnRequest) -> Turn:
         """The finished turn that answers the request. Raises RequestRefused."""
         with self._one_more():
             try:
@@ -93,6 +93,13 @@ class AgentEpisode:
                 with self._lock:
                     self._failure = self._failure or e
                 raise self._refusal() from e
+
+    def count(self, request: TurnRequest) -> int:
+        """The number of tokens that the request's turn would begin behind. Raises RequestRefused."""
+        with self._lock:
+            self._check_going_on()
+            place = self._tree.prompt_for(request)
+        return len(place[0].trace.ids) + len(place[1].ids) if isinstance(place, tuple) else len(place.ids)
 
     def not_delivered(self, turn: Turn) -> None:
         """The agent has hung up before it was given this turn. It is there for the same request, sent again."""
@@ -115,7 +122,7 @@ class AgentEpisode:
         """Something has changed for the attempt's thread."""
         self._work.put(None)
 
-    def _complete(self, request: ChatRequest) -> Turn:
+    def _complete(self, request: TurnRequest) -> Turn:
         with self._lock:
             self._check_going_on()
             turn = self._recorded(request)
@@ -136,7 +143,7 @@ class AgentEpisode:
         self.refused, self.answer = None, turn.message["content"]
         return turn
 
-    def _recorded(self, request: ChatRequest) -> Turn | None:
+    def _recorded(self, request: TurnRequest) -> Turn | None:
         """The turn that answers the request, if the journal has one. Raises AgentDiverged, and RequestRefused for a
         request that was refused before, which no journal says."""
         turn = self._answers.take(request)
@@ -152,7 +159,7 @@ class AgentEpisode:
     def _sampler(self, turn: Turn) -> Sampler:
         return Sampler(turn.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
 
-    def _begin(self, request: ChatRequest) -> Turn:
+    def _begin(self, request: TurnRequest) -> Turn:
         """Open the turn where the request goes on. Raises RequestRefused when there is no budget for it."""
         if self._turns >= self.job.budget.max_turns:
             self.refused = Stop.TURNS
@@ -170,7 +177,7 @@ class AgentEpisode:
         self._turns, self._number = self._turns + 1, self._number + 1
         return self._tree.begin(trace, self._number - 1, job)
 
-    def _place(self, request: ChatRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
+    def _place(self, request: TurnRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
         """The job with what the request asks for, and where it goes on in the traces. Raises RequestRefused."""
         try:
             job = with_asked(self.job, request.asked)
@@ -182,7 +189,7 @@ class AgentEpisode:
             raise self._no_room()
         return job, place
 
-    def _sample(self, turn: Turn, request: ChatRequest) -> None:
+    def _sample(self, turn: Turn, request: TurnRequest) -> None:
         """Sample the turn, and go on when its generation is interrupted."""
         trace, sampler = turn.trace, self._sampler(turn)
         while True:

@@ -4,7 +4,7 @@ import json
 
 from rollq.events import Acted, Event, Observed, Prompt, Stop
 from rollq.job import Json
-from rollq_worker.agents.chat_request import RequestRefused
+from rollq_worker.agents.turn_request import RequestRefused
 
 TOKEN, ELEMENT = 12, 64
 """Number of bytes of a token, with its logprob, and of an element of a list or of an object in memory."""

@@ -14,7 +14,7 @@ from rollq.errors import AgentFailure
 from rollq.events import Closed, Event
 from rollq.job import Job
 from rollq.trajectory import Header, Trajectory
-from rollq_worker.agents.chat_reply import MODEL
+from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.programs import Program, Starter

@@ -119,8 +119,8 @@ def _stack(thread: int | None) -> traceback.StackSummary:
 class AgentProcess:
     """An agent command that runs in a child process, in a directory of its own that is removed afterwards.
 
-    It is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and ROLLQ_EPISODE_URL. Its last words are kept. With
-    `users`, it is one of them.
+    It is given base URL, key and model in the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its
+    last words are kept. With `users`, it is one of them.
     """
 
     def __init__(
@@ -138,11 +138,13 @@ class AgentProcess:
         self._users, self._user = users, None if users is None else users.take()
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
         self._on_end = on_end
+        root = episode.base_url.removesuffix("/v1")
         given = {
             "OPENAI_BASE_URL": episode.base_url,
-            "OPENAI_API_KEY": episode.api_key,
-            "OPENAI_MODEL": episode.model,
-            "ROLLQ_EPISODE_URL": episode.base_url.removesuffix("/v1") + "/episode",
+            "ANTHROPIC_BASE_URL": root,
+            **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.api_key),
+            **dict.fromkeys(("OPENAI_MODEL", "ANTHROPIC_MODEL"), episode.model),
+            "ROLLQ_EPISODE_URL": f"{root}/episode",
             "TMPDIR": self._folder.name,
             **{
                 f"ROLLQ_ARG_{key.upper()}": value if isinstance(value, str) else repr(value)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from rollq.errors import AgentFailure
 from rollq.events import Event, Message
-from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
 from rollq_worker.agents.traces import Turn
+from rollq_worker.agents.turn_request import TurnRequest, asked_key, chains, longer
 from rollq_worker.protocols import Journal
 
 HINT = (
@@ -55,7 +55,7 @@ class Answers:
             self._ended_at = last.at + last.seconds
             self._recorded[turn.number] = turn
 
-    def take(self, request: ChatRequest) -> Turn | None:
+    def take(self, request: TurnRequest) -> Turn | None:
         """The turn that answers the request; None: the engine must be asked."""
         key = chains(request.tools, request.messages)[-1], asked_key(request.asked)
         if not (waiting := self._turns.get(key)):
@@ -64,7 +64,7 @@ class Answers:
         self._recorded.pop(turn.number, None)
         return turn
 
-    def divergence(self, request: ChatRequest) -> AgentDiverged | None:
+    def divergence(self, request: TurnRequest) -> AgentDiverged | None:
         """What is wrong with a request that no turn answers, if the agent asks one thing at a time; None when all turns
         were asked for, or some were under way at once."""
         if not self._recorded or self._overlap:
@@ -78,7 +78,7 @@ class Answers:
             raise AgentDiverged(f"the agent did not ask again for {count} of the turns in its journal; {HINT}")
 
 
-def _difference(turn: Turn, request: ChatRequest) -> str:
+def _difference(turn: Turn, request: TurnRequest) -> str:
     """Where a request differs from the one that a turn answered."""
     before = turn.trace.messages
     known = before[: _count(turn)]

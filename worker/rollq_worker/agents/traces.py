@@ -17,7 +17,7 @@ from typing import Protocol
 from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Job, Json
-from rollq_worker.agents.chat_request import ONE_CALL, ChatRequest, RequestRefused, chains, longer
+from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest, chains, longer
 from rollq_worker.episode.loop import bridge_behind
 from rollq_worker.episode.messages import CallIds, assistant_message
 from rollq_worker.episode.token_checks import TokenChecks
@@ -48,6 +48,8 @@ class Turn:
     ended_at: float = 0.0
     cut: bool = False
     """It ended because a budget of tokens was spent."""
+    stop_text: str | None = None
+    """The text at which the agent asked it to stop, if it ended there."""
 
     @property
     def sampled(self) -> array[int]:
@@ -93,7 +95,7 @@ class TraceTree:
         """Finished turns by the digest of the conversation that ends with them."""
         self._call_ids = CallIds()
 
-    def prompt_for(self, request: ChatRequest) -> Trace | Prompt | tuple[Turn, Observed]:
+    def prompt_for(self, request: TurnRequest) -> Trace | Prompt | tuple[Turn, Observed]:
         """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
         is to be answered and its answer. Changes nothing. Raises RequestRefused when the template cannot write it."""
         digests = chains(request.tools, request.messages)
@@ -104,7 +106,7 @@ class TraceTree:
         except JobFailure as e:
             raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
 
-    def _prompt_for(self, request: ChatRequest, digests: Sequence[bytes]) -> Prompt | tuple[Turn, Observed]:
+    def _prompt_for(self, request: TurnRequest, digests: Sequence[bytes]) -> Prompt | tuple[Turn, Observed]:
         with errors_become(JobFailure, "rendering the conversation"):
             if (same := self._prompts.get(digests[-1])) is not None:
                 trace, length = same
@@ -117,11 +119,11 @@ class TraceTree:
             ids = self._renderer_of(request.tools).open(request.messages, request.tools)
             return self._prompt(ids, request)
 
-    def _prompt(self, ids: array[int], request: ChatRequest) -> Prompt:
+    def _prompt(self, ids: array[int], request: TurnRequest) -> Prompt:
         return Prompt(ids=ids, messages=request.messages, tools=request.tools, at=time.time())
 
     def _behind(
-        self, turn: Turn, request: ChatRequest, replies: Sequence[Message]
+        self, turn: Turn, request: TurnRequest, replies: Sequence[Message]
     ) -> Prompt | tuple[Turn, Observed] | None:
         """How the conversation goes on behind a finished turn; None where only the template can say."""
         trace, message, read = turn.trace, turn.message, turn.read
@@ -202,7 +204,8 @@ class TraceTree:
         turn.message = assistant_message(read, list(zip(ids, calls, strict=True)))
         stops = asked.get("stop", ())
         for stop in [stops] if isinstance(stops, str) else stops:
-            turn.message["content"] = turn.message["content"].partition(stop)[0]
+            turn.message["content"], found, _ = turn.message["content"].partition(stop)
+            turn.stop_text = found or turn.stop_text
         self._turns[longer(turn.digest, turn.message)] = turn
         return turn.message
 

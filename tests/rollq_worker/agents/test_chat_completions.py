@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from openai.resources.chat.completions import Completions
 
-from rollq_worker.agents.chat_request import RequestRefused, chains, read_request
+from rollq_worker.agents.dialects.chat_completions import read
+from rollq_worker.agents.turn_request import RequestRefused, chains
 
 ASK = {"messages": [{"role": "user", "content": "?"}]}
 
 
 def refused(**given: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as caught:
-        read_request({**ASK, **given})
+        read({**ASK, **given})
     return caught.value
 
 
@@ -81,13 +82,13 @@ def test_every_parameter_of_the_openai_package_is_known_or_refused() -> None:
     for name in names:
         odd: Any = {"surely": ["not", "this"]}
         if name in ("model", "user", "metadata", "safety_identifier", "prompt_cache_key"):
-            read_request({**ASK, name: "a label"})
+            read({**ASK, name: "a label"})
         else:
             assert name.split("_")[0] in str(refused(**{name: odd})) or name == "seed"
 
 
 def test_messages_in_normal_form() -> None:
-    read = read_request(
+    shown = read(
         {
             "messages": [
                 {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
@@ -106,7 +107,7 @@ def test_messages_in_normal_form() -> None:
             "temperature": None,
         }
     )
-    assert read.messages == [
+    assert shown.messages == [
         {"role": "system", "content": "be kind"},
         {
             "role": "assistant",
@@ -115,7 +116,7 @@ def test_messages_in_normal_form() -> None:
         },
         {"role": "tool", "tool_call_id": "a", "content": "x"},
     ]
-    assert read.asked == {}
+    assert shown.asked == {}
 
 
 @pytest.mark.parametrize(
@@ -130,8 +131,8 @@ def test_messages_in_normal_form() -> None:
     ],
 )
 def test_what_frameworks_add_for_other_services_changes_nothing(more: dict[str, Any]) -> None:
-    read = read_request({"messages": [*turn(), {"role": "assistant", "content": "I", **more}, *ASK["messages"]]})
-    assert read.messages[1] == {"role": "assistant", "content": "I", "reasoning_content": "because"}
+    shown = read({"messages": [*turn(), {"role": "assistant", "content": "I", **more}, *ASK["messages"]]})
+    assert shown.messages[1] == {"role": "assistant", "content": "I", "reasoning_content": "because"}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_what_frameworks_add_for_other_services_changes_nothing(more: dict[str, 
     ],
 )
 def test_values_that_say_what_happens_anyway(more: dict[str, Any]) -> None:
-    assert read_request({**ASK, **more}).asked == {}
+    assert read({**ASK, **more}).asked == {}
 
 
 def turn(**more: Any) -> list[dict[str, Any]]:
@@ -169,17 +170,15 @@ def test_a_turn_that_comes_back_is_known(other: list[dict[str, Any]], same: bool
 
 def test_a_schema_for_the_reply_becomes_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    asked = read_request(
-        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-    )
+    asked = read({**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
     assert asked.asked == {"json_schema": '{"properties": {"a": {"type": "string"}}, "type": "object"}'}
-    assert read_request({**ASK, "response_format": {"type": "text"}}).asked == {}
+    assert read({**ASK, "response_format": {"type": "text"}}).asked == {}
 
 
 def test_no_tools_when_none_may_be_called() -> None:
     function = {"name": "f", "strict": True, "cache_control": {"type": "ephemeral"}, "parameters": {"type": "object"}}
     tool = {"type": "function", "function": function}
-    assert read_request({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
-    assert read_request({**ASK, "tools": [tool]}).tools == [
+    assert read({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
+    assert read({**ASK, "tools": [tool]}).tools == [
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     ]

@@ -1,0 +1,35 @@
+"""An agent that uses the anthropic package, which asks its endpoint in Anthropic's form.
+
+    pip install anthropic
+    rollq demo --agent examples/agents/anthropic_agent.py:play
+"""
+
+from anthropic import Anthropic
+
+
+def play(episode):
+    system, *messages = episode.messages
+    tools = [
+        {
+            "name": tool["function"]["name"],
+            "description": tool["function"].get("description", ""),
+            "input_schema": tool["function"]["parameters"],
+        }
+        for tool in episode.tools
+    ]
+    asked = {"model": episode.model, "max_tokens": 1024, "system": system["content"], "tools": tools}
+    done = False
+    with Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key) as client:
+        while not done:
+            reply = client.messages.create(messages=messages, **asked)
+            messages.append({"role": "assistant", "content": reply.content})
+            results = []
+            for block in reply.content:
+                if block.type == "tool_use":
+                    seen = episode.step(block.name, block.input)
+                    results.append({"type": "tool_result", "tool_use_id": block.id, "content": seen.text})
+                    done = done or seen.done
+            if not results:
+                seen = episode.respond("".join(block.text for block in reply.content if block.type == "text"))
+                results, done = seen.text, seen.done
+            messages.append({"role": "user", "content": results})

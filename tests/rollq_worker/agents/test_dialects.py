@@ -1,0 +1,284 @@
+"""The endpoint as the anthropic and openai packages see it: the same turns in each dialect."""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic.resources.messages import Messages
+from openai.resources.responses import Responses as OpenAIResponses
+
+from rollq.env import Episode
+from rollq_worker.agents.dialects import messages
+from rollq_worker.agents.dialects.responses import PARAMETERS as RESPONSES
+from rollq_worker.agents.dialects.responses import Responses
+from rollq_worker.agents.turn_request import RequestRefused
+from rollq_worker.fakes import FakeRenderer
+from rollq_worker.protocols import ReadTurn
+from tests.rollq_worker.agents.played import TOOL, play, text_of
+
+CALL = '{"name": "look", "arguments": {"at": 1}}'
+FUNCTION: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]
+ANTHROPIC_TOOL: Any = {"name": "look", "input_schema": FUNCTION["parameters"], "cache_control": {"type": "ephemeral"}}
+OPENAI_TOOL: Any = {"type": "function", "name": "look", "parameters": FUNCTION["parameters"], "strict": False}
+ASKED: dict[str, Any] = {"model": "any", "max_tokens": 50}
+
+
+def with_anthropic(episode: Episode) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0)
+
+
+def with_openai(episode: Episode) -> openai.OpenAI:
+    return openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
+
+
+def messages_agent(episode: Episode, stream: bool = False) -> None:
+    system, *asked = episode.messages
+    history: list[Any] = [*asked]
+    options: Any = {**ASKED, "system": [{"type": "text", "text": system["content"]}], "tools": [ANTHROPIC_TOOL]}
+    with with_anthropic(episode) as client:
+        for n in range(2):
+            if stream:
+                with client.messages.stream(messages=history, **options) as events:
+                    got = events.get_final_message()
+            else:
+                got = client.messages.create(messages=history, **options)
+            history.append({"role": "assistant", "content": [block.model_dump() for block in got.content]})
+            if n == 0:
+                [call] = got.content
+                assert call.type == "tool_use" and (call.name, call.input) == ("look", {"at": 1})
+                assert (got.stop_reason, got.usage.output_tokens) == ("tool_use", len(CALL) + 1)
+                result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "seen"}]}
+                history.append({"role": "user", "content": [result]})
+        [text] = got.content
+        assert text.type == "text" and (text.text, got.stop_reason, got.stop_sequence) == ("done", "end_turn", None)
+
+
+def responses_agent(episode: Episode, stream: bool = False, by_id: bool = False) -> None:
+    system, *asked = episode.messages
+    items: list[Any] = [*asked]
+    options: Any = {"model": "any", "instructions": system["content"], "tools": [OPENAI_TOOL]}
+    with with_openai(episode) as client:
+        for n in range(2):
+            if stream:
+                with client.responses.stream(input=items, **options) as events:
+                    got = events.get_final_response()
+            else:
+                got = client.responses.create(input=items, **options)
+            assert (got.status, got.instructions) == ("completed", system["content"])
+            if by_id:
+                items, options = [], {**options, "previous_response_id": got.id}
+            items += [] if by_id else [item.model_dump(exclude_none=True) for item in got.output]
+            if n == 0:
+                [call] = got.output
+                assert call.type == "function_call" and (call.name, json.loads(call.arguments)) == ("look", {"at": 1})
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": "seen"})
+        assert got.output_text == "done" and got.usage is not None
+        assert got.usage.output_tokens == len("done") + 1
+
+
+def chat_agent(episode: Episode) -> None:
+    history: list[Any] = list(episode.messages)
+    with with_openai(episode) as client:
+        for _ in range(2):
+            said = client.chat.completions.create(model="any", messages=history, tools=[TOOL]).choices[0].message  # type: ignore[list-item]
+            history.append(said)
+            history += [{"role": "tool", "tool_call_id": call.id, "content": "seen"} for call in said.tool_calls or ()]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("agent", [messages_agent, responses_agent])
+def test_every_dialect_samples_the_same_ids(agent: Callable[..., None], stream: bool) -> None:
+    other, own = play(chat_agent, CALL, "done"), play(lambda episode: agent(episode, stream=stream), CALL, "done")
+    assert own.traces == other.traces and own.tokens == other.tokens
+    assert text_of(own.tokens) == f"[system]policy[user]hello[assistant]{CALL}[tool]seen[assistant]done"
+
+
+def test_a_response_goes_on_from_an_earlier_one() -> None:
+    played = play(lambda episode: responses_agent(episode, by_id=True), CALL, "done")
+    assert len(played.traces) == 1 and text_of(played.tokens).endswith("[tool]seen[assistant]done")
+
+
+def test_another_attempt_goes_on_from_an_earlier_response() -> None:
+    def agent(episode: Episode) -> None:
+        responses_agent(episode, by_id=True)
+
+    whole = play(agent, CALL, "done")
+    again = play(agent, "done", recorded=whole.events[:3])  # up to the call
+    assert (again.tokens, again.traces) == (whole.tokens, whole.traces)
+
+
+class Thinks(FakeRenderer):
+    def read(self, ids: Any) -> ReadTurn:
+        return ReadTurn(text_of(ids), (), (), reasoning="because")
+
+
+def test_reasoning_is_given_and_may_come_back() -> None:
+    def agent(episode: Episode) -> None:
+        more = {"role": "user", "content": "go on"}
+        with with_anthropic(episode) as client:
+            first: Any = {"role": "user", "content": "a"}
+            with client.messages.stream(messages=[first], **ASKED) as events:
+                got = events.get_final_message()
+            assert [block.type for block in got.content] == ["thinking", "text"]
+            again: Any = [first, {"role": "assistant", "content": got.content}, more]
+            client.messages.create(messages=again, thinking={"type": "enabled", "budget_tokens": 1024}, **ASKED)
+        with with_openai(episode) as openai_client:
+            with openai_client.responses.stream(model="any", input="b") as stream:
+                response = stream.get_final_response()
+            assert [item.type for item in response.output] == ["reasoning", "message"]
+            items: Any = [{"role": "user", "content": "b"}, *response.output, more]
+            openai_client.responses.create(model="any", input=items)
+
+    played = play(agent, "1", "2", "3", "4", renderer=Thinks())
+    assert len(played.traces) == 2
+
+
+def test_tokens_are_counted_and_change_nothing() -> None:
+    def agent(episode: Episode) -> None:
+        asked: Any = {"messages": [{"role": "user", "content": "hello"}], "system": "policy", "model": "any"}
+        with with_anthropic(episode) as client:
+            count = client.messages.count_tokens(**asked).input_tokens
+            assert client.messages.create(max_tokens=9, **asked).usage.input_tokens == count
+            assert count == len("[system]policy[user]hello[assistant]")
+
+    assert play(agent, "hi").turns == 1
+
+
+def test_where_a_turn_ends() -> None:
+    def agent(episode: Episode) -> None:
+        asked: Any = {"messages": [{"role": "user", "content": "a"}], "model": "any"}
+        with with_anthropic(episode) as client:
+            got = client.messages.create(max_tokens=3, **asked)
+            assert (got.stop_reason, got.content[0].text) == ("max_tokens", "lon")  # type: ignore[union-attr]
+            got = client.messages.create(max_tokens=50, stop_sequences=["!"], **asked)
+            assert (got.stop_reason, got.stop_sequence) == ("stop_sequence", "!")
+            assert [block.text for block in got.content if block.type == "text"] == ["stop"]
+        with with_openai(episode) as openai_client:
+            response = openai_client.responses.create(model="any", input="b", max_output_tokens=3)
+            assert response.status == "incomplete" and response.incomplete_details is not None
+            assert response.incomplete_details.reason == "max_output_tokens"
+
+    play(agent, "long", "stop!", "long")
+
+
+def test_errors_have_the_form_of_the_dialect() -> None:
+    def agent(episode: Episode) -> None:
+        hello: Any = [{"role": "user", "content": "a"}]
+        with with_anthropic(episode) as client:
+            with pytest.raises(anthropic.BadRequestError, match=r"tool_choice must be auto or none") as caught:
+                client.messages.create(messages=hello, tool_choice={"type": "any"}, **ASKED)
+            assert caught.value.body == {
+                "type": "error",
+                "error": {
+                    "type": "invalid_request_error",
+                    "message": "tool_choice must be auto or none: the model's calls are sampled freely",
+                },
+            }
+            with pytest.raises(anthropic.AuthenticationError):
+                client.with_options(api_key="other").messages.create(messages=hello, **ASKED)
+            with pytest.raises(anthropic.NotFoundError):
+                client.messages.batches.list()
+            client.messages.create(messages=hello, **ASKED)
+        with with_openai(episode) as openai_client, pytest.raises(openai.NotFoundError, match="no response resp_9"):
+            openai_client.responses.create(model="any", input="b", previous_response_id="resp_9")
+
+    play(agent, "hi")
+
+
+READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
+    (messages.read, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    (Responses().read, {"input": "hi"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "why"),
+    [
+        (0, {"messages": []}, "messages must be a list with at least one"),
+        (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),
+        (0, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),
+        (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
+        (0, {"messages": [{"role": "user", "content": [1]}]}, "no JSON object"),
+        (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),
+        (0, {"messages": [{"role": "assistant", "content": "so"}]}, "no prefill"),
+        (0, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305, which runs at"),
+        (0, {"tools": [{"name": "f", "input_schema": {"type": "object"}}] * 2}, "tools: "),
+        (0, {"max_tokens": 0}, "max_tokens must be a whole number"),
+        (0, {"temperature": -1}, "temperature"),
+        (0, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is"),
+        (0, {"betas": ["x"]}, "betas is"),
+        (1, {"input": []}, "input must be a text"),
+        (1, {"input": [{"type": "item_reference", "id": "x"}]}, "is a item_reference"),
+        (1, {"input": [{"role": "robot", "content": ""}]}, "message of robot"),
+        (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),
+        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]}, "text"),
+        (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
+        (1, {"tools": [{"type": "web_search"}]}, "web_search: only functions"),
+        (1, {"reasoning": {"effort": "high"}}, "reasoning.effort is 'high'"),
+        (1, {"text": {"verbosity": "low"}}, "text.verbosity is 'low'"),
+        (1, {"text": {"format": {"type": "xml"}}}, "text.format must be"),
+        (1, {"truncation": "auto"}, "truncation is 'auto': it can be 'disabled' only"),
+        (1, {"background": True}, "background is 'True'"),
+        (1, {"previous_response_id": 3}, "no response 3"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(dialect: int, given: dict[str, Any], why: str) -> None:
+    read, good = READ[dialect]
+    read(good)
+    with pytest.raises(RequestRefused, match=why):
+        read({**good, **given})
+
+
+@pytest.mark.parametrize(
+    ("dialect", "method", "labels"),
+    [
+        (0, Messages.create, set(messages.PARAMETERS.without_effect)),
+        (1, OpenAIResponses.create, set(RESPONSES.without_effect)),
+    ],
+)
+def test_every_parameter_of_the_packages_is_known_or_refused(
+    dialect: int, method: Callable[..., Any], labels: set[str]
+) -> None:
+    """A new release may ask for something new; it is then refused, never ignored."""
+    read, good = READ[dialect]
+    passed = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "instructions", "system"}
+    for name in set(inspect.signature(method).parameters) - passed - labels:
+        if name in ("prompt_cache_retention", "stream_options"):
+            continue
+        with pytest.raises(RequestRefused, match=name.split("_")[0]):
+            read({**good, name: {"surely": ["not", "this"]}})
+
+
+def test_a_turn_of_several_items_is_one_message() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "x", "summary": [], "content": [{"type": "reasoning_text", "text": "because"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "seen"},
+        {"type": "reasoning", "id": "y", "summary": [], "encrypted_content": "..."},
+    ]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert Responses().read({"input": items}).messages == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "so", "reasoning_content": "because", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "seen"},
+    ]
+
+
+def test_results_of_calls_come_before_what_the_user_says() -> None:
+    content: list[Any] = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "1"},
+        {"type": "tool_result", "tool_use_id": "b", "is_error": True},
+        {"type": "text", "text": "go on", "cache_control": {"type": "ephemeral"}},
+    ]
+    asked = [{"role": "user", "content": "x"}, {"role": "user", "content": content}]
+    assert messages.read({"messages": asked, "max_tokens": 9}).messages[1:] == [
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": ""},
+        {"role": "user", "content": "go on"},
+    ]

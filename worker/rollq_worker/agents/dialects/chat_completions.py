@@ -1,0 +1,203 @@
+"""OpenAI's chat completions: a request as a `TurnRequest`, and a finished turn as the reply or its chunks.
+
+The form: https://platform.openai.com/docs/api-reference/chat. It knows no HTTP.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rollq.events import Message
+from rollq.job import Json
+from rollq_worker.agents.dialects.reading import (
+    FREELY,
+    Parameters,
+    body_of,
+    checked_asked,
+    checked_messages,
+    checked_tools,
+    fields_of,
+    flag_of,
+    grammar,
+    list_of,
+    object_of,
+    text_at,
+    text_of,
+)
+from rollq_worker.agents.traces import Turn
+from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
+
+MODEL = "rollq"
+"""The name of the policy. Every other name means the same."""
+SAMPLING = "temperature top_p frequency_penalty presence_penalty logit_bias stop top_k min_p repetition_penalty".split()
+PARAMETERS = Parameters(
+    sampling={**{name: name for name in SAMPLING}, "seed": "sampling_seed"},
+    length=("max_tokens", "max_completion_tokens"),
+    without_effect=frozenset({"model", "user", "metadata", "safety_identifier", "prompt_cache_key"}),
+    neutral={
+        "n": (1,),
+        "logprobs": (False,),
+        "store": (False,),
+        "modalities": (["text"],),
+        "service_tier": ("auto", "default"),
+        "functions": ([],),
+        "top_logprobs": (0,),
+        "ignore_eos": (False,),
+    },
+)
+UNSEEN = ("strict", "cache_control")
+"""What the model is not shown of a tool."""
+ROLES = {"system", "developer", "user", "assistant", "tool"}
+KNOWN_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_fields", "cache_control"}
+"""What frameworks add to messages for other services: it asks for nothing, and repeats the reasoning at most."""
+
+
+def read(body: Any) -> TurnRequest:
+    """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
+    given = body_of(body)
+    messages, tools, choice = given.pop("messages", None), given.pop("tools", []), given.pop("tool_choice", "auto")
+    stream, options = flag_of(given.pop("stream", False), "stream"), given.pop("stream_options", {})
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused("messages must be a list with at least one message", param="messages")
+    if choice not in ("auto", "none"):
+        raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+    if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
+        raise RequestRefused("stream_options has include_usage only", param="stream_options")
+    asked: dict[str, Json] = {}
+    if not flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls"):
+        asked[ONE_CALL] = True
+    asked |= _grammar(given.pop("response_format", {"type": "text"}))
+    return TurnRequest(
+        messages=checked_messages([_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"),
+        tools=_tools(tools) if choice == "auto" else [],
+        asked=checked_asked({**PARAMETERS.read(given), **asked}),
+        stream=stream,
+        usage=bool(options.get("include_usage")),
+    )
+
+
+def _grammar(asked: Any) -> dict[str, Json]:
+    asked = asked if isinstance(asked, dict) else {}
+    schema = asked.get("json_schema")
+    return grammar(asked.get("type"), schema.get("schema") if isinstance(schema, dict) else None, "response_format")
+
+
+def _tools(tools: Any) -> list[Json]:
+    if not isinstance(tools, list):
+        raise RequestRefused("tools must be a list", param="tools")
+    shown = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict):
+            raise RequestRefused('a tool is {"type": "function", "function": {...}}', param="tools")
+        kept = {name: value for name, value in fields_of(function).items() if name not in UNSEEN}
+        shown.append({"type": "function", "function": kept})
+    return checked_tools(shown)
+
+
+def _message(message: Any, where: str) -> Message:
+    given = {key: value for key, value in object_of(message, where).items() if value != []}
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestRefused(f"{where} has the role {role!r}; there is {', '.join(sorted(ROLES))}", param=where)
+    if "reasoning" in given:  # what OpenRouter and vLLM call it
+        given.setdefault("reasoning_content", given.pop("reasoning"))
+    if unknown := sorted(given.keys() - KNOWN_KEYS - IGNORED_KEYS):
+        raise RequestRefused(f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}")
+    shown: Message = {
+        "role": "system" if role == "developer" else role,
+        "content": text_of(given.get("content"), where),
+    }
+    shown |= {key: text_at(given, key, where) for key in ("name", "tool_call_id", "reasoning_content") if key in given}
+    if "tool_calls" in given:
+        shown["tool_calls"] = [_call(call, where) for call in list_of(given["tool_calls"], where)]
+    return shown
+
+
+def _call(call: Any, where: str) -> Json:
+    function = call.get("function") if isinstance(call, dict) else None
+    id = call.get("id") if isinstance(call, dict) else None
+    texts = (id, *(function.get(name) for name in ("name", "arguments"))) if isinstance(function, dict) else (None,)
+    if not isinstance(function, dict) or not all(isinstance(text, str) for text in texts):
+        raise RequestRefused(f"{where}: a tool call has an id and a function with name and arguments", param=where)
+    return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": function["arguments"]}}
+
+
+def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
+    """The body of a reply."""
+    message = {**(turn.message or {}), "refusal": None}
+    if "tool_calls" in message and not message["content"]:
+        message["content"] = None
+    return {
+        **_head(turn, "chat.completion"),
+        "choices": [{"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}],
+        "usage": _usage(turn),
+    }
+
+
+def stream(turn: Turn, request: TurnRequest) -> Iterator[bytes]:
+    """The same as server-sent events. The turn is whole when the stream begins."""
+    for chunk in _chunks(turn, request):
+        yield f"data: {json.dumps(chunk)}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _chunks(turn: Turn, request: TurnRequest) -> Iterator[dict[str, Any]]:
+    message = turn.message or {}
+    head = _head(turn, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    for key in ("reasoning_content", "content"):
+        if message.get(key):
+            yield chunk({key: message[key]})
+    for n, call in enumerate(message.get("tool_calls", ())):
+        yield chunk({"tool_calls": [{"index": n, **call}]})
+    yield chunk({}, _finish(turn))
+    if request.usage:
+        yield {**head, "choices": [], "usage": _usage(turn)}
+
+
+def error(refused: RequestRefused) -> dict[str, Any]:
+    """The body of an error."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "server_error"}
+    kind = kinds.get(refused.status, "invalid_request_error")
+    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
+
+
+def model() -> dict[str, Any]:
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "rollq"}
+
+
+def models() -> dict[str, Any]:
+    return {"object": "list", "data": [model()]}
+
+
+def _head(turn: Turn, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{turn.number}",
+        "object": kind,
+        "created": int(turn.pieces[0].at),
+        "model": MODEL,
+        "system_fingerprint": turn.pieces[-1].versions[-1].version if turn.pieces[-1].versions else None,
+    }
+
+
+def _finish(turn: Turn) -> str:
+    if turn.message and turn.message.get("tool_calls"):
+        return "tool_calls"
+    return "length" if turn.cut else "stop"
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    prompt, sampled = turn.begin, turn.end - turn.begin
+    cached = sum(piece.cached_tokens for piece in turn.pieces[:1])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

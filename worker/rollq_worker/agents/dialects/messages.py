@@ -1,0 +1,203 @@
+"""Anthropic's Messages: a request as a `TurnRequest`, and a finished turn as the reply or its events.
+
+The form: https://docs.anthropic.com/en/api/messages. It knows no HTTP.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rollq.events import Message
+from rollq.job import Json
+from rollq_worker.agents.dialects.chat_completions import MODEL
+from rollq_worker.agents.dialects.reading import (
+    FREELY,
+    Parameters,
+    body_of,
+    checked_asked,
+    checked_messages,
+    checked_tools,
+    flag_of,
+    list_of,
+    object_of,
+    refused_value,
+    text_at,
+    text_of,
+)
+from rollq_worker.agents.traces import Turn
+from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
+
+PARAMETERS = Parameters(
+    sampling={"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"},
+    length=("max_tokens",),
+    # The policy thinks as its chat template lets it.
+    without_effect=frozenset({"model", "metadata", "cache_control", "thinking"}),
+    neutral={"service_tier": ("auto", "standard_only"), "mcp_servers": ([],)},
+)
+SHOWN_OF_TOOLS = {"name": "name", "description": "description", "input_schema": "parameters"}
+"""What the model is shown of a tool, and its name in OpenAI's form."""
+KEPT_THOUGHTS: Sequence[Json] = ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+"""The edits of a context that change nothing."""
+
+
+def read(body: Any) -> TurnRequest:
+    """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
+    given = body_of(body)
+    messages, system, tools = given.pop("messages", None), given.pop("system", None), given.pop("tools", [])
+    stream, choice = flag_of(given.pop("stream", False), "stream"), given.pop("tool_choice", {"type": "auto"})
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused("messages must be a list with at least one message", param="messages")
+    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
+        raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+    if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
+        raise refused_value("context_management", body["context_management"])
+    asked: dict[str, Json] = {}
+    if flag_of(choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"):
+        asked[ONE_CALL] = True
+    shown = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for n, message in enumerate(messages):
+        shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
+    return TurnRequest(
+        messages=checked_messages(shown, "messages"),
+        tools=_tools(tools) if choice["type"] == "auto" else [],
+        asked=checked_asked({**PARAMETERS.read(given), **asked}),
+        stream=stream,
+    )
+
+
+def _tools(tools: Any) -> list[Json]:
+    shown = []
+    for n, tool in enumerate(list_of(tools, "tools")):
+        given = object_of(tool, f"tools[{n}]")
+        if (kind := given.get("type", "custom")) != "custom":
+            raise RequestRefused(f"tools[{n}] is {kind!s:.80}, which runs at Anthropic and not here", param="tools")
+        function = {theirs: given[ours] for ours, theirs in SHOWN_OF_TOOLS.items() if ours in given}
+        shown.append({"type": "function", "function": function})
+    return checked_tools(shown)
+
+
+def _messages(message: dict[str, Any], where: str) -> list[Message]:
+    """A message in normal form. The results of calls, which come in the user's message, are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role == "assistant":
+        return [_assistant(_blocks(content, where), where)]
+    if role not in ("user", "system"):
+        raise RequestRefused(f"{where} has the role {role!r}; there is assistant, system, user", param=where)
+    results: list[Message] = []
+    texts: list[Json] = []
+    for block in _blocks(content, where):
+        if block.get("type") == "tool_result" and role == "user":
+            id = text_at(block, "tool_use_id", where)
+            results.append({"role": "tool", "tool_call_id": id, "content": text_of(block.get("content"), where)})
+        else:
+            texts.append(block)
+    return [*results, {"role": role, "content": text_of(texts, where)}] if texts or not results else results
+
+
+def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [object_of(block, where) for block in list_of(content, where)]
+
+
+def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
+    texts: list[Json] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "tool_use":
+            arguments = json.dumps(object_of(block.get("input", {}), where))
+            function = {"name": text_at(block, "name", where), "arguments": arguments}
+            calls.append({"id": text_at(block, "id", where), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts.append(text_at(block, "thinking", where))
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    said: Message = {"role": "assistant", "content": text_of(texts, where)}
+    said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
+    """The body of a reply."""
+    return {**_head(turn), "content": _content(turn), **_stopped(turn), "usage": _usage(turn)}
+
+
+def stream(turn: Turn, request: TurnRequest) -> Iterator[bytes]:
+    """The same as server-sent events. The turn is whole when the stream begins."""
+    for event in _events(turn):
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+def _events(turn: Turn) -> Iterator[dict[str, Any]]:
+    usage = _usage(turn)
+    nothing = {
+        "content": list[Any](),
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {**usage, "output_tokens": 0},
+    }
+    yield {"type": "message_start", "message": {**_head(turn), **nothing}}
+    for index, block in enumerate(_content(turn)):
+        empty: dict[str, Any]
+        match block["type"]:
+            case "text":
+                empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+            case "thinking":
+                empty, delta = {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+            case _:
+                empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    yield {"type": "message_delta", "delta": _stopped(turn), "usage": usage}
+    yield {"type": "message_stop"}
+
+
+def error(refused: RequestRefused) -> dict[str, Any]:
+    """The body of an error."""
+    kinds = {
+        401: "authentication_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "api_error",
+    }
+    kind = kinds.get(refused.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+
+
+def _head(turn: Turn) -> dict[str, Any]:
+    return {"id": f"msg_{turn.number}", "type": "message", "role": "assistant", "model": MODEL}
+
+
+def _content(turn: Turn) -> list[dict[str, Any]]:
+    message, content = turn.message or {}, list[dict[str, Any]]()
+    if thought := message.get("reasoning_content"):
+        content.append({"type": "thinking", "thinking": thought, "signature": ""})
+    if message.get("content"):
+        content.append({"type": "text", "text": message["content"]})
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        called = {"id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        content.append({"type": "tool_use", **called})
+    return content
+
+
+def _stopped(turn: Turn) -> dict[str, Any]:
+    if turn.message and turn.message.get("tool_calls"):
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if turn.stop_text is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_text}
+    return {"stop_reason": "max_tokens" if turn.cut else "end_turn", "stop_sequence": None}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    cached = sum(piece.cached_tokens for piece in turn.pieces[:1])
+    return {
+        "input_tokens": turn.begin - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": turn.end - turn.begin,
+    }

@@ -1,0 +1,141 @@
+"""What all dialects read alike: JSON objects, parts of text, tools, and what is asked of the sampling.
+
+The invariant: each thing that a request asks for is carried out or refused by name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.errors import ContractError
+from rollq.events import Message
+from rollq.job import Json
+from rollq.sampling import objection
+from rollq.wire.blob import plain
+from rollq_worker.agents.turn_request import MAX_NEW_TOKENS, ONE_CALL, RequestRefused
+from rollq_worker.episode.messages import checked_schemas
+
+FREELY = "the model's calls are sampled freely"
+"""Why no call is forced: a grammar would change the logprobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """The names under which a dialect asks for things beside the conversation."""
+
+    sampling: Mapping[str, str]
+    """The engine's name by the dialect's."""
+    length: Sequence[str]
+    """Of the longest turn in tokens."""
+    without_effect: frozenset[str]
+    """What changes no reply here."""
+    neutral: Mapping[str, Sequence[Json]]
+    """Of these, only the given values are carried out."""
+
+    def read(self, given: Mapping[str, Any]) -> dict[str, Json]:
+        """`TurnRequest.asked`. Raises RequestRefused."""
+        asked: dict[str, Json] = {}
+        for name, value in given.items():
+            if name in self.sampling:
+                asked[self.sampling[name]] = value
+            elif name in self.length:
+                if type(value) is not int or value < 1:
+                    raise RequestRefused(f"{name} must be a whole number of at least 1", param=name)
+                asked[MAX_NEW_TOKENS] = value
+            elif name not in self.without_effect and value not in self.neutral.get(name, ()):
+                raise refused_value(name, value, self.neutral.get(name))
+        return asked
+
+
+def refused_value(name: str, value: Any, neutral: Sequence[Json] | None = None) -> RequestRefused:
+    """The refusal of a parameter, or of this value of it."""
+    known = "it is not supported here" if neutral is None else f"it can be {neutral[0]!r} only"
+    return RequestRefused(f"{name} is {str(value)[:80]!r}: {known}", param=name, code="unsupported_parameter")
+
+
+def checked_asked(asked: Mapping[str, Json]) -> Mapping[str, Json]:
+    """What is asked, if the engine and the journal take it. Raises RequestRefused."""
+    sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+    if why := objection(sampling, 1 << 30):
+        raise RequestRefused(why)
+    try:
+        plain(asked, "the request")
+    except ContractError as e:
+        raise RequestRefused(str(e)) from e
+    return asked
+
+
+def checked_tools(shown: Sequence[Json]) -> list[Json]:
+    """Tools in OpenAI's form. Raises RequestRefused for what is no schema."""
+    try:
+        return checked_schemas(plain(shown, "they are"))
+    except (ContractError, TypeError, ValueError) as e:
+        raise RequestRefused(f"tools: {e}", param="tools") from e
+
+
+def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Message]:
+    """A conversation that the policy may go on with. Raises RequestRefused."""
+    if messages[-1]["role"] == "assistant":
+        raise RequestRefused("the last message must not be the assistant's: there is no prefill", param=param)
+    return messages
+
+
+def body_of(body: Any) -> dict[str, Any]:
+    """What a request says: its fields without null. Raises RequestRefused."""
+    if not isinstance(body, dict):
+        raise RequestRefused("the body must be a JSON object")
+    return fields_of(body)
+
+
+def fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def object_of(value: Any, where: str) -> dict[str, Any]:
+    """The fields of a JSON object without null. Raises RequestRefused."""
+    if not isinstance(value, dict):
+        raise RequestRefused(f"{where} is no JSON object", param=where)
+    return fields_of(value)
+
+
+def list_of(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise RequestRefused(f"{where} has {str(value)[:80]!r} where a list belongs", param=where)
+    return value
+
+
+def text_at(value: Mapping[str, Any], key: str, where: str) -> str:
+    """A field that must be a text. Raises RequestRefused."""
+    text = value.get(key)
+    if not isinstance(text, str):
+        raise RequestRefused(f"{where}.{key} must be a string", param=f"{where}.{key}")
+    return text
+
+
+def flag_of(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise RequestRefused(f"{name} must be true or false", param=name)
+    return value
+
+
+def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """A content as one string; parts of text, which may be called by any of the `kinds`, are joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = list_of(content, where)
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
+            raise RequestRefused(f"{where}: only text is supported here, no images, sound or files", param=where)
+    return "".join(part["text"] for part in parts)
+
+
+def grammar(kind: Any, schema: Any, param: str) -> dict[str, Json]:
+    """The engine's grammar for an answer of this kind. Raises RequestRefused."""
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": '{"type":"object"}'}
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise RequestRefused(f"{param} must be text, json_object, or json_schema with a schema", param=param)
+    return {"json_schema": json.dumps(schema, sort_keys=True)}

@@ -1,0 +1,245 @@
+"""OpenAI's Responses: a request as a `TurnRequest`, and a finished turn as the reply or its events.
+
+A request may go on from an earlier response of its episode, which is kept as long as that. The form:
+https://platform.openai.com/docs/api-reference/responses. It knows no HTTP.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from rollq.events import Message
+from rollq.job import Json
+from rollq_worker.agents.dialects import chat_completions
+from rollq_worker.agents.dialects.chat_completions import MODEL
+from rollq_worker.agents.dialects.reading import (
+    FREELY,
+    Parameters,
+    body_of,
+    checked_asked,
+    checked_messages,
+    checked_tools,
+    flag_of,
+    grammar,
+    list_of,
+    object_of,
+    refused_value,
+    text_at,
+    text_of,
+)
+from rollq_worker.agents.traces import Turn
+from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
+
+PARAMETERS = Parameters(
+    sampling={"temperature": "temperature", "top_p": "top_p"},
+    length=("max_output_tokens",),
+    without_effect=frozenset(
+        {
+            *("model", "user", "metadata", "client_metadata", "safety_identifier"),
+            *("prompt_cache_key", "prompt_cache_retention", "store", "stream_options"),
+        }
+    ),
+    neutral={
+        "background": (False,),
+        "include": ([], ["reasoning.encrypted_content"]),
+        "service_tier": ("auto", "default"),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    },
+)
+TEXTS = ("input_text", "output_text", "text")
+"""What parts of text are called."""
+SHOWN_OF_TOOLS = ("name", "description", "parameters")
+"""What the model is shown of a tool."""
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class Responses:
+    """The dialect for one episode."""
+
+    error = staticmethod(chat_completions.error)
+
+    def __init__(self) -> None:
+        self._conversations: dict[str, Sequence[Message]] = {}
+        """By the id of the response that ends it, without instructions."""
+
+    def read(self, body: Any) -> TurnRequest:
+        """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
+        given = body_of(body)
+        asked_for, instructions = given.pop("input", None), given.pop("instructions", None)
+        tools, choice = given.pop("tools", []), given.pop("tool_choice", "auto")
+        stream, before = flag_of(given.pop("stream", False), "stream"), given.pop("previous_response_id", None)
+        if choice not in ("auto", "none"):
+            raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+        asked: dict[str, Json] = {}
+        if not flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls"):
+            asked[ONE_CALL] = True
+        for name, value in object_of(given.pop("reasoning", {}), "reasoning").items():
+            if name != "summary":  # nobody would read one: the reasoning itself is given
+                raise refused_value(f"reasoning.{name}", value)
+        asked |= _grammar(object_of(given.pop("text", {}), "text"))
+        messages = [*self._before(before), *_messages(asked_for)]
+        if not messages:
+            raise RequestRefused("input must be a text or a list of items", param="input")
+        if instructions is not None:
+            messages.insert(0, {"role": "system", "content": text_of(instructions, "instructions", TEXTS)})
+        return TurnRequest(
+            messages=checked_messages(messages, "input"),
+            tools=_tools(tools) if choice == "auto" else [],
+            asked=checked_asked({**PARAMETERS.read(given), **asked}),
+            stream=stream,
+            repeated={"previous_response_id": before, "instructions": instructions, "tools": tools},
+        )
+
+    def _before(self, response: Any) -> Sequence[Message]:
+        if response is None:
+            return ()
+        if not isinstance(response, str) or response not in self._conversations:
+            raise RequestRefused(
+                f"previous_response_id: there is no response {response!s:.80} in this episode",
+                param="previous_response_id",
+                status=404,
+            )
+        return self._conversations[response]
+
+    def reply(self, turn: Turn, request: TurnRequest) -> dict[str, Any]:
+        """The body of a reply."""
+        response = {**_head(turn, request), "output": _output(turn), "usage": _usage(turn), "status": "completed"}
+        if turn.cut:
+            response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        assert turn.message is not None, "it is over"
+        had = request.messages[1:] if request.repeated["instructions"] is not None else request.messages
+        self._conversations[response["id"]] = (*had, turn.message)
+        return response
+
+    def stream(self, turn: Turn, request: TurnRequest) -> Iterator[bytes]:
+        """The same as server-sent events. The turn is whole when the stream begins."""
+        numbers = count()
+        for event in _events(self.reply(turn, request)):
+            numbered = {**event, "sequence_number": next(numbers)}
+            yield f"event: {event['type']}\ndata: {json.dumps(numbered)}\n\n".encode()
+
+
+def _grammar(text: dict[str, Any]) -> dict[str, Json]:
+    for name, value in text.items():
+        if name != "format" and (name, value) != ("verbosity", "medium"):
+            raise refused_value(f"text.{name}", value)
+    form = object_of(text.get("format", {"type": "text"}), "text.format")
+    return grammar(form.get("type"), form.get("schema"), "text.format")
+
+
+def _tools(tools: Any) -> list[Json]:
+    shown = []
+    for n, tool in enumerate(list_of(tools, "tools")):
+        given = object_of(tool, f"tools[{n}]")
+        if (kind := given.get("type")) != "function":
+            raise RequestRefused(f"tools[{n}] is {kind!s:.80}: only functions are supported here", param="tools")
+        function = {name: given[name] for name in SHOWN_OF_TOOLS if name in given}
+        shown.append({"type": "function", "function": function})
+    return checked_tools(shown)
+
+
+def _messages(asked_for: Any) -> list[Message]:
+    """The items in normal form. What the model said in one turn, its reasoning and calls, is one message."""
+    if asked_for is None or isinstance(asked_for, str):
+        return [{"role": "user", "content": asked_for}] if asked_for else []
+    messages: list[Message] = []
+    for n, one in enumerate(list_of(asked_for, "input")):
+        where = f"input[{n}]"
+        item = object_of(one, where)
+        match item.get("type", "message"):
+            case "message" if ROLES.get(str(item.get("role"))) == "assistant":
+                _said(messages)["content"] += text_of(item.get("content"), where, TEXTS)
+            case "message" if item.get("role") in ROLES:
+                text = text_of(item.get("content"), where, TEXTS)
+                messages.append({"role": ROLES[item["role"]], "content": text})
+            case "reasoning":
+                if text := text_of(item.get("content"), where, ("reasoning_text",)):
+                    _said(messages)["reasoning_content"] = text
+            case "function_call":
+                function = {"name": text_at(item, "name", where), "arguments": text_at(item, "arguments", where)}
+                call = {"id": text_at(item, "call_id", where), "type": "function", "function": function}
+                _said(messages).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                text, id = text_of(item.get("output"), where, TEXTS), text_at(item, "call_id", where)
+                messages.append({"role": "tool", "tool_call_id": id, "content": text})
+            case kind:
+                raise RequestRefused(
+                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is not supported here", param=where
+                )
+    return messages
+
+
+def _said(messages: list[Message]) -> Message:
+    """The model's turn that the items before belong to, or a new one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _head(turn: Turn, request: TurnRequest) -> dict[str, Any]:
+    return {
+        "id": f"resp_{turn.number}",
+        "object": "response",
+        "created_at": int(turn.pieces[0].at),
+        "model": MODEL,
+        "error": None,
+        "incomplete_details": None,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        **request.repeated,
+    }
+
+
+def _output(turn: Turn) -> list[dict[str, Any]]:
+    message, output, done = turn.message or {}, list[dict[str, Any]](), {"status": "completed"}
+    if thought := message.get("reasoning_content"):
+        part = {"type": "reasoning_text", "text": thought}
+        output.append({"type": "reasoning", "id": f"rs_{turn.number}", "summary": [], "content": [part], **done})
+    if message.get("content"):
+        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
+        output.append({**said, "content": [part], **done})
+    for call in message.get("tool_calls", ()):
+        named = {"type": "function_call", "id": f"fc_{turn.number}_{call['id']}", "call_id": call["id"]}
+        output.append({**named, **call["function"], **done})
+    return output
+
+
+def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(response["output"]):
+        at = {"output_index": index, "item_id": item["id"]}
+        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        added = {**item, **empty, "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": added}
+        if item["type"] == "function_call":
+            kind, whole = "response.function_call_arguments", item["arguments"]
+            yield {"type": f"{kind}.delta", **at, "delta": whole}
+            yield {"type": f"{kind}.done", **at, "name": item["name"], "arguments": whole}
+        else:
+            yield from _part_events(item["content"][0], at)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _part_events(part: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    at = {**at, "content_index": 0}
+    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+    yield {"type": f"response.{part['type']}.delta", **at, "delta": part["text"], "logprobs": []}
+    yield {"type": f"response.{part['type']}.done", **at, "text": part["text"], "logprobs": []}
+    yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    prompt, sampled = turn.begin, turn.end - turn.begin
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": sum(piece.cached_tokens for piece in turn.pieces[:1])},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + sampled,
+    }

@@ -1,0 +1,98 @@
+"""What an agent program asks for with one request, in the one form that all dialects are read into.
+
+It knows no tokens and no HTTP.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rollq.events import Message
+from rollq.job import Job, Json
+
+MAX_NEW_TOKENS, ONE_CALL = "max_new_tokens", "one_call"
+"""Entries of `TurnRequest.asked` that are no sampling parameters."""
+
+
+class RequestRefused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A request for one turn."""
+
+    messages: Sequence[Message]
+    """In normal form: content is a string, and keys without a value are left out."""
+    tools: list[Json]
+    """Schemas in OpenAI's form, as the chat template shows them."""
+    asked: Mapping[str, Json]
+    """What is asked for beside messages and tools: sampling parameters by the engine's names, MAX_NEW_TOKENS,
+    ONE_CALL."""
+    stream: bool = False
+    usage: bool = False
+    """A stream ends with the number of tokens."""
+    repeated: Mapping[str, Json] = field(default_factory=dict)
+    """What the reply says again of the request."""
+
+
+def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
+    """The job with what a request asks for. A turn is never longer than the job's own. Raises ContractError."""
+    if not asked:
+        return job
+    sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+    most = min(job.budget.max_new_tokens, asked.get(MAX_NEW_TOKENS, job.budget.max_new_tokens))
+    return replace(job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most))
+
+
+def chain(tools: Sequence[Json]) -> bytes:
+    """The digest of a conversation without messages, which has these tools."""
+    return _digest(b"", json.dumps(list(tools), sort_keys=True))
+
+
+def longer(before: bytes, message: Message) -> bytes:
+    """The digest of the conversation of digest `before` and one more message.
+
+    Frameworks write the model's own turns back with other white space around them and in arguments, and without the
+    reasoning. What was sampled is known by its ids, so none of this makes it another message.
+    """
+    return _digest(before, json.dumps(_normal(message), sort_keys=True))
+
+
+def _normal(message: Message) -> Json:
+    if message["role"] != "assistant":
+        return dict(message)
+    calls = [
+        [call["id"], call["function"]["name"], _arguments(call["function"]["arguments"])]
+        for call in message.get("tool_calls", ())
+    ]
+    return {"role": "assistant", "content": message["content"].strip(), "calls": calls}
+
+
+def _arguments(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _digest(before: bytes, text: str) -> bytes:
+    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
+    """The digest before the first message, and the one after each."""
+    found = [chain(tools)]
+    for message in messages:
+        found.append(longer(found[-1], message))
+    return found
+
+
+def asked_key(asked: Mapping[str, Json]) -> str:
+    """What is asked, as one text that is the same for equal requests."""
+    return json.dumps(dict(asked), sort_keys=True)

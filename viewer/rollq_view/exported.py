@@ -85,7 +85,7 @@ class ExportedFile:
 
     def _add(self, head: Any) -> None:
         try:
-            row = row_of(head.found)
+            row = row_of(head.fields)
         except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
             said = head.wrong or f"it is no exported trajectory: {type(e).__name__} {e}"
             row = _unreadable(head.name, said)
@@ -103,27 +103,27 @@ def page_of_record(record: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
     return page(record, images=_images(record), faults=faults(record), **facts)
 
 
-def row_of(found: Mapping[str, Any]) -> Row:
+def row_of(record: Mapping[str, Any]) -> Row:
     """The row of a record without its tokens and messages; it has `sampled` where that is known."""
-    stop, info, reward, sampled = found["stop"], found["info"], found["reward"], found.get("sampled")
-    failure = str(found["failure"] or "")
+    stop, info, reward, sampled = record["stop"], record["info"], record["reward"], record.get("sampled")
+    failure = str(record["failure"] or "")
     return Row(
         key="",
-        job=str(found["job"]),
-        run=str(found["run"]),
-        group=str(found["group"]),
-        sample=int(found["sample"]),
-        env=str(found["env"]),
-        split=str(found["split"]),
-        task=int(found["task"]),
+        job=str(record["job"]),
+        run=str(record["run"]),
+        group=str(record["group"]),
+        sample=int(record["sample"]),
+        env=str(record["env"]),
+        split=str(record["split"]),
+        task=int(record["task"]),
         state="done" if stop in GRADED else "dead",
         stop=str(stop or ""),
         failure=failure,
         reward=None if reward is None else float(reward),
-        turns=int(found["turns"]),
+        turns=int(record["turns"]),
         sampled=None if sampled is None else int(sampled),
-        attempt=int(found["attempt"]),
-        began=float(found.get("began") or 0.0),
+        attempt=int(record["attempt"]),
+        began=float(record.get("began") or 0.0),
         why=why(dict(info), failure),
     )
 

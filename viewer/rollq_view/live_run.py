@@ -106,8 +106,8 @@ class LiveRun:
 
     def _find_groups(self, names: Sequence[str]) -> None:
         """Notes new groups, in the order of submission."""
-        found = self.reader.groups(names)
-        for name, group in sorted(found.items(), key=lambda each: each[1].seq):
+        groups = self.reader.groups(names)
+        for name, group in sorted(groups.items(), key=lambda each: each[1].seq):
             self._ids[name] = dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(group.members))
             self._groups[name] = group
 
@@ -143,8 +143,8 @@ class LiveRun:
         return queued[start : start + PAGE]
 
     def _read_jobs(self, ids: Sequence[str]) -> None:
-        for id, found in self.reader.rollouts(ids, self._groups).items():
-            row = self._skipped(id) if found is None else _row(id, found)
+        for id, rollout in self.reader.rollouts(ids, self._groups).items():
+            row = self._skipped(id) if rollout is None else _row(id, rollout)
             if row is not None and row != self._rows.get(id):
                 self._rows[id], self._version = row, self._version + 1
 
@@ -165,10 +165,10 @@ def _acked(row: Row) -> Row:
     return row
 
 
-def _row(id: str, found: Rollout | ContractError | LedgerError) -> Row:
-    if not isinstance(found, Rollout):
-        return _unreadable(id, str(found))
-    job = found.job
+def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
+    if not isinstance(rollout, Rollout):
+        return _unreadable(id, str(rollout))
+    job = rollout.job
     row = Row(
         key=job.id,
         job=job.id,
@@ -178,17 +178,17 @@ def _row(id: str, found: Rollout | ContractError | LedgerError) -> Row:
         env=job.env,
         split=job.split,
         task=job.task,
-        state=found.state,
-        attempt=found.attempt,
-        turns=found.turns,
-        began=found.began,
+        state=rollout.state,
+        attempt=rollout.attempt,
+        turns=rollout.turns,
+        began=rollout.began,
     )
     if row.state != DONE:
-        return replace(row, failure=found.failure, why=short(last_line(found.reason)))
-    if (end := found.end) is None:
+        return replace(row, failure=rollout.failure, why=short(last_line(rollout.reason)))
+    if (end := rollout.end) is None:
         gone = "its journal is gone, with its dropped group"
-        return replace(row, why="its journal has no graded end" if found.journaled else gone)
-    return replace(row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=found.sampled)
+        return replace(row, why="its journal has no graded end" if rollout.journaled else gone)
+    return replace(row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=rollout.sampled)
 
 
 def _unreadable(id: str, wrong: str) -> Row:

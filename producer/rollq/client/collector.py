@@ -43,17 +43,17 @@ class Collector:
         self.reader, self.jobs = reader, jobs
         self._name, self._version, self._on_group = name, version, on_group
         self._store = Store(reader.scripts)
-        self._found: dict[str, TaskResult] = {}
+        self._results: dict[str, TaskResult] = {}
         self._left_out: dict[str, None] = {}
 
     @property
     def graded(self) -> int:
         """Tries that are graded, of those whose groups are finished."""
-        return sum(len(task.tries) for task in self._found.values())
+        return sum(len(task.tries) for task in self._results.values())
 
     @property
     def rewards(self) -> list[float]:
-        return [one.reward for task in self._found.values() for one in task.tries]
+        return [one.reward for task in self._results.values() for one in task.tries]
 
     def check(self) -> None:
         """For before the submission. Raises SettingsError when an evaluation of other tasks has the same name."""
@@ -65,7 +65,7 @@ class Collector:
 
         Raises LedgerError for a group that is gone without having been evaluated.
         """
-        pending = [job for job in self.jobs if job.group not in self._found and job.group not in self._left_out]
+        pending = [job for job in self.jobs if job.group not in self._results and job.group not in self._left_out]
         unknown = []
         states = self.reader.group_states([job.group for job in pending])
         stored = {task.group: task for task in self._load()} if {"acked", ""} & {*states} else {}
@@ -74,7 +74,7 @@ class Collector:
                 case "ready" | "held":
                     self._read(job)
                 case "acked" | "" if job.group in stored:
-                    self._found[job.group] = stored[job.group]
+                    self._results[job.group] = stored[job.group]
                 case "acked":
                     raise LedgerError(
                         f"group {job.run}/{job.group} was acknowledged before this evaluation had read it, for example"
@@ -88,19 +88,19 @@ class Collector:
 
     @property
     def settled(self) -> bool:
-        return len(self._found) + len(self._left_out) == len(self.jobs)
+        return len(self._results) + len(self._left_out) == len(self.jobs)
 
     def _read(self, job: Job) -> None:
         trajectories, ids = [], [f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]
-        for job_id, found in zip(ids, self.reader.read(ids), strict=True):
-            if isinstance(found, ContractError):
+        for job_id, read in zip(ids, self.reader.read(ids), strict=True):
+            if isinstance(read, ContractError):
                 if self.reader.group_states([job.group]) == ["acked"]:
                     return  # by another consumer, since the look; the next look says so
-                return self._leave_out(job, job_id, found)
-            trajectories.append(found)
+                return self._leave_out(job, job_id, read)
+            trajectories.append(read)
         if refused := self._on_group(trajectories):
             return self._leave_out(job, *refused)
-        self._found[job.group] = task_result(trajectories)
+        self._results[job.group] = task_result(trajectories)
 
     def _leave_out(self, job: Job, unreadable: str, why: ContractError) -> None:
         """The unreadable try becomes a dead letter, which can be played again. Only a holder may say so, and what else
@@ -137,7 +137,7 @@ class Collector:
             name=self._name,
             version=self._version,
             size=self.jobs[0].size,
-            tasks=[self._found[job.group] for job in self.jobs if job.group in self._found],
+            tasks=[self._results[job.group] for job in self.jobs if job.group in self._results],
             left_out=list(self._left_out),
             dead=dead,
         )
@@ -152,6 +152,6 @@ class Collector:
     def ack(self) -> None:
         """Acknowledges the groups that are in the stored result, so that Redis forgets their trajectories."""
         deliveries, token = Deliveries(self.reader.redis, self.reader.run), f"{uuid.uuid4().hex[:16]}/0"
-        for group in self._found:
+        for group in self._results:
             with suppress(NotHeld):  # it was acknowledged before, or another consumer holds it
                 deliveries.ack(token, [group])

@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         check_run(connection, args.run_name, settings(args).redis_url)
         fleet = reader.fleet(args.late or 1)
         groups = late_groups(reader, fleet, args.late) if args.late else None
-    (found,) = fleet.runs
-    counts: dict[str, Any] = {**found.counts, "seconds": dict(found.seconds), "waits": look_on(fleet)}
+    (one,) = fleet.runs
+    counts: dict[str, Any] = {**one.counts, "seconds": dict(one.seconds), "waits": look_on(fleet)}
     if args.json:
         late = {} if groups is None else {"late": [asdict(group) for group in groups]}
         print(json.dumps({**counts, **late}))
@@ -75,21 +75,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(connection: Any, as_json: bool) -> int:
     """Prints all runs, one per line. A run that cannot be read is an error, and the others are still printed."""
-    found: dict[str, Any] = {}
+    by_run: dict[str, Any] = {}
     unreadable = 0
     for run, _, counts in each_run(connection):
         if isinstance(counts, LedgerError):
             unreadable = 1
             print(f"rollq: {counts}", file=sys.stderr)
         else:
-            found[run] = counts
+            by_run[run] = counts
     if as_json:
-        print(json.dumps(found))
-    elif not found and not unreadable:
+        print(json.dumps(by_run))
+    elif not by_run and not unreadable:
         print("no runs yet: see rollq submit")
     else:
-        width = max(map(len, found), default=0)
-        for run, counts in found.items():
+        width = max(map(len, by_run), default=0)
+        for run, counts in by_run.items():
             print(f"{run:<{width}}  " + "  ".join(f"{counts[key]} {key}" for key in ROWS["jobs"]))
     return unreadable
 
@@ -157,11 +157,11 @@ def _table(jobs: Sequence[LateJob]) -> list[str]:
         waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
         numbers = str(job.attempt), str(job.turns), played
         rows.append((clean(job.job_id), job.state, *numbers, clean(job.worker or "-"), clean(waits)))
-    found: list[str] = []
+    shown: list[str] = []
     title, *lines = columns(rows)
     for line, job in zip(lines, jobs, strict=True):
-        found.append(line)
+        shown.append(line)
         if job.failures:
             times = "once" if job.failures == 1 else f"{job.failures} times"
-            found.append(f"  failed {times}, last by {job.last_failure}")
-    return [title, *found]
+            shown.append(f"  failed {times}, last by {job.last_failure}")
+    return [title, *shown]

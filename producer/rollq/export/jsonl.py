@@ -81,9 +81,9 @@ class TrajectoryFile(TrajectoryOutput):
                 if not line.endswith(b"\n") and _is_torn(line):
                     return end
                 whole = line if line.endswith(b"\n") else line + b"\n"
-                found = _parse(line, f"{self.path}:{number}", Named)
-                began = found.get("began")
-                self._known.add([(found["job"], digest(whole), began if isinstance(began, float) else 0.0)])
+                record = _parse(line, f"{self.path}:{number}", Named)
+                began = record.get("began")
+                self._known.add([(record["job"], digest(whole), began if isinstance(began, float) else 0.0)])
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -123,7 +123,7 @@ def read(path: Path, number: int) -> dict[str, Json]:
 def lines_of(path: Path, jobs: Sequence[str]) -> dict[str, int]:
     """The lines of these jobs, counted from 1; jobs that the file does not have are left out. Raises SettingsError."""
     wanted = frozenset(jobs)
-    named = ((str(head.found.get("job")), head.end) for head in heads(path, None))
+    named = ((str(head.fields.get("job")), head.end) for head in heads(path, None))
     return {job_id: number for job_id, (number, _) in named if job_id in wanted}
 
 
@@ -141,8 +141,8 @@ def heads(path: Path, start: tuple[int, int] | None) -> Iterator[Head]:
                 if not line.endswith(b"\n") and _is_torn(line):
                     return
                 where, at = at, at + len(line)
-                found, wrong = line_head(line)
-                yield Head(f"line {number}", where, (number, at), found, wrong, at / size)
+                record, wrong = line_head(line)
+                yield Head(f"line {number}", where, (number, at), record, wrong, at / size)
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
 
@@ -165,8 +165,8 @@ def check(path: Path) -> Iterator[Checked]:
             size = os.fstat(f.fileno()).st_size
             for number, line in enumerate(f, 1):
                 at += len(line)
-                job_id, found = _faults(line)
-                yield Checked(f"line {number}", job_id, found, min(1.0, at / max(1, size)))
+                job_id, wrong = _faults(line)
+                yield Checked(f"line {number}", job_id, wrong, min(1.0, at / max(1, size)))
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
 
@@ -174,14 +174,14 @@ def check(path: Path) -> Iterator[Checked]:
 def _faults(line: bytes) -> tuple[str, list[str]]:
     """The job that the line names, empty when it names none, and what is wrong with the line."""
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as e:
         torn = " (torn by a crash: the next pull cuts it off)" if not line.endswith(b"\n") and _is_torn(line) else ""
         return "", [f"it is not a line of JSON{torn}: {e}"]
-    if not isinstance(found, dict):
-        return "", [f"it is no trajectory but a {type(found).__name__}"]
-    job_id = found.get("job")
-    return job_id if isinstance(job_id, str) else "", faults(found)
+    if not isinstance(record, dict):
+        return "", [f"it is no trajectory but a {type(record).__name__}"]
+    job_id = record.get("job")
+    return job_id if isinstance(job_id, str) else "", faults(record)
 
 
 def _is_torn(line: bytes) -> bool:
@@ -195,12 +195,12 @@ def _is_torn(line: bytes) -> bool:
 def _parse(line: bytes, where: str, wanted: type | None = None) -> dict[str, Any]:
     """The record, or at least its fields of `wanted`. Raises ContractError."""
     try:
-        found = fields_of(line, wanted) if wanted else json.loads(line)
+        record = fields_of(line, wanted) if wanted else json.loads(line)
     except (ValueError, RecursionError) as e:
         raise ContractError(f"{where} is not a line of JSON: {e}") from e
-    if not isinstance(found, dict) or not isinstance(found.get("job"), str):
+    if not isinstance(record, dict) or not isinstance(record.get("job"), str):
         raise ContractError(f"{where} is not an exported trajectory: it names no job")
-    return found
+    return record
 
 
 def _open(path: Path) -> int:
@@ -216,16 +216,16 @@ def _open(path: Path) -> int:
 
 
 def line_head(line: bytes) -> tuple[dict[str, Any], str]:
-    """`Head.found` of a line of JSON Lines, and why it cannot be read, if so."""
+    """`Head.fields` of a line of JSON Lines, and why it cannot be read, if so."""
     try:
-        found = fields_of(line, _FactsAndMask)
+        record = fields_of(line, _FactsAndMask)
     except (ValueError, RecursionError) as e:
         return {}, f"it is not a line of JSON: {e}"
-    if not isinstance(found, dict):
-        return {}, f"it is no trajectory but a {type(found).__name__}"
-    if isinstance(mask := found.get("mask"), list):
-        found["sampled"] = mask.count(1)
-    return found, ""
+    if not isinstance(record, dict):
+        return {}, f"it is no trajectory but a {type(record).__name__}"
+    if isinstance(mask := record.get("mask"), list):
+        record["sampled"] = mask.count(1)
+    return record, ""
 
 
 def fields_of(line: bytes, wanted: type) -> Any:

@@ -138,8 +138,8 @@ class ParquetFolder(TrajectoryOutput):
         batches = []
         for exported in new:
             try:
-                found = rows(exported.trajectory, exported.digest)
-                batches.append(pa.RecordBatch.from_pylist(found, schema=self._schema))
+                encoded = rows(exported.trajectory, exported.digest)
+                batches.append(pa.RecordBatch.from_pylist(encoded, schema=self._schema))
             except (ValueError, OverflowError) as e:  # half a surrogate pair, a number beyond 64 bits
                 raise unexportable(exported.trajectory, e) from e
         sink = pa.BufferOutputStream()
@@ -191,12 +191,12 @@ def heads(path: Path, start: str | None) -> Iterator[Head]:
         share = (number + 1) / len(parts)
         before = parts[number - 1].name if number else start
         try:
-            found = [_facts(row) for row in _rows(part, [*HEAD]) if row["segment"] == 0]
+            trajectories = [_facts(row) for row in _rows(part, [*HEAD]) if row["segment"] == 0]
         except (OSError, ValueError, KeyError) as e:
             yield Head(part.name, (part.name, "", 0), part.name, {}, f"it cannot be read: {_one_line(e)}", share)
             continue
-        for place, facts in enumerate(found, 1):  # a file is read on from its end only
-            end = part.name if place == len(found) else before
+        for place, facts in enumerate(trajectories, 1):  # a file is read on from its end only
+            end = part.name if place == len(trajectories) else before
             where = (part.name, facts["job"], facts["digest"])
             yield Head(f"{part.name} trajectory {place}", where, end, facts, "", share)
 
@@ -214,12 +214,12 @@ def read_at(path: Path, where: tuple[str, str, int]) -> dict[str, Any]:
     part = path / name if path.is_dir() else path
     try:
         rows_of_job = [row for row in _rows(part, [*COLUMNS], job_id) if row["digest"] == digest]
-        found, wrong = record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
+        record, wrong = record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
     except (OSError, ValueError, KeyError) as e:
-        found, wrong = {}, [f"it cannot be read: {_one_line(e)}"]
+        record, wrong = {}, [f"it cannot be read: {_one_line(e)}"]
     if wrong:
         raise ContractError(f"{part.name}, job {job_id}: {'; '.join(wrong)}")
-    return found
+    return record
 
 
 def _check_part(part: Path) -> Iterator[Checked]:
@@ -227,18 +227,18 @@ def _check_part(part: Path) -> Iterator[Checked]:
     for job_id, of_job in groupby(_rows(part, [*COLUMNS]), key=lambda row: row["job"]):
         first, together = at + 1, list(of_job)
         at += len(together)
-        found, wrong = record_of(together)
-        yield Checked(f"{part.name} row {first}", job_id or "", wrong or faults(found), at / total)
+        record, wrong = record_of(together)
+        yield Checked(f"{part.name} row {first}", job_id or "", wrong or faults(record), at / total)
 
 
 def _column_faults(part: Path, schema: pa.Schema) -> list[str]:
     """Other programs may have written the rows again, and have other words for the same types."""
-    found = _file(part).schema_arrow
-    missing = [name for name in COLUMNS if name not in found.names]
+    stored = _file(part).schema_arrow
+    missing = [name for name in COLUMNS if name not in stored.names]
     wrong = [f"it has no column {name}" for name in missing]
     for field in schema:
-        if field.name in found.names and _kind(found.field(field.name).type) != _kind(field.type):
-            wrong.append(f"column {field.name} must be {field.type}, not {found.field(field.name).type}")
+        if field.name in stored.names and _kind(stored.field(field.name).type) != _kind(field.type):
+            wrong.append(f"column {field.name} must be {field.type}, not {stored.field(field.name).type}")
     return wrong
 
 

@@ -51,24 +51,24 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
     wrong = [fault for place, row in enumerate(rows) for fault in _row_faults(place, row, rows)]
     if wrong:
         return {}, wrong
-    found = {name: value for name, value in rows[0].items() if name not in PER_ROW}
+    record = {name: value for name, value in rows[0].items() if name not in PER_ROW}
     for name in OPTIONAL:
-        if found.get(name) is None:
-            found.pop(name, None)
-    for name in filter(found.__contains__, AS_JSON):
+        if record.get(name) is None:
+            record.pop(name, None)
+    for name in filter(record.__contains__, AS_JSON):
         try:
-            found[name] = json.loads(found[name])
+            record[name] = json.loads(record[name])
         except (TypeError, ValueError, RecursionError) as e:
             wrong.append(f"{name} is no JSON: {e}")
-    found |= {"tokens": [], "mask": [], "logprobs": [], "versions": [], "traces": []}
+    record |= {"tokens": [], "mask": [], "logprobs": [], "versions": [], "traces": []}
     for row in rows:
         prompt = row["prompt_ids"]
-        found["tokens"] += [*prompt, *row["response_ids"]]
-        found["mask"] += [*([0] * len(prompt)), *(int(token) if token is not None else None for token in row["mask"])]
-        found["logprobs"] += [*([0.0] * len(prompt)), *row["logprobs"]]
-        found["versions"] += [*([None] * len(prompt)), *row["versions"]]
-        found["traces"].append(len(prompt) + len(row["response_ids"]))
-    return ({}, wrong) if wrong else (found, [])
+        record["tokens"] += [*prompt, *row["response_ids"]]
+        record["mask"] += [*([0] * len(prompt)), *(int(token) if token is not None else None for token in row["mask"])]
+        record["logprobs"] += [*([0.0] * len(prompt)), *row["logprobs"]]
+        record["versions"] += [*([None] * len(prompt)), *row["versions"]]
+        record["traces"].append(len(prompt) + len(row["response_ids"]))
+    return ({}, wrong) if wrong else (record, [])
 
 
 def _row_faults(place: int, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

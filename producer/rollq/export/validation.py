@@ -38,10 +38,10 @@ class Head(NamedTuple):
     """What `read_at` of its format finds it by."""
     end: Any
     """What `heads` of its format goes on behind it with."""
-    found: Mapping[str, Any]
+    fields: Mapping[str, Any]
     """At least the fields of `Facts` that the record has, and `sampled` (tokens) where it is known."""
     wrong: str
-    """Why it could not be read; then `found` is empty."""
+    """Why it could not be read; then `fields` is empty."""
     share: float
     """How much of the file is read with it, from 0.0 to 1.0."""
 
@@ -85,18 +85,18 @@ FIELDS: Mapping[str, tuple[Check, str]] = {
 """What each field of a record must be. Other fields may be there too."""
 
 
-def faults(found: Mapping[str, Any]) -> list[str]:
+def faults(record: Mapping[str, Any]) -> list[str]:
     """What is wrong with a record, in words. Empty when nothing is."""
-    wrong = [f"it has no {name}" for name in FIELDS if name not in found]
+    wrong = [f"it has no {name}" for name in FIELDS if name not in record]
     if len(wrong) > len(FIELDS) // 2:
         return [f"it is no exported trajectory: {', '.join(wrong[:2])}, and {len(wrong) - 2} more are missing"]
     for name, (good, words) in FIELDS.items():
-        if name in found and not good(found[name]):
-            wrong.append(f"{name} must be {words}, not {found[name]!r:.60}")
+        if name in record and not good(record[name]):
+            wrong.append(f"{name} must be {words}, not {record[name]!r:.60}")
     if wrong:
         return wrong
-    wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found), *_piece_faults(found)]
-    return wrong or [*_turn_faults(found), *_turn_reward_faults(found), *_time_faults(found), *_extra_faults(found)]
+    wrong = [*_name_faults(record), *_outcome_faults(record), *_token_faults(record), *_piece_faults(record)]
+    return wrong or [*_turn_faults(record), *_turn_reward_faults(record), *_time_faults(record), *_extra_faults(record)]
 
 
 def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
@@ -106,29 +106,29 @@ def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
         yield "its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items())
 
 
-def _name_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _name_faults(record: Mapping[str, Any]) -> Iterator[str]:
     try:
-        named = parse_id(found["job"])
+        named = parse_id(record["job"])
     except ContractError as e:
         yield str(e)
         return
-    if named != (found["run"], found["group"], found["sample"]):
-        yield f"job {found['job']} is not run {found['run']}, group {found['group']}, sample {found['sample']}"
+    if named != (record["run"], record["group"], record["sample"]):
+        yield f"job {record['job']} is not run {record['run']}, group {record['group']}, sample {record['sample']}"
 
 
-def _outcome_faults(found: Mapping[str, Any]) -> Iterator[str]:
-    stop, reward, failure = found["stop"], found["reward"], found["failure"]
+def _outcome_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    stop, reward, failure = record["stop"], record["reward"], record["failure"]
     if (reward is not None) is not (stop in GRADED):
         yield f"stop {stop} with reward {reward!r}: exactly {', '.join(sorted(GRADED))} carry a reward"
     if failure is not None and stop in GRADED:
         yield f"stop {stop} with failure {failure}: a graded episode has none"
 
 
-def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
-    lists = {name: found[name] for name in ("tokens", "mask", "logprobs", "versions")}
+def _token_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    lists = {name: record[name] for name in ("tokens", "mask", "logprobs", "versions")}
     wrong = list(length_faults(lists))
-    if sum(found["traces"]) != len(found["tokens"]):
-        wrong.append(f"its traces make {sum(found['traces'])} tokens, and it has {len(found['tokens'])}")
+    if sum(record["traces"]) != len(record["tokens"]):
+        wrong.append(f"its traces make {sum(record['traces'])} tokens, and it has {len(record['tokens'])}")
     if wrong:
         yield from wrong
         return
@@ -149,25 +149,25 @@ def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
         return
 
 
-def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _piece_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """A turn ends with a piece. Parquet and files of an earlier rollq have no pieces."""
     try:
-        pieces = [(length, finish, *asked) for length, finish, *asked in found.get("pieces", [])]
+        pieces = [(length, finish, *asked) for length, finish, *asked in record.get("pieces", [])]
         lengths = [piece[0] for piece in pieces if piece[1] in [*Finish] and [*map(_map, piece[2:])] in ([], [True])]
         ends = {*accumulate(lengths)}
     except (TypeError, ValueError):
-        yield f"pieces must be a length, a finish and perhaps a mapping, not {found['pieces']!r:.60}"
+        yield f"pieces must be a length, a finish and perhaps a mapping, not {record['pieces']!r:.60}"
         return
-    turns = [*accumulate(len(list(run)) for sampled, run in groupby(found["mask"]) if sampled)]
-    if "pieces" in found and sum(lengths) != sum(map(bool, found["mask"])):
-        yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, found['mask']))}"
-    elif "pieces" in found and not ends >= {*turns}:
+    turns = [*accumulate(len(list(run)) for sampled, run in groupby(record["mask"]) if sampled)]
+    if "pieces" in record and sum(lengths) != sum(map(bool, record["mask"])):
+        yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, record['mask']))}"
+    elif "pieces" in record and not ends >= {*turns}:
         yield f"its pieces end at {sorted(ends)!r:.60} of the sampled tokens, and the turns at {turns!r:.60}"
 
 
-def _time_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Parquet and files of an earlier rollq have none."""
-    times = found.get("times", [])
+    times = record.get("times", [])
     if not _list(times):
         yield f"times must be a list, not {times!r:.60}"
         return
@@ -177,20 +177,20 @@ def _time_faults(found: Mapping[str, Any]) -> Iterator[str]:
             return
 
 
-def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _turn_reward_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Files of an earlier rollq have none."""
-    rewards = found.get("turn_rewards", [None] * found["turns"])
+    rewards = record.get("turn_rewards", [None] * record["turns"])
     if not _list(rewards) or not all(reward is None or _finite(reward) for reward in rewards):
         yield f"turn_rewards must be a list of null or finite numbers, not {rewards!r:.60}"
-    elif len(rewards) != found["turns"]:
-        yield f"it has {found['turns']} turns, and {len(rewards)} turn_rewards"
+    elif len(rewards) != record["turns"]:
+        yield f"it has {record['turns']} turns, and {len(rewards)} turn_rewards"
 
 
-def _extra_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _extra_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Of the fields that only some records have."""
-    if not _map(kwargs := found.get("template_kwargs", {})):
+    if not _map(kwargs := record.get("template_kwargs", {})):
         yield f"template_kwargs must be a mapping, not {kwargs!r:.60}"
-    extras = found.get("extras", {})
+    extras = record.get("extras", {})
     if not _map(extras):
         yield f"extras must be a mapping, not {extras!r:.60}"
         return
@@ -201,38 +201,38 @@ def _extra_faults(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"extra {name} is no array: {type(e).__name__}: {e}"
 
 
-def _turn_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Turns, traces, mask and messages tell the same story. A turn's sampled tokens are consecutive, in one trace."""
-    mask, turns = found["mask"], found["turns"]
-    ends = accumulate(found["traces"], initial=0)
+    mask, turns = record["mask"], record["turns"]
+    ends = accumulate(record["traces"], initial=0)
     sampled = []
     for begin, end in pairwise(ends):
         if mask[begin]:
             yield f"token {begin} opens a trace and was sampled: there is nothing before it"
         sampled.append(sum(run for run, _ in groupby(mask[begin:end])))
-    if "conversations" not in found and (empty := [place for place, count in enumerate(sampled[:-1]) if not count]):
+    if "conversations" not in record and (empty := [place for place, count in enumerate(sampled[:-1]) if not count]):
         yield f"nothing was sampled in trace {empty[0]}, and another one follows"
-    if found["stop"] in GRADED and sum(sampled) != turns:
+    if record["stop"] in GRADED and sum(sampled) != turns:
         yield f"it has {turns} turns, and the mask {sum(sampled)}"
-    if "conversations" in found:
-        yield from _conversation_faults(found)
+    if "conversations" in record:
+        yield from _conversation_faults(record)
         return
-    answers = sum(message["role"] == "assistant" for message in found["messages"])
+    answers = sum(message["role"] == "assistant" for message in record["messages"])
     if answers < turns:
         yield f"it has {turns} turns, and {answers} messages of the assistant"
 
 
-def _conversation_faults(found: Mapping[str, Any]) -> Iterator[str]:
+def _conversation_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Episodes of agent programs have one for each of several traces."""
-    conversations, ends = found["conversations"], accumulate(found["traces"], initial=0)
-    if not _list(conversations) or len(conversations) != len(found["traces"]):
-        yield f"it has {len(found['traces'])} traces, and conversations {conversations!r:.60}"
+    conversations, ends = record["conversations"], accumulate(record["traces"], initial=0)
+    if not _list(conversations) or len(conversations) != len(record["traces"]):
+        yield f"it has {len(record['traces'])} traces, and conversations {conversations!r:.60}"
         return
     for number, (each, (begin, end)) in enumerate(zip(conversations, pairwise(ends), strict=True)):
         if not (_map(each) and _list(each.get("turns")) and FIELDS["messages"][0](each.get("messages"))):
             yield f"conversation {number} must have messages and turns"
             return
-        runs = sum(run for run, _ in groupby(found["mask"][begin:end]))
+        runs = sum(run for run, _ in groupby(record["mask"][begin:end]))
         if len(each["turns"]) != runs:
             yield f"conversation {number} has {len(each['turns'])} turns, and the mask {runs}"
         said = sum(message["role"] == "assistant" for message in each["messages"]) + ("unanswered" in each)

@@ -129,15 +129,15 @@ class RunMetrics:
         pipe.zcard(key)
         pipe.zrevrange(key, 0, MOST_DEAD - 1, withscores=True)
         count, rows = reader.scripts.guard(key, pipe.execute)
-        found = {job: known[job] for job, died in rows if job in known and known[job][0] == died}
-        new = [(job, died) for job, died in rows if job not in found]
+        dead = {job: known[job] for job, died in rows if job in known and known[job][0] == died}
+        new = [(job, died) for job, died in rows if job not in dead]
         for job, _ in new:
             pipe.hget(reader.keys.job(job.decode("utf-8", "replace")), "class")
         for (job, died), failure in zip(new, pipe.execute(raise_on_error=False), strict=True):
-            found[job] = (died, _class(failure))
-        self._dead[reader.run] = found
-        by_class = Counter(failure for _, failure in found.values())
-        return {**by_class, EARLIER: max(0, count - len(found))}
+            dead[job] = (died, _class(failure))
+        self._dead[reader.run] = dead
+        by_class = Counter(failure for _, failure in dead.values())
+        return {**by_class, EARLIER: max(0, count - len(dead))}
 
 
 def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
@@ -150,21 +150,21 @@ def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
         yield Sample(MEMORY_LIMIT, (), fleet.server.limit or 0)
 
 
-def _of_run(found: RunSnapshot) -> Iterator[Sample]:
-    run, counts = (found.run,), found.counts
+def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
+    run, counts = (snapshot.run,), snapshot.counts
     yield Sample(QUEUED, run, counts["queued"])
     yield Sample(LEASED, run, counts["leased"])
-    yield Sample(LAG, run, found.reaper_lag_s)
+    yield Sample(LAG, run, snapshot.reaper_lag_s)
     for name, metric in TOTALS.items():
         yield Sample(metric, run, counts[name])
     yield from spread(GROUPS, {place: counts[f"groups_{place}"] for place in PLACES}, before=run)
     yield from spread(ROLLOUTS, counts["stops"], GRADED, run)
     yield from spread(FAILURES, counts["failures"], FailureClass, run)
-    yield from spread(SECONDS, found.seconds, WAITS, run)
-    yield from spread(OLDEST, {place: found.age_s(place) for place in PLACES}, before=run)
-    if found.step is not None:
-        yield Sample(STEP, run, found.step)
-        yield from spread(STALENESS, {place: max(0, found.staleness(place) or 0) for place in PLACES}, before=run)
+    yield from spread(SECONDS, snapshot.seconds, WAITS, run)
+    yield from spread(OLDEST, {place: snapshot.age_s(place) for place in PLACES}, before=run)
+    if snapshot.step is not None:
+        yield Sample(STEP, run, snapshot.step)
+        yield from spread(STALENESS, {place: max(0, snapshot.staleness(place) or 0) for place in PLACES}, before=run)
     if counts["reward_mean"] is not None:
         yield Sample(REWARD, run, counts["reward_mean"])
 

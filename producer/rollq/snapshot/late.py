@@ -63,11 +63,11 @@ def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list
     (run,) = fleet.runs
     records = reader.groups([group.name for group in run.groups["open"][:limit]])
     ids = {name: [f"{run.run}/{name}/{n}" for n in range(record.members)] for name, record in records.items()}
-    found = reader.rollouts([id for members in ids.values() for id in members], records)
+    by_id = reader.rollouts([id for members in ids.values() for id in members], records)
     workers = {worker.name: worker for worker in fleet.workers}
     groups = []
     for name, record in records.items():
-        rollouts = [found[id] for id in ids[name]]
+        rollouts = [by_id[id] for id in ids[name]]
         damage = next((str(each) for each in rollouts if isinstance(each, Exception)), "")
         jobs = _jobs([each for each in rollouts if isinstance(each, Rollout)], workers, run.at)
         opened = None if record.submitted is None else run.at - record.submitted
@@ -90,18 +90,18 @@ def _jobs(rollouts: Iterable[Rollout], workers: Mapping[str, LiveWorker], now: f
     return sorted(jobs, key=lambda job: (job.state == QUEUED, -job.played_s, job.job_id))
 
 
-def _job(found: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
-    leased = found.state == LEASED
-    waits = _played(found.job.id, found.worker, workers) if leased else (_queued(found.not_before - now), None)
+def _job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
+    leased = rollout.state == LEASED
+    waits = _played(rollout.job.id, rollout.worker, workers) if leased else (_queued(rollout.not_before - now), None)
     return LateJob(
-        job_id=found.job.id,
-        state=found.state,
-        attempt=found.attempt,
-        failures=found.failures,
-        last_failure=failure_line(found.failure, found.reason) if found.failures else "",
-        turns=found.turns,
-        worker=found.worker if leased else "",
-        played_s=now - (found.began or now) if leased else 0.0,
+        job_id=rollout.job.id,
+        state=rollout.state,
+        attempt=rollout.attempt,
+        failures=rollout.failures,
+        last_failure=failure_line(rollout.failure, rollout.reason) if rollout.failures else "",
+        turns=rollout.turns,
+        worker=rollout.worker if leased else "",
+        played_s=now - (rollout.began or now) if leased else 0.0,
         waits_for=waits[0],
         waits_s=waits[1],
     )

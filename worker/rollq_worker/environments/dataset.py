@@ -51,8 +51,8 @@ def dataset(
     """
     files = data if isinstance(data, Mapping) else {"train": data}
     chosen = _reward(reward)
-    found = Dataset({split: _read(Path(path)) for split, path in files.items()}, chosen, system, tools)
-    return lambda variant: found
+    made = Dataset({split: _read(Path(path)) for split, path in files.items()}, chosen, system, tools)
+    return lambda variant: made
 
 
 class Dataset:
@@ -120,16 +120,16 @@ class Dataset:
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
-        found = _field(row, PROMPTS)
+        prompt = _field(row, PROMPTS)
         system = self._system if row.get("system") is None else row["system"]
-        if isinstance(found, list):
-            messages = _messages(found)
+        if isinstance(prompt, list):
+            messages = _messages(prompt)
             if [role for role, _ in messages] not in (["user"], ["system", "user"]):
                 raise JobFailure("the row's prompt must be one message of the user's, after a system message or none")
-            system, found = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
-        if not isinstance(found, str) or not found.strip() or not isinstance(system, str):
-            raise JobFailure(f"the row's prompt and system prompt must be texts, not {found!r:.60} and {system!r:.60}")
-        return system, found
+            system, prompt = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
+        if not isinstance(prompt, str) or not prompt.strip() or not isinstance(system, str):
+            raise JobFailure(f"the row's prompt and system prompt must be texts, not {prompt!r:.60} and {system!r:.60}")
+        return system, prompt
 
 
 class Question:
@@ -153,10 +153,10 @@ class Question:
         return Observation("", done=True)
 
     def grade(self) -> Grade:
-        found: Any = self._reward(self._answer, self._row)
-        if found is None or isinstance(found, str):
-            raise TypeError(f"the reward function returned {found!r:.60}, not a number or a Grade")
-        grade = found if isinstance(found, Grade) else Grade(float(found))
+        returned: Any = self._reward(self._answer, self._row)
+        if returned is None or isinstance(returned, str):
+            raise TypeError(f"the reward function returned {returned!r:.60}, not a number or a Grade")
+        grade = returned if isinstance(returned, Grade) else Grade(float(returned))
         labels = self._row.get("labels")
         return grade if labels is None else replace(grade, info={"labels": labels, **grade.info})
 
@@ -230,9 +230,9 @@ def _found(row: Row, names: Sequence[str]) -> Any:
 
 
 def _field(row: Row, names: Sequence[str]) -> Any:
-    if (found := _found(row, names)) is None:
+    if (value := _found(row, names)) is None:
         raise _lacks(row, names)
-    return found
+    return value
 
 
 def _lacks(row: Row, names: Sequence[str]) -> JobFailure:
@@ -255,8 +255,8 @@ def _content(content: Any) -> Any:
 
 def _answer(row: Row) -> Any:
     """The truth, where the formats that are read have it; None without one."""
-    if (found := _found(row, ANSWERS)) is not None:
-        return found
+    if (answer := _found(row, ANSWERS)) is not None:
+        return answer
     graded = row.get("reward_model")
     if isinstance(graded, dict) and graded.get("ground_truth") is not None:
         return graded["ground_truth"]

@@ -83,12 +83,12 @@ class _Top:
                 return
             time.sleep(max(0.0, REFRESH_S - (time.monotonic() - began)))
 
-    def _show(self, found: FleetSnapshot) -> None:
+    def _show(self, fleet: FleetSnapshot) -> None:
         if self._args.json:
-            print(json.dumps(as_json(found)), flush=True)
+            print(json.dumps(as_json(fleet)), flush=True)
         else:
-            pace = self._pace.of(found)
-            self._screen.show(frame(found, pace, self._address, wide=self._screen.wide))
+            pace = self._pace.of(fleet)
+            self._screen.show(frame(fleet, pace, self._address, wide=self._screen.wide))
 
     def _trouble(self, error: Exception) -> None:
         if isinstance(error, LedgerError):
@@ -108,21 +108,21 @@ class _Top:
             self._screen.trouble(text)
 
 
-def as_json(found: FleetSnapshot) -> Mapping[str, Any]:
+def as_json(fleet: FleetSnapshot) -> Mapping[str, Any]:
     """The fleet, with the totals that the head of a frame shows."""
-    totals = {name: getattr(found, name) for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")}
+    totals = {name: getattr(fleet, name) for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")}
     return {
-        "at": found.server.at,
+        "at": fleet.server.at,
         **totals,
-        "holdup": fleet_holdup(found),
-        "server": asdict(found.server),
-        "runs": [_run_json(run) for run in found.runs],
-        "unreadable": found.unreadable,
-        "engines": [asdict(engine) for engine in found.engines],
+        "holdup": fleet_holdup(fleet),
+        "server": asdict(fleet.server),
+        "runs": [_run_json(run) for run in fleet.runs],
+        "unreadable": fleet.unreadable,
+        "engines": [asdict(engine) for engine in fleet.engines],
         "workers": [
-            {**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in found.workers
+            {**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in fleet.workers
         ],
-        "lost": found.lost,
+        "lost": fleet.lost,
     }
 
 

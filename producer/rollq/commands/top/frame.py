@@ -54,9 +54,9 @@ class Pace:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[str, int]]] = deque()
 
-    def of(self, found: FleetSnapshot) -> dict[str, float]:
+    def of(self, fleet: FleetSnapshot) -> dict[str, float]:
         """Rollouts a minute by run; none before the second look."""
-        at, now = found.server.at, {run.run: run.counts["done"] + run.counts["dead"] for run in found.runs}
+        at, now = fleet.server.at, {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs}
         self._looks.append((at, now))
         while len(self._looks) > 2 and at - self._looks[1][0] >= PACE_S:
             self._looks.popleft()
@@ -66,11 +66,11 @@ class Pace:
         return {run: (count - before[run]) * 60 / (at - since) for run, count in now.items() if run in before}
 
 
-def frame(found: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
-    holdup, runs = fleet_holdup(found), _runs(found.runs, pace, wide)._replace(more=found.more_runs)
-    tables = (runs, _engines(found.engines, wide), _workers(found, wide))
+def frame(fleet: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
+    holdup, runs = fleet_holdup(fleet), _runs(fleet.runs, pace, wide)._replace(more=fleet.more_runs)
+    tables = (runs, _engines(fleet.engines, wide), _workers(fleet, wide))
     return Frame(
-        head=(_title(found, address), _speed(found), _outcomes(found)),
+        head=(_title(fleet, address), _speed(fleet), _outcomes(fleet)),
         holdup=Cell(one_line(holdup), SLOW) if holdup else Cell("nothing: no job is pending", QUIET),
         tables=[table for table in tables if table.rows],
     )
@@ -82,10 +82,10 @@ def one_line(text: str, limit: int = 0) -> str:
     return text if not limit or len(text) <= limit else text[: limit - 3] + "..."
 
 
-def fitted(found: Frame, room: int) -> list[tuple[Table, int]]:
+def fitted(page: Frame, room: int) -> list[tuple[Table, int]]:
     """The tables with as many rows as fit into so many lines, and how many are left out. A table has its title, and a
     line for what is left out."""
-    tables = found.tables
+    tables = page.tables
     shown = [min(len(table.rows), LEAST_ROWS) for table in tables]
     left = room - 2 * len(tables) - sum(shown)
     while left > 0 and (short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]):
@@ -97,25 +97,25 @@ def fitted(found: Frame, room: int) -> list[tuple[Table, int]]:
     ]
 
 
-def _title(found: FleetSnapshot, address: str) -> Line:
-    server, clock = found.server, time.strftime("%H:%M:%S", time.localtime(found.server.at))
+def _title(fleet: FleetSnapshot, address: str) -> Line:
+    server, clock = fleet.server, time.strftime("%H:%M:%S", time.localtime(fleet.server.at))
     memory = "" if server.used is None else f", {server.used // MIB} MiB"
     limit = "" if server.limit is None else f" of {server.limit // MIB}"
     return [Cell("rollq top", "bold"), Cell(clock), Cell(f"{address}{memory}{limit}, {server.ping_ms:.1f} ms", QUIET)]
 
 
-def _speed(found: FleetSnapshot) -> Line:
-    full = found.slots and found.in_flight >= found.slots
+def _speed(fleet: FleetSnapshot) -> Line:
+    full = fleet.slots and fleet.in_flight >= fleet.slots
     return [
-        Cell(f"{_count(len(found.workers), 'worker')}, {_count(len(found.engines), 'engine')}"),
-        Cell(f"playing {found.in_flight} of {found.slots}", SLOW if full else ""),
-        Cell(f"{found.turns_s:,.1f} turns/s"),
-        Cell(f"{found.tokens_s:,.0f} sampled tokens/s"),
+        Cell(f"{_count(len(fleet.workers), 'worker')}, {_count(len(fleet.engines), 'engine')}"),
+        Cell(f"playing {fleet.in_flight} of {fleet.slots}", SLOW if full else ""),
+        Cell(f"{fleet.turns_s:,.1f} turns/s"),
+        Cell(f"{fleet.tokens_s:,.0f} sampled tokens/s"),
     ]
 
 
-def _outcomes(found: FleetSnapshot) -> Line:
-    counts = [run.counts for run in found.runs]
+def _outcomes(fleet: FleetSnapshot) -> Line:
+    counts = [run.counts for run in fleet.runs]
     graded = [(each["reward_mean"], sum(each["stops"].values())) for each in counts if each["reward_mean"] is not None]
     total = sum(count for _, count in graded)
     reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
@@ -199,7 +199,7 @@ def _known(value: int | None) -> str:
     return NONE if value is None else str(value)
 
 
-def _workers(found: FleetSnapshot, wide: bool) -> Table:
+def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
     """Those in trouble first."""
     columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + ["TOKENS/S", "QUEUES"] * wide
     lost = [
@@ -209,9 +209,9 @@ def _workers(found: FleetSnapshot, wide: bool) -> Table:
             *[Cell(NONE)] * 3,
             Cell("gone", BAD),
         ]
-        for name, seconds in sorted(found.lost.items())
+        for name, seconds in sorted(fleet.lost.items())
     ]
-    order = sorted(found.workers, key=lambda worker: (worker.age_s < SILENT_S, worker.engine != AWAY, worker.name))
+    order = sorted(fleet.workers, key=lambda worker: (worker.age_s < SILENT_S, worker.engine != AWAY, worker.name))
     rows = [row + [Cell(NONE)] * 2 * wide for row in lost] + [_worker(worker, wide) for worker in order]
     return Table("workers", columns, rows)
 

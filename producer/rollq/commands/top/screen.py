@@ -37,8 +37,8 @@ class Screen:
         """Whether there is room for everything."""
         return not self._stream.isatty() or shutil.get_terminal_size().columns >= WIDE
 
-    def show(self, found: Frame) -> None:
-        self._print("\n".join(plain(found)) + "\n", trouble=False)
+    def show(self, frame: Frame) -> None:
+        self._print("\n".join(plain(frame)) + "\n", trouble=False)
 
     def trouble(self, text: str) -> None:
         """The fleet cannot be read. What was shown last stays."""
@@ -60,11 +60,11 @@ class Screen:
         self.close()
 
 
-def plain(found: Frame) -> list[str]:
+def plain(frame: Frame) -> list[str]:
     """The whole frame."""
-    lines = ["   ".join(cell.text for cell in line) for line in found.head]
-    lines.append(f"holds it up: {found.holdup.text}")
-    for table in found.tables:
+    lines = ["   ".join(cell.text for cell in line) for line in frame.head]
+    lines.append(f"holds it up: {frame.holdup.text}")
+    for table in frame.tables:
         rows = [table.columns, *([cell.text for cell in row] for row in table.rows)]
         lines += ["", *(line.rstrip() for line in columns(rows))]
         lines += [f"and {table.more} more {table.name}"] * bool(table.more)
@@ -87,8 +87,8 @@ class LiveScreen(Screen):
         """See Screen."""
         return self._console.width >= WIDE
 
-    def show(self, found: Frame) -> None:
-        self._shown = found
+    def show(self, frame: Frame) -> None:
+        self._shown = frame
         self._draw("")
 
     def trouble(self, text: str) -> None:
@@ -109,20 +109,20 @@ class LiveScreen(Screen):
         self._live.update(_drawn(self._shown, trouble, self._console), refresh=True)
 
 
-def _drawn(found: Frame | None, trouble: str, console: Console) -> RenderableType:
+def _drawn(frame: Frame | None, trouble: str, console: Console) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
     if trouble:
         parts.append(Text(trouble, style=BAD))
-    if found:
-        parts += [_line(line) for line in found.head]
-        why = one_line(found.holdup.text, MOST_LINES * console.width)
-        parts.append(Text.assemble(("holds it up: ", "bold"), (why, found.holdup.style)))
+    if frame:
+        parts += [_line(line) for line in frame.head]
+        why = one_line(frame.holdup.text, MOST_LINES * console.width)
+        parts.append(Text.assemble(("holds it up: ", "bold"), (why, frame.holdup.style)))
         used = sum(len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text))
-        room = console.height - used - BESIDE - len(found.tables)
-        for table, left_out in fitted(found, room):
+        room = console.height - used - BESIDE - len(frame.tables)
+        for table, left_out in fitted(frame, room):
             parts += [Text(""), _table(table)]
             if left_out:
                 parts.append(Text(f"and {left_out} more {table.name}", style="dim"))

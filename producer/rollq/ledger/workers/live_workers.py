@@ -132,21 +132,21 @@ def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
 
 def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
     try:
-        found = json.loads(entry)
+        told = json.loads(entry)
         return LiveWorker(
             name=name.decode(),
-            queues=tuple(map(str, found["queues"])),
-            tokenizer=str(found["tokenizer"]),
-            template=str(found["template"]),
-            engine=str(found["engine"]),
-            slots=int(found["slots"]),
-            busy=int(found["busy"]),
-            waits=tuple(Wait(str(job), str(what), float(seconds)) for job, what, seconds in found.get("waits", ())),
-            engines=tuple(_engine(*engine) for engine in found.get("engines", ())),
-            turns_s=float(found.get("turns_s", 0.0)),
-            tokens_s=float(found.get("tokens_s", 0.0)),
-            version=str(found.get("version", "")),
-            left_alone=tuple((str(run), str(why)) for run, why in found.get("left_alone", ())),
+            queues=tuple(map(str, told["queues"])),
+            tokenizer=str(told["tokenizer"]),
+            template=str(told["template"]),
+            engine=str(told["engine"]),
+            slots=int(told["slots"]),
+            busy=int(told["busy"]),
+            waits=tuple(Wait(str(job), str(what), float(seconds)) for job, what, seconds in told.get("waits", ())),
+            engines=tuple(_engine(*engine) for engine in told.get("engines", ())),
+            turns_s=float(told.get("turns_s", 0.0)),
+            tokens_s=float(told.get("tokens_s", 0.0)),
+            version=str(told.get("version", "")),
+            left_alone=tuple((str(run), str(why)) for run, why in told.get("left_alone", ())),
             age_s=max(0.0, float(age_s)),
         )
     except (ValueError, TypeError, KeyError, OverflowError):

@@ -24,50 +24,50 @@ SHOWN_OPTIONS = ("socket_timeout", "socket_connect_timeout", "health_check_inter
 """The transport options that hold no password."""
 
 
-def check(found: Settings) -> list[Finding]:
+def check(settings: Settings) -> list[Finding]:
     """Whether workers can take messages there. Raises SettingsError and RollqError."""
-    app = bare_app(found)
+    app = bare_app(settings)
     try:
         check_broker(app)
     except Unwritable as e:
         return [Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")]
-    broker = Broker(found.broker_url)
+    broker = Broker(settings.broker_url)
     try:
-        waiting = broker.backlog(found.queues)
+        waiting = broker.backlog(settings.queues)
     finally:
         broker.close()
-    url, queues = mask_url(found.broker_url), ", ".join(found.queues)
+    url, queues = mask_url(settings.broker_url), ", ".join(settings.queues)
     transport = {name: app.conf.broker_transport_options.get(name) for name in SHOWN_OPTIONS}
     details = {"waiting": waiting, "transport": transport}
     if waiting is None:
         says = f"{url} takes messages, but does not tell how many wait"
         return [Finding(NAME, Level.WARN, says, "look at the broker's log", details=details)]
-    told = f"queue{'s' if found.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
+    told = f"queue{'s' if settings.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
     try:
-        client = connect(found.broker_url, patience_s=0)
+        client = connect(settings.broker_url, patience_s=0)
     except SettingsError:
         says = f"{url} takes messages; {told}. Whose Redis it is and what its user may do is not checked"
         return [Finding(NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details)]
     try:
-        return [_place(client, found, told, details), *_eviction(client, found), _rights(client, found)]
+        return [_place(client, settings, told, details), *_eviction(client, settings), _rights(client, settings)]
     finally:
         client.close()
 
 
-def _place(client: Any, found: Settings, told: str, details: dict[str, Any]) -> Finding:
-    url = mask_url(found.broker_url)
-    if _same(client, found):
+def _place(client: Any, settings: Settings, told: str, details: dict[str, Any]) -> Finding:
+    url = mask_url(settings.broker_url)
+    if _same(client, settings):
         return Finding(NAME, Level.OK, f"the ledger's Redis; {told}", details=details)
     return Finding(NAME, Level.WARN, f"{url} is another Redis than the ledger's; {told}", ANOTHER, details=details)
 
 
-def _same(client: Any, found: Settings) -> bool:
+def _same(client: Any, settings: Settings) -> bool:
     """Whether broker and ledger are one database of one server, under whatever names."""
-    if found.broker_url == found.redis_url:
+    if settings.broker_url == settings.redis_url:
         return True
-    if found.redis_url.startswith(CLUSTER):
+    if settings.redis_url.startswith(CLUSTER):
         return False
-    ledger = connect(found.redis_url, patience_s=0)
+    ledger = connect(settings.redis_url, patience_s=0)
     try:
         places = [(health.server_info(one).get("run_id"), _database(one)) for one in (client, ledger)]
     finally:
@@ -79,17 +79,17 @@ def _database(client: Any) -> int:
     return int(client.connection_pool.connection_kwargs.get("db") or 0)
 
 
-def _eviction(client: Any, found: Settings) -> list[Finding]:
+def _eviction(client: Any, settings: Settings) -> list[Finding]:
     """Of a broker that is not the ledger's Redis. Messages that it loses are sent again."""
-    if _same(client, found):
+    if _same(client, settings):
         return []
     bad = [one for one in health.findings(client) if one.level is not Level.OK and one.name != "redis persistence"]
     return [Finding(f"broker's {one.name}", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
 
 
-def _rights(client: Any, found: Settings) -> Finding:
+def _rights(client: Any, settings: Settings) -> Finding:
     lacking: dict[Part, list[str]] = {part: [] for part in Part}
     for part in lacking:
-        for queue in found.queues:
+        for queue in settings.queues:
             lacking[part] += redis_rights.missing_at_broker(client, part, celery_queue(queue)) or ()
     return rights("broker rights", lacking)

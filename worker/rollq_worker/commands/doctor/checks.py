@@ -41,13 +41,13 @@ SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
 """The tools for the self-check when no environment is named."""
 
 
-def all_checks(args: argparse.Namespace, found: Settings) -> list[Finding]:
+def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
     """What a worker with these settings would meet, from its tokenizer to the users that it asks."""
-    tokenizer, checked = _tokenizer(args, found)
-    checked += _redis(args, found, tokenizer)
-    checked += _engines(args, found, tokenizer)
+    tokenizer, checked = _tokenizer(args, settings)
+    checked += _redis(args, settings, tokenizer)
+    checked += _engines(args, settings, tokenizer)
     checked += _environments(args.env)
-    checked += _users(found)
+    checked += _users(settings)
     return checked
 
 
@@ -56,12 +56,12 @@ def named(given: object, variable: str) -> bool:
     return bool(given) or any(os.environ.get(name, "").strip() for name in (variable, f"{variable}_FILE"))
 
 
-def _tokenizer(args: argparse.Namespace, found: Settings) -> tuple[Tokenizer | None, list[Finding]]:
+def _tokenizer(args: argparse.Namespace, settings: Settings) -> tuple[Tokenizer | None, list[Finding]]:
     loaded: list[Tokenizer | None] = [None]
 
     def check() -> list[Finding]:
         tools = next(filter(None, map(environments.tools_of, args.env)), SAMPLE_TOOLS)
-        loaded[0], checked = check_tokenizer(found.tokenizer, found.template, args.template_kwargs, tools)
+        loaded[0], checked = check_tokenizer(settings.tokenizer, settings.template, args.template_kwargs, tools)
         return [checked]
 
     remedy = "give --tokenizer the directory of a model's tokenizer"
@@ -69,34 +69,35 @@ def _tokenizer(args: argparse.Namespace, found: Settings) -> tuple[Tokenizer | N
     return loaded[0], checked
 
 
-def _redis(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+def _redis(args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
     """Redis, the broker and the workers that Redis tells of."""
     if not named(args.redis, "ROLLQ_REDIS_URL"):
         try:
-            ping_redis(found.redis_url)
+            ping_redis(settings.redis_url)
         except RollqError as e:
             if remedy := no_answer(e.__cause__):
                 return [Finding("redis", Level.FAIL, str(e), remedy)]
-            says = f"not checked: none is named, and none is at the default address {mask_url(found.redis_url)}"
+            says = f"not checked: none is named, and none is at the default address {mask_url(settings.redis_url)}"
             return [Finding("redis", Level.WARN, says, redis_server.START)]
-    checked = list(Limited("redis", partial(redis_server.check_redis, found), REDIS_S, redis_server.START).findings())
+    check = partial(redis_server.check_redis, settings)
+    checked = list(Limited("redis", check, REDIS_S, redis_server.START).findings())
     answers = any(finding.name == "redis latency" for finding in checked)
-    if not answers and found.broker_url == found.redis_url:
+    if not answers and settings.broker_url == settings.redis_url:
         return [*checked, *(Finding(name, Level.WARN, AWAY, "see redis") for name in ("broker", "workers"))]
     reach = "start it, or correct ROLLQ_BROKER_URL (--broker)"
-    checked += Limited("broker", partial(broker.check, found), BROKER_S, reach).findings()
+    checked += Limited("broker", partial(broker.check, settings), BROKER_S, reach).findings()
     if not answers:
         return [*checked, Finding("workers", Level.WARN, AWAY, "see redis")]
-    check = partial(redis_server.check_workers, found, tokenizer)
+    check = partial(redis_server.check_workers, settings, tokenizer)
     return [*checked, *Limited("workers", check, REDIS_S, "see redis").findings()]
 
 
-def _engines(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+def _engines(args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
     """All engines at once, because one that hangs answers late."""
     urls: list[str] = []
 
     def listed() -> list[Finding]:
-        here, problems = engines.addresses(found)
+        here, problems = engines.addresses(settings)
         urls.extend(here)
         return problems
 
@@ -109,33 +110,33 @@ def _engines(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | N
     ]
     for check in running:
         checked += check.findings()
-    old = Limited("weights", partial(engines.too_old, found, checked), REDIS_S, "see redis")
+    old = Limited("weights", partial(engines.too_old, settings, checked), REDIS_S, "see redis")
     return [*checked, *engines.versions_differ(checked), *old.findings()]
 
 
 def _environments(asked: Sequence[str]) -> list[Finding]:
     names: list[str] = []
 
-    def found() -> list[Finding]:
+    def findings() -> list[Finding]:
         here, absent = environments.played_here(asked)
         names.extend(here)
         says = f"{', '.join(here)}; not installed: {', '.join(absent)}" if absent else ", ".join(here)
         return [] if asked else [Finding("environments", Level.OK, says)]
 
     remedy = environments.INSTALL
-    checked = list(Limited("environments", found, ENVIRONMENT_S, remedy).findings())
+    checked = list(Limited("environments", findings, ENVIRONMENT_S, remedy).findings())
     for name in names:
         checked += Limited(f"environment {name}", partial(environments.check, name), ENVIRONMENT_S, remedy).findings()
     return checked
 
 
-def _users(found: Settings) -> list[Finding]:
-    if not found.user_endpoints:
+def _users(settings: Settings) -> list[Finding]:
+    if not settings.user_endpoints:
         says = "none is named in ROLLQ_USER_ENDPOINTS; scripted users and oracles need none"
         return [Finding("user model", Level.OK, says)]
     checks: list[tuple[str, Callable[[], Sequence[Finding]]]] = [
         (f"user model {name}", partial(user_models.check, name, endpoint))
-        for name, endpoint in found.user_endpoints.items()
+        for name, endpoint in settings.user_endpoints.items()
     ]
     running = [Limited(name, check, USER_S, user_models.ADDRESS) for name, check in checks]
     return [finding for check in running for finding in check.findings()]

@@ -34,15 +34,15 @@ AFFINITY = (
 )
 
 
-def addresses(found: Settings) -> tuple[list[str], list[Finding]]:
+def addresses(settings: Settings) -> tuple[list[str], list[Finding]]:
     """The engines' addresses, also those in a file or in Redis, and what is wrong with such lists."""
     urls: list[str] = []
     problems: list[Finding] = []
-    for source in found.engine_urls:
+    for source in settings.engine_urls:
         if not source.startswith((FILE, REDIS)):
             urls.append(source)
             continue
-        client = connect(found.redis_url, patience_s=0)
+        client = connect(settings.redis_url, patience_s=0)
         try:
             listed = read_list(source, client)
         except (SettingsError, LedgerError, *CONNECTION_ERRORS) as e:
@@ -112,9 +112,9 @@ def _version(engine: SGLangEngine, name: str, router: bool) -> Finding:
     details = {"version": version}
     if version.startswith("rollq-"):
         return Finding(name, Level.OK, f"the replay engine, {version}", details=details)
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     oldest, newest = (".".join(map(str, limit)) for limit in TESTED)
-    if found and TESTED[0] <= tuple(map(int, found.groups())) <= TESTED[1]:
+    if numbers and TESTED[0] <= tuple(map(int, numbers.groups())) <= TESTED[1]:
         return Finding(name, Level.OK, f"SGLang {version}", details=details)
     remedy = f"use a version from {oldest} to {newest}, or run `make test-sglang` with this one"
     return Finding(name, Level.WARN, f"SGLang {version} is not tested with rollq", remedy, details=details)
@@ -171,18 +171,18 @@ def _untold(name: str, what: str, router: bool, details: dict[str, Any] | None =
     return Finding(name, Level.WARN, says, remedy, details=details or {})
 
 
-def versions_differ(found: Sequence[Finding]) -> list[Finding]:
+def versions_differ(findings: Sequence[Finding]) -> list[Finding]:
     """What is wrong if the engines do not serve the same weights."""
-    versions = {str(one.details["weight_version"]) for one in found if "weight_version" in one.details}
+    versions = {str(one.details["weight_version"]) for one in findings if "weight_version" in one.details}
     if len(versions) < 2:
         return []
     says = f"the engines serve different weight versions: {', '.join(sorted(versions))}"
     return [Finding("weights", Level.WARN, says, "load the same weights into all of them: rollq engines sync")]
 
 
-def too_old(settings: Settings, found: Sequence[Finding]) -> list[Finding]:
+def too_old(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
     """What is wrong if engines serve weights with which workers play no job of a run."""
-    served = sorted({str(one.details["weight_version"]) for one in found if "weight_version" in one.details})
+    served = sorted({str(one.details["weight_version"]) for one in findings if "weight_version" in one.details})
     client = connect(settings.redis_url, patience_s=0)
     try:
         return [finding for run in ActiveRuns(client).names() for finding in _too_old(client, run, served)]

@@ -35,12 +35,12 @@ def played_here(asked: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def check(name: str) -> list[Finding]:
     """Play some tasks of the environment. Raises RollqError for one that cannot be loaded."""
-    title, found = f"environment {name}", domain(name)
-    split, count = next(iter(found.splits().items()))
-    report = check_environment(found, split, chosen(count, TASKS))
-    tools = len(found.open(split, 0, {}).tools)
-    details = {"environment": name, "version": found.version, "tools": tools, "tasks": report.played}
-    what = f"{found.version}, {tools} tools, {report.played} of {count} tasks of {split}"
+    title, environment = f"environment {name}", domain(name)
+    split, count = next(iter(environment.splits().items()))
+    report = check_environment(environment, split, chosen(count, TASKS))
+    tools = len(environment.open(split, 0, {}).tools)
+    details = {"environment": name, "version": environment.version, "tools": tools, "tasks": report.played}
+    what = f"{environment.version}, {tools} tools, {report.played} of {count} tasks of {split}"
     if report.problems:
         remedy = f"correct the environment; `rollq env check {name}` plays more tasks"
         first, *more = report.problems
@@ -54,7 +54,7 @@ def check(name: str) -> list[Finding]:
 def tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
     """The tools of its first task; None when it cannot be opened, which its own check says."""
     try:
-        found = domain(name)
-        return list(found.open(next(iter(found.splits())), 0, {}).tools)
+        environment = domain(name)
+        return list(environment.open(next(iter(environment.splits())), 0, {}).tools)
     except Exception:  # other people's code
         return None

@@ -25,15 +25,15 @@ SHOWN_RIGHTS = 3
 """Number of missing rights that are printed for a part."""
 
 
-def check_redis(found: Settings) -> list[Finding]:
+def check_redis(settings: Settings) -> list[Finding]:
     """Whether it answers, how it is configured, how fast it is, and what its user may do."""
     try:
-        ping_redis(found.redis_url)
+        ping_redis(settings.redis_url)
     except RollqError as e:
         return [Finding("redis", Level.FAIL, str(e), no_answer(e.__cause__) or START)]
-    client = connect(found.redis_url, patience_s=0)
+    client = connect(settings.redis_url, patience_s=0)
     try:
-        answers = Finding("redis", Level.OK, f"{mask_url(found.redis_url)} answers")
+        answers = Finding("redis", Level.OK, f"{mask_url(settings.redis_url)} answers")
         told = health.findings(client)
         return [*([] if told[0].name == "redis" else [answers]), *told, health.latency(client), _rights(client)]
     finally:
@@ -64,9 +64,9 @@ def _some(missing: Sequence[str]) -> str:
     return "; ".join(missing[:SHOWN_RIGHTS]) + (f"; and {more} more" if more > 0 else "")
 
 
-def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+def check_workers(settings: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
     """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
-    client = connect(found.redis_url, patience_s=0)
+    client = connect(settings.redis_url, patience_s=0)
     try:
         fleet = read_workers(client)
     finally:
@@ -79,7 +79,7 @@ def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]
         says = f"none was heard of in the last {LIVE_S} s"
         return [Finding(WORKERS, Level.WARN, says, "start one: rollq worker", details={"workers": []})]
     problems = [problem for worker in workers for problem in _problems(worker, tokenizer)]
-    if unserved := sorted({*found.queues} - queues_of(workers)):
+    if unserved := sorted({*settings.queues} - queues_of(workers)):
         problems.append((f"no live worker serves {', '.join(unserved)}", "start one with --queues"))
     heard = f"last heard of {max(worker.age_s for worker in workers):g} s ago"
     says = f"{len(workers)} live, {fleet.in_flight} of {fleet.slots} slots busy, {heard}"
@@ -93,28 +93,28 @@ def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]
 
 def _problems(worker: LiveWorker, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
     """What is odd about a worker, and what to do."""
-    found = []
+    problems = []
     if worker.version != rollq.__version__:
         version = worker.version or "an older version"
         remedy = "install the same version everywhere, and restart those workers"
-        found.append((f"{worker.name} runs rollq {version}, not {rollq.__version__}", remedy))
+        problems.append((f"{worker.name} runs rollq {version}, not {rollq.__version__}", remedy))
     if worker.age_s >= SILENT_S:
         remedy = "look whether that worker lives; what it played comes back"
-        found.append((f"nothing was heard of {worker.name} for {worker.age_s:g} s", remedy))
+        problems.append((f"nothing was heard of {worker.name} for {worker.age_s:g} s", remedy))
     if tokenizer is not None and not worker.plays(tokenizer.hash, tokenizer.template_hash):
         remedy = "give all workers of a run the same --tokenizer and --template"
-        found.append((f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy))
-    found += [
+        problems.append((f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy))
+    problems += [
         (f"{worker.name} cannot play run {run}: {why}", "give it what it lacks") for run, why in worker.left_alone
     ]
     if worker.engine == AWAY:
-        found.append((f"the engine of {worker.name} is away", "start it, or correct that worker's --engine"))
+        problems.append((f"the engine of {worker.name} is away", "start it, or correct that worker's --engine"))
     else:
         states = {engine.url: engine.state for engine in worker.engines if engine.state != READY}
-        found += [
+        problems += [
             (f"{url} is {state}, as {worker.name} says", "see the engine's line") for url, state in states.items()
         ]
-    return found
+    return problems
 
 
 def _as_json(worker: LiveWorker) -> dict[str, object]:

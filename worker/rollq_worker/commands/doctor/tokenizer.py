@@ -40,12 +40,12 @@ def check_tokenizer(
     except JobFailure as e:
         return plain, Finding("tokenizer", Level.FAIL, str(e), ARGUMENTS, _arguments(plain, {}), details)
     try:
-        found = check(tokenizer, [dict(tool) for tool in tools])
+        self_check = check(tokenizer, [dict(tool) for tool in tools])
     except JobFailure as e:
         if given and _usable(plain, tools):
             return tokenizer, Finding("tokenizer", Level.FAIL, str(e), ARGUMENTS, _arguments(tokenizer, {}), details)
         return tokenizer, _refused(tokenizer, e, tools, details)
-    return tokenizer, _checked(tokenizer, found, tools, details)
+    return tokenizer, _checked(tokenizer, self_check, tools, details)
 
 
 def _usable(tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -75,14 +75,14 @@ def _refused(
 
 
 def _checked(
-    tokenizer: "Tokenizer", found: "SelfCheck", tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
+    tokenizer: "Tokenizer", self_check: "SelfCheck", tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
 ) -> Finding:
     from rollq_worker.tokens.renderer import ChatRenderer
 
-    family = found.family
-    renderer = ChatRenderer(tokenizer, list(tools), family, found.preamble)
+    family = self_check.family
+    renderer = ChatRenderer(tokenizer, list(tools), family, self_check.preamble)
     stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
-    training, use = _training_template(tokenizer, tools, found)
+    training, use = _training_template(tokenizer, tools, self_check)
     details = {
         **details,
         "family": family.name,
@@ -90,29 +90,29 @@ def _checked(
         "stop_tokens": stops,
         "template_kwargs": {**family.template_kwargs, **tokenizer.given},
         "training_template": training,
-        "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
+        "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in self_check.edges.items()},
     }
     says = f"{tokenizer.name}: family {family.name}, calls in the {family.parser} format, turns end with"
     says = f"{says} {' '.join(stops)}"
-    lines = [*found.table.splitlines(), _counts(found), *_arguments(tokenizer, family.template_kwargs)]
+    lines = [*self_check.table.splitlines(), _counts(self_check), *_arguments(tokenizer, family.template_kwargs)]
     if family.system_in_user:
         lines.append("the template takes no system prompt, so it stands before the user's first message")
     if family.call_text is not None and tools:
         lines.append("the template has no place for calls, so the history has them as text")
     if any(edge["class"] == "rewrite" for edge in details["edges"].values()):
         lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
-    if found.missing:
-        step = f"the edge {found.missing[0].value!r} is unsupported: {use or REMEDY}"
+    if self_check.missing:
+        step = f"the edge {self_check.missing[0].value!r} is unsupported: {use or REMEDY}"
         return Finding("tokenizer", Level.FAIL, says, step, lines, details)
     return Finding("tokenizer", Level.OK, says, "", [*lines, use] if use else lines, details)
 
 
-def _counts(found: "SelfCheck") -> str:
+def _counts(self_check: "SelfCheck") -> str:
     """How many edges are of each class."""
     from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 
-    counted = Counter(seen.match for seen in found.edges.values())
-    return f"{len(found.edges)} edges: " + ", ".join(f"{counted[match]} {match.value}" for match in Match)
+    counted = Counter(seen.match for seen in self_check.edges.values())
+    return f"{len(self_check.edges)} edges: " + ", ".join(f"{counted[match]} {match.value}" for match in Match)
 
 
 def _arguments(tokenizer: "Tokenizer", asked: Mapping[str, Any]) -> list[str]:
@@ -132,13 +132,13 @@ def _list(values: Mapping[str, Any]) -> str:
 
 
 def _training_template(
-    tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]], found: "SelfCheck | None"
+    tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]], self_check: "SelfCheck | None"
 ) -> tuple[str, str]:
     """The name of the training template that does better than the tokenizer's own template, and what to do; "" and ""
     where there is none."""
     from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
 
-    better = better_template(tokenizer, [dict(tool) for tool in tools], found)
+    better = better_template(tokenizer, [dict(tool) for tool in tools], self_check)
     if better is None:
         return "", ""
     name, exact = better[0], exact_edges(better[1])

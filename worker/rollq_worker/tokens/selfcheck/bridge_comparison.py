@@ -108,13 +108,13 @@ class BridgeComparison:
 
     def find_in_long(self, short: Mapping[Edge, Finding]) -> Mapping[Edge, Finding]:
         """The findings of short conversations, made worse by those of long ones."""
-        found = dict(short)
+        findings = dict(short)
         if short[Edge.OPEN].match is not Match.UNSUPPORTED:
             conversations = [[edge for edge in edges if edge in short] for edges in LONG_CONVERSATIONS]
             for edges in conversations:
-                self._go_through_exact(edges, found)
-            self._go_through_supported(conversations[-1], found)
-        return found
+                self._go_through_exact(edges, findings)
+            self._go_through_supported(conversations[-1], findings)
+        return findings
 
     @cached_property
     def _takes_reasoning(self) -> bool:
@@ -127,7 +127,7 @@ class BridgeComparison:
                     return True
         return False
 
-    def _go_through_exact(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
+    def _go_through_exact(self, edges: Sequence[Edge], findings: dict[Edge, Finding]) -> None:
         """Compares a long conversation of edges that are exact or the same text, after a first call that need not be.
 
         An exchange that is neither is left out of the history, so that it does not spoil the following ones.
@@ -136,34 +136,34 @@ class BridgeComparison:
         for edge in edges:
             exchange = self._conversations.after(history, edge, "key" if self._takes_reasoning else "tags")
             counts_for = self._conversations.edges_of(edge, exchange)
-            match = max((found[one].match for one in counts_for), key=_RANK.index)
+            match = max((findings[one].match for one in counts_for), key=_RANK.index)
             if match in (Match.EXACT, Match.SAME_TEXT):
                 worse = self._worse_than(match, exchange)
                 if worse is not None:
-                    found |= self._blame(match, edge, exchange, worse)
+                    findings |= self._blame(match, edge, exchange, worse)
                     if worse.match is not Match.SAME_TEXT:
                         continue
             elif counts_for[0] not in (Edge.CALL, Edge.REASONED_CALL) or any(
-                found[one].match is Match.UNSUPPORTED for one in counts_for
+                findings[one].match is Match.UNSUPPORTED for one in counts_for
             ):
                 continue
             history = exchange.messages
 
-    def _go_through_supported(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
+    def _go_through_supported(self, edges: Sequence[Edge], findings: dict[Edge, Finding]) -> None:
         """Compares a long conversation of all supported edges. Those that rewrite are compared near its end."""
         history = list(self._conversations.opening)
         for n, edge in enumerate(edges):
             exchange = self._conversations.after(history, edge, "key")
             counts_for = self._conversations.edges_of(edge, exchange)
-            findings = [found[one] for one in counts_for]
-            if any(finding.match is Match.UNSUPPORTED for finding in findings):
+            counted = [findings[one] for one in counts_for]
+            if any(finding.match is Match.UNSUPPORTED for finding in counted):
                 continue
-            rewrites = any(finding.match is Match.REWRITE for finding in findings)
-            known = any(finding.why in (MOVED, UNLIKE_FIRST) for finding in findings)
+            rewrites = any(finding.match is Match.REWRITE for finding in counted)
+            known = any(finding.why in (MOVED, UNLIKE_FIRST) for finding in counted)
             if rewrites and not known and n >= len(edges) - _LAST_TURNS:
                 worse = self._worse_than(Match.REWRITE, exchange)
                 if worse is not None:
-                    found[counts_for[0]] = worse
+                    findings[counts_for[0]] = worse
                     continue
             history = exchange.messages
 
@@ -174,9 +174,9 @@ class BridgeComparison:
         other = self._conversations.after(exchange.history, plain, "")
         edges = self._conversations.edges_of(plain, other)
         if set(edges) < set(counts_for):
-            found = self._worse_than(match, other)
-            if found is not None and found.match is worse.match:
-                return {edges[0]: found}
+            finding = self._worse_than(match, other)
+            if finding is not None and finding.match is worse.match:
+                return {edges[0]: finding}
         return {counts_for[0]: worse}
 
     def _worse_than(self, match: Match, exchange: Exchange) -> Finding | None:
@@ -195,8 +195,8 @@ class BridgeComparison:
         calls = exchange.turn.get("tool_calls", ())
         if self.renderer.family.one_call and len(calls) > 1:
             first = replace(exchange, turn={**exchange.turn, "tool_calls": calls[:1]}, replies=exchange.replies[:1])
-            found = self._compare(replace(first, reply_words=exchange.reply_words[:1], turn_words=()))
-            return found if found.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
+            finding = self._compare(replace(first, reply_words=exchange.reply_words[:1], turn_words=()))
+            return finding if finding.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
         turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
         try:
             known = self._written(exchange.history), self._written(exchange.messages)
@@ -244,8 +244,8 @@ class BridgeComparison:
 
     def _header_start(self, prompt: str) -> int:
         """Where the last control token of a prompt starts. Texts on both sides of one are encoded apart."""
-        found = [match.start() for match in self._control.finditer(prompt, max(0, len(prompt) - _LONGEST_HEADER))]
-        return found[-1] if found else 0
+        marks = [match.start() for match in self._control.finditer(prompt, max(0, len(prompt) - _LONGEST_HEADER))]
+        return marks[-1] if marks else 0
 
     def _continuation(self, exchange: Exchange) -> tuple[str, str, str]:
         """The header, the text that the template writes after it, and the bridge, without ids of calls. The second is
@@ -277,14 +277,14 @@ class BridgeComparison:
         key = json.dumps([exchange.truncated, turn, replies])
         for id in ids:
             key = key.replace(id, "")
-        found = self._bridges.get(key)
-        if found is None:
+        known = self._bridges.get(key)
+        if known is None:
             stop = self.renderer.close(turn, replies) if exchange.truncated else None
             bridge = self.renderer.bridge(turn, replies, stop)
-            found = bridge, self._tokenizer.decode(bridge)
-            if not any(id in found[1] for id in ids):
-                self._bridges[key] = found
-        return found
+            known = bridge, self._tokenizer.decode(bridge)
+            if not any(id in known[1] for id in ids):
+                self._bridges[key] = known
+        return known
 
     def _ends_with(self, full: str, bridge: array[int], text: str) -> bool:
         """Whether the template's own text ends with a turn's end and the bridge, whose text is `text`."""

@@ -73,7 +73,7 @@ class SelfCheck:
     def table(self) -> str:
         """The table as text for people, one line per edge."""
         width = max(len(edge) for edge in self.edges)
-        lines = (f"{edge.value:{width}}  {found.match.value:11}  {found.why}" for edge, found in self.edges.items())
+        lines = (f"{edge.value:{width}}  {each.match.value:11}  {each.why}" for edge, each in self.edges.items())
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -90,16 +90,16 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -
     """
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
     key = (tokenizer.hash, tokenizer.template_hash, digest, rerender)
-    found = _checked.get(key)
-    if found is None:
+    checked = _checked.get(key)
+    if checked is None:
         # Tools may mention control tokens. Marks stand for them, because encoding the rendered text would make tokens
         # of them.
         hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
-        found = _check(tokenizer, hidden, rerender)
+        checked = _check(tokenizer, hidden, rerender)
         if len(_checked) >= MAX_CHECKS:
             _checked.clear()
-        _checked[key] = found
-    return replace(found, tokenizer=tokenizer.name)
+        _checked[key] = checked
+    return replace(checked, tokenizer=tokenizer.name)
 
 
 def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, rerender: bool = False) -> ChatRenderer:
@@ -108,9 +108,9 @@ def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, 
     Raises JobFailure when an edge that any episode may take, or one of `edges`, is unsupported. `rerender`: see
     `SelfCheck.require`.
     """
-    found = check(tokenizer, tools, rerender)
-    found.require(*NEEDED, *edges, rerender=rerender)
-    return ChatRenderer(tokenizer, tools, found.family, found.preamble)
+    self_check = check(tokenizer, tools, rerender)
+    self_check.require(*NEEDED, *edges, rerender=rerender)
+    return ChatRenderer(tokenizer, tools, self_check.family, self_check.preamble)
 
 
 def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfCheck:
@@ -122,12 +122,12 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     if keep:
         kept = replace(plain.family, template_kwargs=keep)
         options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
-    best, found = max(options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match)))
+    best, findings = max(options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match)))
     return SelfCheck(
         tokenizer=tokenizer.name,
         family=best.renderer.family,
         preamble=best.renderer.preamble,
-        edges=best.find_in_long(found),
+        edges=best.find_in_long(findings),
         unread=unread_name(best.renderer),
     )
 
@@ -135,18 +135,18 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
 def _with_best_preamble(first: ChatRenderer, rerender: bool) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
     """The findings with the first preamble that leaves no edge unsupported, else with the one that leaves the
     fewest."""
-    found: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
+    compared: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
     for preamble in PREAMBLES:
         try:
             renderer = ChatRenderer(first.tokenizer, first.tools, first.family, preamble)
             comparison = BridgeComparison(renderer, rerender)
         except JobFailure:
             continue
-        found.append((comparison, comparison.find_in_short()))
-        if _count(found[-1][1], Match.UNSUPPORTED) == 0:
+        compared.append((comparison, comparison.find_in_short()))
+        if _count(compared[-1][1], Match.UNSUPPORTED) == 0:
             break
-    return min(found, key=lambda one: _count(one[1], Match.UNSUPPORTED))
+    return min(compared, key=lambda one: _count(one[1], Match.UNSUPPORTED))
 
 
-def _count(found: Mapping[Edge, Finding], match: Match) -> int:
-    return sum(finding.match is match for finding in found.values())
+def _count(findings: Mapping[Edge, Finding], match: Match) -> int:
+    return sum(finding.match is match for finding in findings.values())

@@ -1,7 +1,7 @@
 """An agent of LangGraph, unchanged but for its base URL. Its tools are the environment's.
 
 pip install langgraph langchain-openai
-rollq demo --agent examples/agents/langgraph_agent.py:play
+rollq demo --set agent=examples/agents/langgraph_agent.py:play
 """
 
 from langchain_core.tools import StructuredTool

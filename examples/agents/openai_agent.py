@@ -1,7 +1,7 @@
 """An agent written against the `openai` package. It plays any environment of rollq.
 
 pip install openai
-rollq demo --agent examples/agents/openai_agent.py:play
+rollq demo --set agent=examples/agents/openai_agent.py:play
 """
 
 import json

@@ -1,7 +1,7 @@
 #!/bin/sh
 # An agent that is a shell command: one question, one answer, which the environment grades. It needs curl and jq.
 #
-#     rollq demo --env maths.jsonl:number --agent examples/agents/shell_agent.sh
+#     rollq demo --env maths.jsonl:number --set agent=examples/agents/shell_agent.sh
 set -eu
 key="Authorization: Bearer $OPENAI_API_KEY"
 curl -sS --fail-with-body -H "$key" "$ROLLQ_EPISODE_URL" |

@@ -216,7 +216,7 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
         run = RolloutReader(client, "read")
         assert [len(each.jobs) for each in late_groups(run, run.fleet(), 5)] == [2]
         assert reader(ledger).trajectory("read/g0/0").job.task == 1
-        assert RunMetrics(client, "read").read()[0].value == 1
+        assert RunMetrics(client).read()[0].value == 1
         assert [run.counts["queued"] for run in read_fleet(client, "read").runs] == [2]
         letters = DeadLetters(client, "read")
         for call in (ledger.reap, letters.forget_run, lambda: letters.cancel("read/g0/0"), ledger.seal):

@@ -70,8 +70,8 @@ def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
     # The demo ignores addresses that the user has set for other things.
     elsewhere = {"ROLLQ_BROKER_URL": "redis://127.0.0.1:1/0", "ROLLQ_REDIS_URL": "redis://127.0.0.1:1/0"}
     with (
-        demo(*flags, "--mistakes", "0", "--out", str(out), env=elsewhere) as one,
-        demo(*flags, "--mistakes", "1", "--set", "seed=3") as other,
+        demo(*flags, "--set", "mistakes=0", "--out", str(out), env=elsewhere) as one,
+        demo(*flags, "--set", "mistakes=1", "--set", "seed=3") as other,
     ):
         good, bad = result(one), result(other)
     for found in (good, bad):
@@ -116,7 +116,8 @@ def test_arguments_of_the_template_reach_every_prompt(tmp_path: Path) -> None:
     shut = header.replace("\\n'", "\\n' ~ ('<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '')")
     assert template.count(header) == 1
     (model / "chat_template.jinja").write_text(template.replace(header, shut))
-    line = ("--groups", "1", "--size", "2", "--mistakes", "0", "--json", "--tokenizer", str(model), "--out", str(out))
+    few = ("--groups", "1", "--size", "2", "--set", "mistakes=0", "--json")
+    line = (*few, "--tokenizer", str(model), "--out", str(out))
     with demo(*line, "--set", "template_kwargs.enable_thinking=false") as process:
         found = result(process)
     assert (found["done"], found["reward_mean"]) == (2, 1.0)

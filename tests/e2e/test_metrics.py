@@ -24,7 +24,7 @@ LONG_S = 150
 
 def worker(stack: Stack, scrapes: Scrapes, slots: int) -> subprocess.Popen[bytes]:
     port = free_port()
-    flags = ("-c", str(slots), "--engine", stack.engine_url, "--metrics-port", str(port))
+    flags = ("-c", str(slots), "--engine", stack.engine_url, "--metrics", str(port))
     process = stack.start("worker", *flags, env=FAULTY_SHOP)
     stack.wait(lambda: b"ready" in process.log.read_bytes(), LONG_S, "the worker")  # type: ignore[attr-defined]
     assert f"http://127.0.0.1:{port}/metrics" in process.log.read_text()  # type: ignore[attr-defined]

@@ -1,10 +1,11 @@
-"""A ledger of run `r` on the real Redis, and none of the machine's settings."""
+"""A client and a ledger of run `r` on the real Redis, and none of the machine's settings."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
+from rollq.client.client import Client
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
 
@@ -13,6 +14,12 @@ from rollq.servers.connection import connect
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
 
 
 @pytest.fixture

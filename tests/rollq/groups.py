@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rollq.batch import Batch
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
@@ -25,6 +26,11 @@ def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float
         play_groups(ledger, name, reward=reward)
     if seal:
         ledger.seal()
+
+
+def names(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return [group.id for group in batch.groups]
 
 
 def end_holds(ledger: Ledger, *names: str, purpose: Purpose = Purpose.TRAIN) -> None:

@@ -357,7 +357,8 @@ class Client:
                 self._retry(partial(self._internals.dead_letters.cancel_group, name))
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md)."""
+        """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md). All are 0 for a
+        run that is not `known`."""
         return self._internals.reader.stats()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
 from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
 from rollq.servers.patience import PATIENCE_S
-from rollq.servers.refusal import no_answer
+from rollq.servers.refusal import no_answer, unreached
 from rollq.settings import Settings
 from rollq.snapshot.diagnosis import other_runs
 from rollq.urls import mask_url
@@ -51,7 +51,7 @@ def ping_redis(url: str) -> None:
     except redis.RedisError as e:
         if remedy := no_answer(e):
             raise RollqError(f"Redis at {mask_url(url)}: {e}. {remedy}") from e
-        raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
+        raise RollqError(f"no Redis at {mask_url(url)}: {str(e).rstrip('.')}. {unreached(url, e)}") from e
     finally:
         if client is not None:
             client.close()

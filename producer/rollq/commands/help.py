@@ -46,7 +46,7 @@ EPILOG = "\n".join(
     ]
 )
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "demo": ("rollq demo", "rollq demo --env tau2_2025:retail --split test --groups 4", "rollq demo --out demo.jsonl"),
+    "demo": ("rollq demo", "rollq demo --env tau2_2025:retail --set split=test", "rollq demo --out demo.jsonl"),
     "redis": ("rollq redis", "rollq redis --port 6380 --dir data"),
     "engine": ("rollq engine --env shop --mistakes 0.3",),
     "worker": ("rollq worker -c 64", "rollq worker --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B"),

@@ -4,8 +4,8 @@ import argparse
 import signal
 import threading
 
-from rollq.commands.connect import check_run, ping_redis, settings
-from rollq.commands.flags.shared import add_redis, add_run
+from rollq.commands.connect import ping_redis, settings
+from rollq.commands.flags.shared import add_redis
 from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.pip_extras import needs
@@ -17,11 +17,11 @@ PORT = 9464
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "metrics",
-        description="Serves metrics of all runs and of the live workers to Prometheus until it is stopped: jobs, groups"
-        " and how long they wait, failures, staleness, where the time goes. One process serves a whole fleet; each"
-        " worker serves its own with `rollq worker --metrics-port`. docs/metrics.md has a dashboard and alerts.",
+        description="Serves metrics to Prometheus until it is stopped: jobs, groups and how long they wait, failures,"
+        " staleness, where the time goes. Of runs it shows those with work, then the newest, 20 at most. One process"
+        " serves a whole fleet; each worker serves its own with `rollq worker --metrics`. docs/metrics.md has a"
+        " dashboard and alerts.",
     )
-    add_run(parser, required=False, help="show this run only (those with work, then the newest; 20 at most)")
     parser.add_argument(
         "--port", type=whole(0, 65535), default=PORT, help="port to listen on; 0: a free one (%(default)s)"
     )
@@ -42,10 +42,8 @@ def run(args: argparse.Namespace) -> int:
     ping_redis(found.redis_url)
     # A call may take 5 s; Prometheus waits for 10 s at most, and asks again soon.
     connection = connect(found.redis_url, patience_s=0)
-    if args.run_name is not None:
-        check_run(connection, args.run_name, found.redis_url)
     exposition = Exposition()
-    exposition.read = RunMetrics(connection, args.run_name).read
+    exposition.read = RunMetrics(connection).read
     address = exposition.serve(args.host, args.port)
     print(f"rollq metrics: {address}  Ctrl-C stops it", flush=True)
     stopped = threading.Event()

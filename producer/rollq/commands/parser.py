@@ -16,6 +16,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self.flags: dict[str, argparse.Action] = {}
         """All flags, by each of their names."""
+        self.places: list[str] = []
+        """What help calls the arguments that are no flags."""
         self.more_help: Callable[[], str] = str
         """What --help says between the flags and the examples."""
         self.commands: Commands | None = None
@@ -24,6 +26,8 @@ class Parser(argparse.ArgumentParser):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
         self.flags |= dict.fromkeys(action.option_strings, action)
+        if not action.option_strings:
+            self.places.append(str(action.metavar))
         return action
 
     def add_commands(self, **options: Any) -> "Commands":
@@ -49,6 +53,9 @@ class Parser(argparse.ArgumentParser):
         for word in takewhile(lambda word: word != "--", words):
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in self.flags:
+                place = flag[2:].upper()
+                if any(place in places.split("|") for places in self.places):
+                    self.error(f"{place} is no flag of this command: write {self.prog} {place}")
                 self.error(f"there is no flag {flag}{near(flag, self.flags)}")
 
     def format_help(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.commands.connect import check_run, open_client, open_redis, settings
-from rollq.commands.flags.shared import add_json, add_redis, add_tokenizer
+from rollq.commands.flags.shared import add_json, add_redis
 from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.commands.tables import first_line
@@ -44,7 +44,6 @@ def add(commands: Commands) -> None:
         help="show the journal of this failed attempt, which a later attempt set aside",
     )
     add_redis(parser)
-    add_tokenizer(parser)
     add_json(parser, "print one JSON object, as in an exported file")
     parser.add_argument(
         "--html",

@@ -292,7 +292,7 @@ class LedgerReader:
         return self._counts(self.scripts.call("snapshot", [1]))
 
     def _counts(self, reply: Sequence[Any]) -> dict[str, Any]:
-        _, sealed, queued, leased, dead, *groups, policy, raw = reply
+        known, sealed, queued, leased, dead, *groups, policy, raw = reply
         try:
             counts = {text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
             if odd := [name for name, value in counts.items() if not isfinite(value)]:
@@ -300,7 +300,7 @@ class LedgerReader:
         except ValueError as e:
             why = "Delete the key: its totals begin again from 0"
             raise LedgerError(f"run {self.run}: stats: {self.keys.count} cannot be read: {e}. {why}.") from e
-        stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
+        stats: dict[str, Any] = {"run": self.run, "known": bool(known), "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
         for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:6], strict=True):

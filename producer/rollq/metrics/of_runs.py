@@ -90,18 +90,17 @@ LEDGER_METRICS = (
 
 
 class RunMetrics:
-    """The metrics of one run, or of those that matter most."""
+    """The metrics of the runs that matter most."""
 
-    def __init__(self, connection: Any, run: str | None = None) -> None:
+    def __init__(self, connection: Any) -> None:
         self._redis = connection
-        self._run = run
         self._dead: dict[str, dict[bytes, tuple[float, str]]] = {}
         """By run: the dead jobs that were looked up, when each died, and its class."""
 
     def read(self) -> list[Sample]:
         """What is so now. Without Redis it says only that."""
         try:
-            fleet = read_fleet(self._redis, self._run, LOOKED_AT)
+            fleet = read_fleet(self._redis, None, LOOKED_AT)
             self._dead = {run.run: self._dead.get(run.run, {}) for run in fleet.runs}
             return [Sample(UP, (), 1), *_fleet(fleet), *self._runs(fleet)]
         except (LedgerError, *CONNECTION_ERRORS) as e:

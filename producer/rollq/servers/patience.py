@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 
 from rollq.errors import RollqError
+from rollq.servers.refusal import unreached
 
 log = logging.getLogger("rollq")
 
@@ -77,16 +78,17 @@ class Patience:
                     if error is e:
                         raise
                     raise error from e
-                self._say(away_s)
+                self._say(away_s, e)
                 time.sleep(BACKOFF.compute(failures))
             else:
                 _reached.add(self._name)
                 return result
 
-    def _say(self, away_s: float) -> None:
+    def _say(self, away_s: float, error: Exception) -> None:
         """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
         if self._name not in _reached and away_s >= FIRST_S:
-            raise NoRedis(f"no Redis at {self._name}: start one with `rollq redis`, or give another address")
+            why = str(error).rstrip(".")
+            raise NoRedis(f"no Redis at {self._name}: {why}. {unreached(self._name, error)}") from error
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now

@@ -5,6 +5,8 @@ reason (memory, disk, rights) is whole.
 """
 
 import re
+import socket
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -94,6 +96,19 @@ def no_answer(error: BaseException | None) -> str:
             " Do not start a second one"
         )
     return ""
+
+
+def unreached(address: str, error: BaseException) -> str:
+    """What to do about an address at which Redis was never reached."""
+    causes = [cause for cause in (error, error.__cause__, error.__context__) if cause]
+    tls = address.startswith("rediss:")
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return "No such host: correct the address"
+    if any(isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError)) for cause in causes):
+        return "Does it speak TLS there, and is its certificate trusted (ssl_ca_certs=)?"
+    if not tls and "closed by server" in str(error):
+        return "Does it speak TLS there (rediss://)?"
+    return "Start one with `rollq redis`, or give another address (--redis, ROLLQ_REDIS_URL)"
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:

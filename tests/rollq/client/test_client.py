@@ -1,7 +1,6 @@
 """The light client against a real Redis; a thread or the test itself plays the worker."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,12 @@ from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullT
 from rollq.events import Stop
 from rollq.job import Purpose
 from rollq.ledger.constants import EVAL, NEW
+from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import JobMessage, State
 from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import closed, group, job, play, prompt
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 def submit(client: Client, *names: str, **changes: object) -> None:
@@ -38,17 +32,17 @@ class TestSubmit:
             run="r", group="tau2-retail.train.3", sample=1, env="tau2:retail", task=3, size=2, seq=1
         )
 
-    def test_new_jobs_are_sent_and_confirmed(self, client: Client) -> None:
+    def test_new_jobs_are_sent_and_confirmed(self, client: Client, ledger: Ledger) -> None:
         new = b"rollq\x06\x16%d" % NEW  # kombu's list of that priority
         client.submit(group())
-        assert internals(client).ledger.redis.llen(new) == 2
-        score = internals(client).ledger.redis.zscore(internals(client).ledger.keys.queued, "r/g/0")
-        assert 590 < score - internals(client).ledger.scripts.now() <= 600
+        assert ledger.redis.llen(new) == 2
+        score = ledger.redis.zscore(ledger.keys.queued, "r/g/0")
+        assert 590 < score - ledger.scripts.now() <= 600
         client.submit(group())
-        assert internals(client).ledger.redis.llen(new) == 2
+        assert ledger.redis.llen(new) == 2
         client.submit([*group("h", queue="other"), *group("i", queue="other", purpose=Purpose.EVAL)])
         for priority in (NEW, EVAL):
-            assert internals(client).ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
+            assert ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
 
     def test_without_a_broker_the_reapers_send(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
@@ -74,7 +68,9 @@ class TestSubmit:
         with pytest.raises(LedgerError, match="sealed"):
             submit(client, "j")
 
-    def test_it_waits_while_too_many_groups_are_unacknowledged(self, client: Client, redis_url: str) -> None:
+    def test_it_waits_while_too_many_groups_are_unacknowledged(
+        self, client: Client, ledger: Ledger, redis_url: str
+    ) -> None:
         submit(client, "a", "b")
         done = threading.Event()
 
@@ -88,7 +84,7 @@ class TestSubmit:
         until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
         assert not done.wait(0.3)
         assert client.stats()["groups_open"] == 3
-        play_groups(internals(client).ledger, "a")
+        play_groups(ledger, "a")
         for batch in client.batches(1):
             batch.ack()
             break
@@ -98,11 +94,11 @@ class TestSubmit:
 
 
 class TestBatches:
-    def test_batches_come_until_a_sealed_run_has_no_more(self, client: Client) -> None:
+    def test_batches_come_until_a_sealed_run_has_no_more(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b", "c")
-        play(internals(client).ledger, "r/a/0", 0.0)
-        play(internals(client).ledger, "r/a/1", 1.0)
-        play_groups(internals(client).ledger, "b", "c")
+        play(ledger, "r/a/0", 0.0)
+        play(ledger, "r/a/1", 1.0)
+        play_groups(ledger, "b", "c")
         client.seal()
         batches: list[Batch] = []
         for batch in client.batches(groups=2):
@@ -117,42 +113,42 @@ class TestBatches:
         assert client.stats()["delivered"] == 6
         assert list(client.batches(groups=2)) == []
 
-    def test_a_timeout_says_what_is_missing(self, client: Client) -> None:
+    def test_a_timeout_says_what_is_missing(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b", "c")
-        play_groups(internals(client).ledger, "a", "b")
-        take(internals(client).ledger, 1, "somebody")
+        play_groups(ledger, "a", "b")
+        take(ledger, 1, "somebody")
         with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
             next(client.batches(groups=2, timeout=0.05))
         for wrong in (0, True, 1.5):
             with pytest.raises(ContractError, match="groups"):
                 client.batches(groups=wrong)  # type: ignore[arg-type]
 
-    def test_it_waits_for_groups_that_become_ready(self, client: Client) -> None:
+    def test_it_waits_for_groups_that_become_ready(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a")
-        timer = threading.Timer(0.1, play_groups, (internals(client).ledger, "a"))
+        timer = threading.Timer(0.1, play_groups, (ledger, "a"))
         timer.start()
         assert [g.id for g in next(client.batches(1, timeout=20)).groups] == ["a"]
         timer.join()
 
-    def test_a_group_that_comes_again_says_so(self, client: Client) -> None:
+    def test_a_group_that_comes_again_says_so(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a")
-        play_groups(internals(client).ledger, "a")
+        play_groups(ledger, "a")
         for again in (False, True):
             assert [group.redelivered for group in next(client.batches(1, timeout=5)).groups] == [again]
-            end_holds(internals(client).ledger, "a")
+            end_holds(ledger, "a")
 
-    def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(self, client: Client) -> None:
+    def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b")
-        play_groups(internals(client).ledger, "a", "b")
+        play_groups(ledger, "a", "b")
         client.seal()
         assert len(list(client.batches(1, timeout=5))) == 2
         assert client.stats()["groups_held"] == 2
 
-    def test_a_damaged_trajectory_costs_its_job_alone(self, client: Client) -> None:
+    def test_a_damaged_trajectory_costs_its_job_alone(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b", min_viable=1)
-        play_groups(internals(client).ledger, "a", "b")
-        internals(client).ledger.redis.lset(internals(client).ledger.keys.journal("r/a/0"), 1, b"junk")
-        internals(client).ledger.redis.delete(internals(client).ledger.keys.journal("r/b/1"))
+        play_groups(ledger, "a", "b")
+        ledger.redis.lset(ledger.keys.journal("r/a/0"), 1, b"junk")
+        ledger.redis.delete(ledger.keys.journal("r/b/1"))
         first, second = next(client.batches(2, timeout=5)).groups
         assert [t.job.id for t in first.trajectories] == ["r/a/1"]
         assert list(first.dead) == ["r/a/0"]
@@ -160,23 +156,25 @@ class TestBatches:
         assert {letter.job_id for letter in client.dead()} == {"r/a/0", "r/b/1"}
         assert all(letter.job_id in letter.reason for letter in client.dead())
 
-    def test_a_batch_with_a_lost_group_is_released(self, client: Client) -> None:
+    def test_a_batch_with_a_lost_group_is_released(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b")
-        play_groups(internals(client).ledger, "a", "b")
+        play_groups(ledger, "a", "b")
         with client.consumer() as consumer:
             batch = consumer.next(2, 5)
             assert batch and consumer.held == 2
-            internals(client).ledger.redis.delete(internals(client).ledger.keys.group("a"))
+            ledger.redis.delete(ledger.keys.group("a"))
             with pytest.raises((NotHeld, LedgerError)):
                 batch.ack()
             assert consumer.held == 0  # b is renewed no more, so another consumer gets it
-            end_holds(internals(client).ledger, "b")
+            end_holds(ledger, "b")
             again = consumer.next(1, 5)
             assert again and [g.id for g in again.groups] == ["b"]
 
-    def test_a_batch_that_could_not_be_read_is_not_held(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_batch_that_could_not_be_read_is_not_held(
+        self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         submit(client, "a")
-        play_groups(internals(client).ledger, "a")
+        play_groups(ledger, "a")
 
         def away(reader: LedgerReader, *wanted: object) -> None:
             raise ConnectionError("away")
@@ -186,21 +184,26 @@ class TestBatches:
                 patch.setattr(LedgerReader, "read", away)
                 consumer.next(1, 5)
             assert consumer.held == 0
-            end_holds(internals(client).ledger, "a")
+            end_holds(ledger, "a")
             assert consumer.next(1, 5)
 
 
 class TestJobs:
-    def test_a_job_and_its_trajectory(self, client: Client) -> None:
+    def test_a_job_and_its_trajectory(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a")
         assert client.trajectory("r/a/0").events == []
-        play(internals(client).ledger, "r/a/0")
+        play(ledger, "r/a/0")
         found = client.trajectory("r/a/0")
         assert (found.events[0], found.closed) == (prompt(), closed())
         assert client.job("r/a/0").state == "done"
         for look in (client.job, client.trajectory):
             with pytest.raises(LedgerError, match="unknown"):
                 look("r/a/7")
+
+    def test_the_counts_of_an_unknown_run_say_so(self, client: Client) -> None:
+        assert (client.stats()["known"], client.stats()["submitted"]) == (False, 0)
+        submit(client, "a")
+        assert (client.stats()["known"], client.stats()["submitted"]) == (True, 2)
 
     def test_a_run_needs_a_name(self, redis_url: str) -> None:
         for name in ("", "a b", "{x}", "a/b"):
@@ -240,11 +243,11 @@ def test_what_makes_no_client(redis_url: str, wrong: dict[str, Any]) -> None:
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(
-    client: Client, method: str, arguments: dict[str, Any], says: str
+    client: Client, ledger: Ledger, method: str, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises((ContractError, SettingsError), match=says):
         getattr(client, method)(**arguments)
-    assert internals(client).ledger.redis.keys("*") == []
+    assert ledger.redis.keys("*") == []
 
 
 @pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}])

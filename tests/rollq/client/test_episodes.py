@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
 from tests.rollq.samples import job, play, reader
 from tests.servers import Server
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 async def submitted(ledger: Ledger, group: str) -> None:

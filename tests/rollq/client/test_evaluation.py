@@ -1,7 +1,7 @@
 """`Client.evaluate`: an evaluation beside training, its result, and what happens to it in restarts."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,12 +19,6 @@ from tests.waiting import until
 TASKS = [Job(env="shop", split="test", task=task) for task in range(2)]
 """As version 1 sampled them, which is what `play` journals."""
 GROUPS = ("eval.1.shop.test.0", "eval.1.shop.test.1")
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as client:
-        yield client
 
 
 def play_tasks(ledger: Ledger, *rewards: Sequence[float], groups: Sequence[str] = GROUPS) -> None:

@@ -23,12 +23,6 @@ from tests.rollq.samples import job, reader
 GROUPS = 8
 
 
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
-
-
 class Tail:
     """Redis's last writes: those since `begin`. `lose` takes them away, as a power cut does."""
 
@@ -66,9 +60,9 @@ def check_whole(client: Client) -> None:
 @pytest.mark.parametrize("once", [False, True], ids=["again", "once"])
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_producer_goes_back_to_what_redis_lost(
-    client: Client, caplog: pytest.LogCaptureFixture, source: str | None, once: bool, kept: int
+    client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture, source: str | None, once: bool, kept: int
 ) -> None:
-    tail = Tail(internals(client).ledger.redis)
+    tail = Tail(ledger.redis)
     jobs = Jobs({kept: tail.begin, 6: tail.lose})
     done = client.submit(iter(jobs) if once else jobs, source=source)
     assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
@@ -77,10 +71,10 @@ def test_a_producer_goes_back_to_what_redis_lost(
 
 
 def test_what_is_longer_ago_than_the_producer_remembers_is_read_again(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submission, "RECENT", 2)
-    tail = Tail(internals(client).ledger.redis)
+    tail = Tail(ledger.redis)
     done = client.submit(Jobs({1: tail.begin, 6: tail.lose}), source="s")
     assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
     check_whole(client)
@@ -100,8 +94,8 @@ def test_an_iterator_cannot_be_read_again(
         client.seal()
 
 
-def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client) -> None:
-    tail = Tail(internals(client).ledger.redis)
+def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client, ledger: Ledger) -> None:
+    tail = Tail(ledger.redis)
     jobs = list(Jobs({}))
     client.submit(jobs[:6])
     tail.begin()
@@ -122,8 +116,8 @@ def test_what_was_fixed_for_the_run_is_fixed_again(redis_url: str, ledger: Ledge
 
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
-def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, source: str | None) -> None:
-    tail = Tail(internals(client).ledger.redis)
+def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, ledger: Ledger, source: str | None) -> None:
+    tail = Tail(ledger.redis)
     client.submit(Jobs({4: tail.begin}), source=source)
     tail.lose()
     client.seal()
@@ -134,20 +128,20 @@ def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, source: st
 @pytest.mark.parametrize("then", ["seal", "submit"])
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
 def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
-    client: Client, monkeypatch: pytest.MonkeyPatch, source: str | None, then: str
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, source: str | None, then: str
 ) -> None:
     """It comes back for one group, and then not within the minute that a call waits."""
-    tail = Tail(internals(client).ledger.redis)
+    tail = Tail(ledger.redis)
     client.submit(Jobs({2: tail.begin}), source=source)
     tail.lose()
-    submit, calls = internals(client).ledger.submit, itertools.count()
+    submit, calls = ledger.submit, itertools.count()
 
     def cut_off(*args: Any, **options: Any) -> Any:
         if next(calls) == 2:
             raise redis.ConnectionError("away")
         return submit(*args, **options)
 
-    monkeypatch.setattr(internals(client).ledger, "submit", cut_off)
+    monkeypatch.setattr(ledger, "submit", cut_off)
     with pytest.raises(redis.ConnectionError):
         client.submit([job(0, "last", size=1)]) if source is None else client.seal()
     if then == "submit":

@@ -2,32 +2,20 @@
 its checkpoint holds."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from rollq import Batch, Client
-from rollq.client.client import internals
+from rollq import Client
 from rollq.errors import ContractError, LedgerError, NotHeld
 from rollq.job import Purpose
-from tests.rollq.groups import end_holds, finish_groups, take
+from rollq.ledger.ledger import Ledger
+from tests.rollq.groups import end_holds, finish_groups, names, take
 from tests.rollq.samples import group, is_over
 from tests.waiting import until
 
 
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
-
-
-def names(batch: Batch | None) -> list[str]:
-    assert batch is not None
-    return [found.id for found in batch.groups]
-
-
-def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"abcdefg")
+def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcdefg")
     first = client.consumer(name="trainer")
     assert [names(first.next(2)), names(first.next(1)), names(first.next(2))] == [["a", "b"], ["c"], ["d", "e"]]
     first.ack(up_to=0)
@@ -41,8 +29,10 @@ def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Cli
     assert (stats["groups_acked"], stats["duplicates"], stats["redelivered"]) == (7, 0, 3)
 
 
-def test_a_trainer_that_restarts_from_a_checkpoint_gets_what_it_trained_on_after_it(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"abcdef", seal=True)
+def test_a_trainer_that_restarts_from_a_checkpoint_gets_what_it_trained_on_after_it(
+    client: Client, ledger: Ledger
+) -> None:
+    finish_groups(ledger, *"abcdef", seal=True)
     first = client.consumer(name="trainer")
     for _ in range(3):
         first.next(2)
@@ -51,11 +41,11 @@ def test_a_trainer_that_restarts_from_a_checkpoint_gets_what_it_trained_on_after
     assert client.stats()["groups_acked"] == 2
     assert all(found.redelivered for batch in again for found in batch.groups)
     assert list(client.batches(2, name="trainer", step=2)) == []
-    assert is_over(internals(client).ledger)
+    assert is_over(ledger)
 
 
-def test_the_process_before_is_fenced(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"abc")
+def test_the_process_before_is_fenced(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abc")
     first = client.consumer(name="trainer")
     batch = first.next(1)
     second = client.consumer(name="trainer")
@@ -66,7 +56,7 @@ def test_the_process_before_is_fenced(client: Client) -> None:
     assert client.stats()["groups_acked"] == 0
 
 
-def test_a_predecessor_that_waits_finds_out_at_once(client: Client) -> None:
+def test_a_predecessor_that_waits_finds_out_at_once(client: Client, ledger: Ledger) -> None:
     client.submit(group("a"))
     said: list[Exception] = []
 
@@ -78,14 +68,14 @@ def test_a_predecessor_that_waits_finds_out_at_once(client: Client) -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    until(lambda: internals(client).ledger.redis.exists(f"{internals(client).ledger.keys.prefix}waiting:train"))
+    until(lambda: ledger.redis.exists(f"{ledger.keys.prefix}waiting:train"))
     client.consumer(name="trainer")
     thread.join(60)
     assert len(said) == 1
 
 
-def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"ab")
+def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
     first = client.consumer(name="trainer")
     first.next(1)
     first.next(1).ack()
@@ -96,9 +86,11 @@ def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Clien
     assert client.stats()["groups_acked"] == 2
 
 
-def test_a_checkpoint_newer_than_the_ledger_counts_on(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_newer_than_the_ledger_counts_on(
+    client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
     """Redis has lost its last writes, or the run is a new one."""
-    finish_groups(internals(client).ledger, *"ab")
+    finish_groups(ledger, *"ab")
     assert client.consumer(name="new", step=41).next(1).step == 42
     assert not caplog.records
     client.consumer(name="trainer").next(1)
@@ -106,10 +98,10 @@ def test_a_checkpoint_newer_than_the_ledger_counts_on(client: Client, caplog: py
     assert "lost its last writes" in caplog.text
 
 
-def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"ab")
-    first, redis = client.consumer(name="trainer"), internals(client).ledger.redis
-    record = f"{internals(client).ledger.keys.prefix}consumer:train:trainer"
+def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab")
+    first, redis = client.consumer(name="trainer"), ledger.redis
+    record = f"{ledger.keys.prefix}consumer:train:trainer"
     before = redis.dump(record)
     second = client.consumer(name="trainer")
     redis.restore(record, 0, before, replace=True)
@@ -120,23 +112,23 @@ def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client)
     assert names(second.next(1)) == ["b"]
 
 
-def test_holds_that_ran_out_go_to_others_only_when_they_ask(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"abcd")
+def test_holds_that_ran_out_go_to_others_only_when_they_ask(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
     first = client.consumer(name="trainer")
     first.next(1)
     first.next(1)
     first.next(1)
-    end_holds(internals(client).ledger, "a", "b", "c")
+    end_holds(ledger, "a", "b", "c")
     second = client.consumer(name="trainer")
     assert names(second.next(1)) == ["a"]  # nobody asked meanwhile
-    end_holds(internals(client).ledger, "a", "b")
-    assert [found.id for found in take(internals(client).ledger, 2, "other/0")] == ["a", "b"]
+    end_holds(ledger, "a", "b")
+    assert [found.id for found in take(ledger, 2, "other/0")] == ["a", "b"]
     assert [names(second.next(1)), names(second.next(1))] == [["c"], ["d"]]
 
 
-def test_names_are_of_one_purpose(client: Client) -> None:
-    finish_groups(internals(client).ledger, "e", purpose=Purpose.EVAL)
-    finish_groups(internals(client).ledger, "t")
+def test_names_are_of_one_purpose(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "e", purpose=Purpose.EVAL)
+    finish_groups(ledger, "t")
     evaluation, training = client.consumer(Purpose.EVAL, name="n"), client.consumer(name="n")
     assert (names(training.next(1)), names(evaluation.next(1))) == (["t"], ["e"])
     evaluation.ack(up_to=0)

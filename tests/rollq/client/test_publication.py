@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,6 @@ from rollq.training.staleness import Staleness
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import job, reader
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 def lose_the_last_publication(ledger: Ledger) -> None:

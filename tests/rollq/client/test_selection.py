@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -10,14 +10,9 @@ from rollq import Batch, Client, Group, Trajectory
 from rollq.client.client import internals
 from rollq.errors import FunctionError, MissingGroups, NotHeld, PullTimeout, SettingsError
 from rollq.job import Purpose
+from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import end_holds, finish_groups
-from tests.rollq.samples import group, is_over, play
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
+from tests.rollq.samples import group, is_over, play, reader
 
 
 def finish(client: Client, learnable: str, **changes: object) -> None:
@@ -51,11 +46,11 @@ def test_the_last_batch_of_a_sealed_run_may_be_short(client: Client) -> None:
     assert [names(batch) for batch in client.batches(2, where="unequal_rewards")] == ["ad"]
 
 
-def test_a_run_without_a_group_to_keep_ends_without_a_batch(client: Client) -> None:
+def test_a_run_without_a_group_to_keep_ends_without_a_batch(client: Client, ledger: Ledger) -> None:
     finish(client, "ABC")
     client.seal()
     assert list(client.batches(2, where="unequal_rewards")) == []
-    assert is_over(internals(client).ledger)
+    assert is_over(ledger)
     assert client.stats()["skips"] == {"unequal_rewards": 3}
 
 
@@ -125,9 +120,9 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client
             client.consumer(**functions)  # type: ignore[arg-type]
 
 
-def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(client: Client) -> None:
+def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(client: Client, ledger: Ledger) -> None:
     finish(client, "aBcd")
-    internals(client).ledger.redis.lset(internals(client).ledger.keys.journal("r/c/0"), 1, b"torn")
+    ledger.redis.lset(ledger.keys.journal("r/c/0"), 1, b"torn")
     with client.consumer(where="unequal_rewards") as consumer:
         assert names(consumer.next(2)) == "ad"
     assert client.stats()["failures"] == {"job": 1}
@@ -207,12 +202,12 @@ def test_at_the_end_no_batch_is_left_of_which_the_filter_kept_nothing(client: Cl
     assert client.stats()["groups_acked"] == 1
 
 
-def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(client: Client) -> None:
+def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(client: Client, ledger: Ledger) -> None:
     finish(client, "aBc")
     with client.consumer(where="unequal_rewards") as consumer, client.consumer() as other:
         with pytest.raises(PullTimeout):
             consumer.next(3, timeout=0.05)
-        end_holds(internals(client).ledger, "a", "c")
+        end_holds(ledger, "a", "c")
         assert names(other.next(2)) == "ac"
         finish(client, "de")
         assert names(consumer.next(2)) == "de"
@@ -226,20 +221,20 @@ def test_a_process_whose_name_was_taken_over_is_refused(client: Client) -> None:
         first.next(1)
 
 
-def test_other_groups_are_taken_as_before(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"ab", seal=True)
+def test_other_groups_are_taken_as_before(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab", seal=True)
     assert [names(batch) for batch in client.batches(1)] == ["a", "b"]
 
 
-def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client) -> None:
+def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client, ledger: Ledger) -> None:
     client.limit_staleness(groups_per_batch=3, max_staleness=0)
-    internals(client).ledger.submit(group("a"))
+    ledger.submit(group("a"))
     finish(client, "bC")
     with client.consumer(where="unequal_rewards") as consumer:
         with pytest.raises(PullTimeout):
             consumer.next(1, timeout=0.05)
-        play(internals(client).ledger, "r/a/0", 0.0)
-        play(internals(client).ledger, "r/a/1", 1.0)
+        play(ledger, "r/a/0", 0.0)
+        play(ledger, "r/a/1", 1.0)
         assert names(consumer.next(2)) == "ab"
 
 
@@ -254,13 +249,13 @@ def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Clie
         consumer.next(3, timeout=0.05)
 
 
-def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Client) -> None:
+def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Client, ledger: Ledger) -> None:
     client.limit_staleness(groups_per_batch=2, max_staleness=0)
     left = iter("ABCdEf")
 
     def work() -> None:
         """A producer that enters what is admitted, and workers that finish it at once."""
-        while internals(client).reader.standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
+        while reader(ledger).standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
             finish(client, letter)
 
     batches = []

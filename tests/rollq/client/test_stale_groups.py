@@ -8,14 +8,9 @@ import pytest
 from rollq.client import consumer as consumer_module
 from rollq.client.client import Client, internals
 from rollq.errors import MissingGroups, PullTimeout
+from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import play_groups
-from tests.rollq.samples import group
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
+from tests.rollq.samples import group, reader
 
 
 def finish(client: Client, name: str, version: str) -> None:
@@ -61,13 +56,13 @@ def test_an_exact_batch_that_lacks_stale_groups_is_not_waited_for(
         consumer.next(2, timeout=5, exact=True)
 
 
-def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:
+def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client, ledger: Ledger) -> None:
     client.limit_staleness(groups_per_batch=1, max_staleness=0)
     client.publish(1)
     finish(client, "a", "0")
     with client.consumer() as consumer, pytest.raises(PullTimeout):
         consumer.next(1, timeout=0.05)
-    assert internals(client).reader.group_states(["a", "b"]) == ["dropped", ""]
+    assert reader(ledger).group_states(["a", "b"]) == ["dropped", ""]
     refilled = client.refill(group("a"), times=0)
     assert refilled.new == []
     # A replacement is entered before `refill` waits for it.
@@ -104,7 +99,7 @@ def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1])
-def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, bound: int) -> None:
+def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, ledger: Ledger, bound: int) -> None:
     """Engines behind a worker that does not look at what they serve."""
     draw = random.Random(bound)
     client.limit_staleness(groups_per_batch=2, max_staleness=bound)
@@ -113,7 +108,7 @@ def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, b
     with client.consumer() as consumer:
         for step in range(8):
             while True:
-                while internals(client).reader.standing().admission.capacity > 0:  # type: ignore[union-attr]
+                while reader(ledger).standing().admission.capacity > 0:  # type: ignore[union-attr]
                     finish(client, f"g{number}", draw.choice([str(step), str(max(0, step - 2)), "default"]))
                     number += 1
                 try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.submission import replacements
 from rollq.errors import ContractError, JobConflict, LedgerError
 from rollq.job import SEED_STRIDE, Job
@@ -103,7 +103,7 @@ def test_each_dropped_group_is_replaced_in_turn(client: Client, ledger: Ledger) 
     drop_group(ledger, "a")
     drop_group(ledger, "c")
     play_groups(ledger, "b")
-    found = replacements(internals(client).reader, [group(name, seed=3) for name in ("a", "b", "c")], 2)
+    found = replacements(reader(ledger), [group(name, seed=3) for name in ("a", "b", "c")], 2)
     first = next(found)
     seed = 3 + SEED_STRIDE
     assert [(member.id, member.seed) for member in first] == [("r/a.r1/0", seed), ("r/a.r1/1", seed)]

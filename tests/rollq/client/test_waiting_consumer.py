@@ -4,7 +4,6 @@ groups that another version of rollq wrote."""
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,22 +11,12 @@ from rollq import Batch, Client
 from rollq.client import consumer as consumer_module
 from rollq.client.client import internals
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
+from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from tests.conftest import free_port
-from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, play_groups, take
-from tests.rollq.samples import claim, group, is_over, play
+from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, names, play_groups, take
+from tests.rollq.samples import claim, group, is_over, play, reader
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
-
-
-def names(batch: Batch | None) -> list[str]:
-    assert batch is not None
-    return [found.id for found in batch.groups]
 
 
 class Waiting:
@@ -59,14 +48,14 @@ def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("never_looks")
 class TestWaking:
-    def test_the_last_member_of_the_last_group_wakes(self, client: Client) -> None:
+    def test_the_last_member_of_the_last_group_wakes(self, client: Client, ledger: Ledger) -> None:
         client.submit([*group("a"), *group("b"), *group("c")])
         waiting = Waiting(client, 2)
-        play_groups(internals(client).ledger, "b", "a")
+        play_groups(ledger, "b", "a")
         assert names(waiting.end()) == ["a", "b"]
 
-    def test_a_seal_wakes(self, client: Client) -> None:
-        finish_groups(internals(client).ledger, "a")
+    def test_a_seal_wakes(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, "a")
         waiting = Waiting(client, 2)
         client.seal()
         assert names(waiting.end()) == ["a"]
@@ -78,31 +67,31 @@ class TestWaking:
         client.cancel(group="a")
         assert waiting.end() is None
 
-    def test_an_acknowledgement_elsewhere_ends_a_run(self, client: Client) -> None:
-        finish_groups(internals(client).ledger, "a", seal=True)
+    def test_an_acknowledgement_elsewhere_ends_a_run(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, "a", seal=True)
         with client.consumer() as other:
             batch = other.next(1)
             waiting = Waiting(client, 1)
             batch.ack()
             assert waiting.end() is None
 
-    def test_a_connection_that_breaks_costs_no_wake_up(self, client: Client) -> None:
+    def test_a_connection_that_breaks_costs_no_wake_up(self, client: Client, ledger: Ledger) -> None:
         client.submit(group("a"))
         waiting = Waiting(client, 1)
-        redis = internals(client).ledger.redis
+        redis = ledger.redis
         until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
         for row in redis.client_list():
             if row["cmd"] == "blpop":
                 redis.client_kill_filter(_id=row["id"])
-        play_groups(internals(client).ledger, "a")
+        play_groups(ledger, "a")
         assert names(waiting.end()) == ["a"]
 
 
 def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "LOOK_S", 0.05)
-    finish_groups(internals(client).ledger, *"abcdefgh", seal=True)
+    finish_groups(ledger, *"abcdefgh", seal=True)
     got: list[str] = []
 
     def train() -> None:
@@ -121,49 +110,49 @@ def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
     for thread in threads:
         thread.join(60)
     assert sorted(got) == list("abcdefgh")
-    assert is_over(internals(client).ledger)
+    assert is_over(ledger)
 
 
-def test_a_wait_in_short_pieces_is_one_wait(client: Client) -> None:
-    finish_groups(internals(client).ledger, *"abc", seal=True)
-    take(internals(client).ledger, 2, "other/0")
+def test_a_wait_in_short_pieces_is_one_wait(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abc", seal=True)
+    take(ledger, 2, "other/0")
     with client.consumer() as consumer:
         for _ in range(2):
             with pytest.raises(PullTimeout):
                 consumer.next(2, 0.01)
-        deliveries(internals(client).ledger).renew_holds(["other/0"])
+        deliveries(ledger).renew_holds(["other/0"])
         assert names(consumer.next(2, 0.01)) == ["c"]
 
 
 @pytest.mark.usefixtures("never_looks")
-def test_a_redis_that_becomes_a_replica_does_not_end_a_wait(client: Client) -> None:
+def test_a_redis_that_becomes_a_replica_does_not_end_a_wait(client: Client, ledger: Ledger) -> None:
     """It sends those that block away; a failover does this."""
     client.submit(group("a"))
     waiting = Waiting(client, 1)
-    redis = internals(client).ledger.redis
+    redis = ledger.redis
     until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
     redis.replicaof("127.0.0.1", free_port())
     until(lambda: not any(row["cmd"] == "blpop" for row in redis.client_list()))
     redis.replicaof("NO", "ONE")
-    play_groups(internals(client).ledger, "a")
+    play_groups(ledger, "a")
     assert names(waiting.end()) == ["a"]
 
 
 def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands inside scripts count. Between two looks it only blocks."""
     look_s, idle_s, block_s = consumer_module.LOOK_S, consumer_module.IDLE_S, consumer_module.BLOCK_S
     monkeypatch.setattr(consumer_module, "BLOCK_S", 0.01)
     client.submit(group("a"))
-    redis = internals(client).ledger.redis
+    redis = ledger.redis
 
     def commands() -> Counter[str]:
         stats = redis.info("commandstats").items()
         return Counter({name: row["calls"] for name, row in stats if name not in ("cmdstat_info", "cmdstat_ping")})
 
     before = commands()
-    internals(client).ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
+    ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
     look = (commands() - before).total()
     waiting = Waiting(client, 1)
     first = commands()
@@ -173,16 +162,16 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
     assert set(commands() - before) == {"cmdstat_blpop"}
     assert look_s < idle_s
     assert (look + 1) / idle_s + 1 / block_s < 0.6
-    play_groups(internals(client).ledger, "a")
+    play_groups(ledger, "a")
     assert names(waiting.end()) == ["a"]
 
 
 class TestExact:
-    def test_a_sealed_run_says_what_is_missing(self, client: Client) -> None:
+    def test_a_sealed_run_says_what_is_missing(self, client: Client, ledger: Ledger) -> None:
         for name in "abcd":
             client.submit(group(name))
-        play_groups(internals(client).ledger, *"abc")
-        drop_group(internals(client).ledger, "d")
+        play_groups(ledger, *"abc")
+        drop_group(ledger, "d")
         client.seal()
         with client.consumer() as consumer:
             assert names(consumer.next(2, exact=True)) == ["a", "b"]
@@ -193,54 +182,54 @@ class TestExact:
             consumer.ack(up_to=1)
             assert consumer.next(1, exact=True) is None
 
-    def test_an_open_run_can_be_refilled(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_open_run_can_be_refilled(self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
         monkeypatch.setattr(consumer_module, "IDLE_S", 0.01)
         jobs = [*group("a"), *group("b")]
         client.submit(jobs)
-        play_groups(internals(client).ledger, "a")
-        drop_group(internals(client).ledger, "b")
+        play_groups(ledger, "a")
+        drop_group(ledger, "b")
         with client.consumer() as consumer:
             with pytest.raises(MissingGroups, match=r"Client\.refill"):
                 consumer.next(2, exact=True)
             refill = threading.Thread(target=client.refill, args=[jobs], daemon=True)
             refill.start()  # it waits for the replacement
-            until(lambda: internals(client).reader.group_states(["b.r1"]) == ["open"])
-            play_groups(internals(client).ledger, "b.r1")
+            until(lambda: reader(ledger).group_states(["b.r1"]) == ["open"])
+            play_groups(ledger, "b.r1")
             refill.join(60)
             assert names(consumer.next(2, exact=True)) == ["a", "b.r1"]
 
     def test_a_dropped_group_is_missed_soon_without_another_wake_up(
-        self, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+        self, client: Client, ledger: Ledger, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, seconds in {"EXHAUSTED_S": 1.0, "LOOK_S": 0.1, "IDLE_S": 3600.0}.items():
             monkeypatch.setattr(consumer_module, name, seconds)
         client.submit([*group("a"), *group("b")])
-        play_groups(internals(client).ledger, "a")
-        drop_group(internals(client).ledger, "b")
+        play_groups(ledger, "a")
+        drop_group(ledger, "b")
         missed = pytest.raises(MissingGroups, match="1 of 2 groups missing")
         with Client(redis_url, run="r", hold_s=3600.0) as patient, patient.consumer() as consumer, missed:
             consumer.next(2, exact=True)
 
-    def test_a_slow_producer_is_waited_for(self, client: Client) -> None:
-        finish_groups(internals(client).ledger, "a")
+    def test_a_slow_producer_is_waited_for(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, "a")
         with client.consumer() as consumer, pytest.raises(PullTimeout):
             consumer.next(2, 0.05, exact=True)
 
 
-def test_in_the_order_of_submission(client: Client) -> None:
+def test_in_the_order_of_submission(client: Client, ledger: Ledger) -> None:
     client.submit([*group("a"), *group("b"), *group("c")])
-    play_groups(internals(client).ledger, "b", "c")
+    play_groups(ledger, "b", "c")
     with client.consumer(order="submitted") as consumer:
         with pytest.raises(PullTimeout):
             consumer.next(1, 0.01)
-        play_groups(internals(client).ledger, "a")
+        play_groups(ledger, "a")
         assert names(consumer.next(2)) == ["a", "b"]
 
 
 class TestSkip:
-    def test_a_skipped_group_leaves_the_batch(self, client: Client) -> None:
-        finish_groups(internals(client).ledger, *"abc", seal=True)
+    def test_a_skipped_group_leaves_the_batch(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, *"abc", seal=True)
         with client.consumer() as consumer:
             batch = consumer.next(3)
             for found in batch.groups:
@@ -251,10 +240,10 @@ class TestSkip:
             batch.ack()
         stats = client.stats()
         assert (stats["skips"], stats["skipped"], stats["delivered"]) == ({"rewards agree": 2}, 4, 2)
-        assert is_over(internals(client).ledger)
+        assert is_over(ledger)
 
-    def test_a_group_of_another_batch(self, client: Client) -> None:
-        finish_groups(internals(client).ledger, "a", "b")
+    def test_a_group_of_another_batch(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, "a", "b")
         with client.consumer() as consumer:
             batch, _ = consumer.next(1), consumer.next(1)
             with pytest.raises(NotHeld, match="r/b"):
@@ -262,23 +251,23 @@ class TestSkip:
 
 
 class TestCancel:
-    def test_a_group_keeps_what_is_done(self, client: Client) -> None:
+    def test_a_group_keeps_what_is_done(self, client: Client, ledger: Ledger) -> None:
         client.submit([*group("a", size=3, min_viable=1), *group("b")])
-        play(internals(client).ledger, "r/a/0")
-        claim(internals(client).ledger, "r/a/1")
+        play(ledger, "r/a/0")
+        claim(ledger, "r/a/1")
         client.cancel(group="a")
         client.cancel(group="a")
         assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [State.DONE, State.DEAD, State.DEAD]
-        assert internals(client).ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
-        assert [found.id for found in take(internals(client).ledger, 1, "t")] == ["a"]
+        assert ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
+        assert [found.id for found in take(ledger, 1, "t")] == ["a"]
         assert client.job("r/b/0").state == State.QUEUED
         with pytest.raises(LedgerError, match="group r/c is unknown"):
             client.cancel(group="c")
 
-    def test_a_run_is_sealed_and_ends(self, client: Client) -> None:
+    def test_a_run_is_sealed_and_ends(self, client: Client, ledger: Ledger) -> None:
         client.submit([*group("a"), *group("b"), *group("c", min_viable=1)])
-        play_groups(internals(client).ledger, "a")
-        play(internals(client).ledger, "r/c/1")
+        play_groups(ledger, "a")
+        play(ledger, "r/c/1")
         for _ in range(2):
             client.cancel(run=True)
         with pytest.raises(LedgerError, match="sealed"):
@@ -289,8 +278,10 @@ class TestCancel:
 
 
 class TestOtherVersions:
-    def test_a_newer_group_is_left_as_it_is(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        finish_groups(internals(client).ledger, "a", "b")
+    def test_a_newer_group_is_left_as_it_is(
+        self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        finish_groups(ledger, "a", "b")
         with client.consumer() as consumer:
             with monkeypatch.context() as patch:
                 patch.setattr("rollq.wire.blob.SCHEMA", 1)
@@ -301,8 +292,8 @@ class TestOtherVersions:
             stats = client.stats()
             assert (stats["dead"], stats["groups_held"], stats["groups_acked"]) == (0, 2, 0)
             assert names(consumer.next(2)) == ["a", "b"]  # after the upgrade
-            end_holds(internals(client).ledger, "a", "b")
-        assert [found.id for found in take(internals(client).ledger, 2, "other/0")] == ["a", "b"]
+            end_holds(ledger, "a", "b")
+        assert [found.id for found in take(ledger, 2, "other/0")] == ["a", "b"]
 
 
 def test_a_wait_is_explained(client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

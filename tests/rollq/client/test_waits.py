@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,24 +32,20 @@ from tests.rollq.samples import claim, group, job, reader
 from tests.waiting import until
 
 
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
-
-
 def waiting(client: Client, *purpose: Purpose, **side: int) -> str:
     return explain(internals(client).reader, *purpose, **side)
 
 
-def test_a_redis_that_a_script_keeps_busy_is_the_explanation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_that_a_script_keeps_busy_is_the_explanation(
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It raises nothing: the explanation of a wait must not end the wait."""
 
     def busy() -> None:
         raise redis.ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL.")
 
-    monkeypatch.setattr(internals(client).reader.redis, "time", busy)
-    assert "busy with a long script" in waiting(client) and holdup(internals(client).reader) == waiting(client)
+    monkeypatch.setattr(reader(ledger).redis, "time", busy)
+    assert "busy with a long script" in waiting(client) and holdup(reader(ledger)) == waiting(client)
 
 
 def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each_other(
@@ -61,7 +56,7 @@ def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each
     producer = Client(redis_url, run="r")
     thread = threading.Thread(target=producer.submit, args=([job(0, "e")],), kwargs={"ahead": 4})
     thread.start()
-    until(lambda: internals(client).reader.standing().full)
+    until(lambda: reader(ledger).standing().full)
     with client.consumer() as consumer:
         batch = consumer.next(4)
         with pytest.raises(PullTimeout) as timeout:
@@ -161,7 +156,7 @@ def test_another_consumer_holds_all_groups_of_a_run_that_is_not_sealed(client: C
         said = waiting(client, wanted=1)
         assert "Another consumer holds 2 groups and has not acknowledged them (batch.ack()). They come when" in said
         assert "Another consumer" not in waiting(client, wanted=1, own=2)
-        assert "2 groups are held by a consumer that has not acknowledged them yet" in holdup(internals(client).reader)
+        assert "2 groups are held by a consumer that has not acknowledged them yet" in holdup(reader(ledger))
 
 
 @pytest.mark.parametrize("side", [{"wanted": 1}, {"ahead": 1}, {}], ids=["consumer", "producer", "onlooker"])

@@ -16,7 +16,7 @@ from tests.rollq.commands.conftest import Fails
 def test_it_serves_until_it_is_stopped(redis_url: str) -> None:
     with Client(redis_url, run="r") as client:
         client.submit([Job(env="shop", task=0)])
-    line = [sys.executable, "-m", "rollq", "metrics", "--port", "0", "--run", "r", "--redis", redis_url]
+    line = [sys.executable, "-m", "rollq", "metrics", "--port", "0", "--redis", redis_url]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[2]
@@ -35,7 +35,6 @@ def test_a_port_that_is_in_use(redis_url: str, fails: Fails) -> None:
     ("more", "says"),
     [
         (("--port", "65536"), "expected a whole number of at least 0 and at most 65535"),
-        (("--run", "nosuch"), "no run 'nosuch'"),
         (("--host", "no.such.host.invalid", "--port", "0"), "metrics cannot be served at"),
     ],
 )

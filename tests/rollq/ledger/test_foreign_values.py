@@ -61,7 +61,7 @@ def looks(ledger: Ledger) -> list[Callable[[], object]]:
         lambda: late(ledger),
         lambda: [explain(look, purpose) for purpose in Purpose],
         lambda: view(ledger),
-        lambda: RunMetrics(ledger.redis, ledger.run).read(),
+        lambda: RunMetrics(ledger.redis).read(),
         lambda: (look.dead(), look.standing(), look.group_states(["g"])),
         lambda: (letters.open_groups(), list(letters.unfinished()), letters.ids(FailureClass.JOB)),
     ]

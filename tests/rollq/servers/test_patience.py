@@ -39,7 +39,7 @@ def test_a_wait_that_lasts_is_said_once(caplog: pytest.LogCaptureFixture, monkey
 def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_S", 0.0)
     client = connect(f"redis://user:secret@127.0.0.1:{free_port()}/0")
-    with pytest.raises(module.NoRedis, match="start one with `rollq redis`, or give another address") as caught:
+    with pytest.raises(module.NoRedis, match="Start one with `rollq redis`, or give another address") as caught:
         client.ping()
     client.close()
     assert isinstance(caught.value, redis.ConnectionError) and "secret" not in str(caught.value)

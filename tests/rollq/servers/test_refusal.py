@@ -1,6 +1,7 @@
 """What is said of a refusal of Redis: why, and a remedy that fits."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import redis
 from rollq import cli
 from rollq.errors import LedgerError, Unwritable
 from rollq.servers import connection
-from rollq.servers.refusal import guarded, no_answer
+from rollq.servers.refusal import guarded, no_answer, unreached
 
 FULL = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
 DELETE = "Delete that key: it fills again"
@@ -22,6 +23,32 @@ def said(error: redis.ResponseError) -> LedgerError:
     with pytest.raises(LedgerError) as raised:
         guarded("rollq:runs", refused, DELETE)
     return raised.value
+
+
+def wrapped(cause: Exception) -> redis.ConnectionError:
+    """As redis-py raises it."""
+    error = redis.ConnectionError(str(cause))
+    error.__context__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "remedy"),
+    [
+        ("redis://h:1/0", wrapped(ConnectionRefusedError("refused")), "Start one with `rollq redis`"),
+        ("redis://h:1/0", redis.TimeoutError("Timeout connecting to server"), "Start one with `rollq redis`"),
+        ("redis://h:1/0", wrapped(socket.gaierror(-2, "Name or service not known")), "No such host"),
+        (
+            "redis://h:1/0",
+            redis.ConnectionError("Connection closed by server."),
+            "Does it speak TLS there (rediss://)?",
+        ),
+        ("rediss://h:1/0", wrapped(ssl.SSLError("CERTIFICATE_VERIFY_FAILED")), "is its certificate trusted"),
+        ("rediss://h:1/0", redis.TimeoutError("Timeout connecting to server"), "Does it speak TLS there"),
+    ],
+)
+def test_a_server_that_is_not_reached_has_the_remedy_of_its_cause(address: str, error: Exception, remedy: str) -> None:
+    assert remedy in unreached(address, error)
 
 
 @pytest.mark.parametrize(

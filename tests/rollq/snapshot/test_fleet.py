@@ -1,7 +1,6 @@
 """The fleet as a value, from a real Redis in the state of each fleet."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,12 +37,6 @@ WORKER = LiveWorker(name="w", queues=("rollq",), tokenizer="t1", template="c1", 
 @pytest.fixture
 def fleet(ledger: Ledger) -> FleetReader:
     return FleetReader(ledger.redis)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 def test_an_empty_redis(fleet: FleetReader) -> None:

@@ -1,6 +1,5 @@
 """What holds a run up when it is no problem: what its episodes wait for, from a real Redis."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,6 @@ from rollq.snapshot import fleet
 from tests.rollq.client.fleets import live, used
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 def test_nothing_is_pending(client: Client, ledger: Ledger) -> None:

@@ -15,33 +15,34 @@ from tests.rollq_worker.audit.simulation import FAULTS, Noise, audited, deep, sh
 
 @pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
 def test_the_spread_of_differences(n: int) -> None:
-    found = spread(array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0]))
+    report = spread(array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0]))
     ordered = [i / n for i in range(n)] if n != 2 else [1.0, 3.0]
-    assert found["p99_abs"] == ordered[int(0.99 * (n - 1))] and found["max_abs"] == ordered[-1]
-    assert found["mean_abs"] == pytest.approx(sum(ordered) / n) and found["tokens"] == n
+    assert report["p99_abs"] == ordered[int(0.99 * (n - 1))] and report["max_abs"] == ordered[-1]
+    assert report["mean_abs"] == pytest.approx(sum(ordered) / n) and report["tokens"] == n
 
 
 def test_a_file_that_is_off_as_a_whole() -> None:
     records = [record(job=f"r/g/{i}") for i in range(20)]
     for changed in records:
         changed["logprobs"] = [p - 0.05 if p else 0.0 for p in changed["logprobs"]]
-    found = audit(*records)
+    report = audit(*records)
     assert (
-        found["verdict"] == "bad" and found["reasons"][0] == "the mean difference of all tokens is 0.0500, above 0.0100"
+        report["verdict"] == "bad"
+        and report["reasons"][0] == "the mean difference of all tokens is 0.0500, above 0.0100"
     )
-    assert found["detectable"]["mean_abs"] == 0.01
+    assert report["detectable"]["mean_abs"] == 0.01
 
 
 def test_an_engine_that_is_as_noisy_is_no_fault_of_the_file() -> None:
-    found = audit(*[record(job=f"r/g/{i}") for i in range(20)], scorer=FakeScorer(noise=0.12))
-    assert (found["verdict"], found["reasons"]) == ("ok", [])
-    assert found["floor"]["mean_abs"] == pytest.approx(0.12) == found["mean_abs"]
-    assert found["detectable"]["outlier"] == pytest.approx(0.18) == found["detectable"]["mean_abs"]
+    report = audit(*[record(job=f"r/g/{i}") for i in range(20)], scorer=FakeScorer(noise=0.12))
+    assert (report["verdict"], report["reasons"]) == ("ok", [])
+    assert report["floor"]["mean_abs"] == pytest.approx(0.12) == report["mean_abs"]
+    assert report["detectable"]["outlier"] == pytest.approx(0.18) == report["detectable"]["mean_abs"]
 
 
 def test_an_engine_that_contradicts_itself() -> None:
-    found = audit(record(), scorer=FakeScorer(noise=0.3))
-    assert found["verdict"] == "bad" and found["reasons"][0].startswith(
+    report = audit(record(), scorer=FakeScorer(noise=0.3))
+    assert report["verdict"] == "bad" and report["reasons"][0].startswith(
         "the engine contradicts itself: its prefill is off"
     )
 
@@ -51,9 +52,9 @@ def test_noise_that_cannot_be_measured_proves_nothing() -> None:
         def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
             raise ScoringRefused("no")
 
-    found = audit(record(), scorer=Refuses())
-    assert found["verdict"] == "incomplete" and "the engine's own noise could not be measured" in found["reasons"]
-    assert found["floor"]["tokens"] == 0 and found["detectable"]["mean_abs"] is None
+    report = audit(record(), scorer=Refuses())
+    assert report["verdict"] == "incomplete" and "the engine's own noise could not be measured" in report["reasons"]
+    assert report["floor"]["tokens"] == 0 and report["detectable"]["mean_abs"] is None
 
 
 @pytest.mark.parametrize("noise", [deep, shallow])
@@ -73,8 +74,8 @@ class TestSimulatedFiles:
         ],
     )
     def test_a_fault_of_one_trajectory_in_two_hundred_is_found(self, noise: Noise, fault: str) -> None:
-        found = audited(noise, 7, 200, plant=FAULTS[fault], share=0.005)
-        assert found.verdict == "bad" and [parts[0].job for parts in found.faults] == ["r/g/0"]
+        report = audited(noise, 7, 200, plant=FAULTS[fault], share=0.005)
+        assert report.verdict == "bad" and [parts[0].job for parts in report.faults] == ["r/g/0"]
 
 
 @pytest.mark.parametrize("by", [1, -1])
@@ -84,9 +85,9 @@ def test_a_shifted_file_is_named_as_such(by: int) -> None:
     tokens = array("I", shifted["tokens"])
     for i in positions:
         shifted["logprobs"][i] = true_logprob(tokens, (i + by) % len(tokens))
-    found = audit(shifted)
-    assert (found["verdict"], found["shift"]) == ("bad", by)
-    assert any(reason.endswith("later" if by > 0 else "earlier") for reason in found["reasons"])
+    report = audit(shifted)
+    assert (report["verdict"], report["shift"]) == ("bad", by)
+    assert any(reason.endswith("later" if by > 0 else "earlier") for reason in report["reasons"])
 
 
 def test_a_confident_policy_is_not_taken_for_shifted() -> None:
@@ -97,13 +98,13 @@ def test_a_confident_policy_is_not_taken_for_shifted() -> None:
         def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
             return SampledTokens(array("I", [1]), array("d", [-1e-6]), True)
 
-    found = audit(record(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
-    assert (found["verdict"], found["shift"]) == ("ok", 0)
+    report = audit(record(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
+    assert (report["verdict"], report["shift"]) == ("ok", 0)
 
 
 def test_a_file_without_sampled_tokens_proves_nothing() -> None:
-    found = audit(record(mask=[0] * 16, versions=[None] * 16))
-    assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")
+    report = audit(record(mask=[0] * 16, versions=[None] * 16))
+    assert (report["tokens"], report["mean_abs"], report["verdict"]) == (0, None, "incomplete")
 
 
 class TestRareFaults:
@@ -113,7 +114,7 @@ class TestRareFaults:
         """Two turns each: 4 sampled tokens and a stop; 3 tokens, an interruption, and 4 more with a stop."""
         mask = [0] * 4 + [1] * 5 + [0] * 2 + [1] * 7
         tokens = array("I", [(7 * i * i + 3) % 50 for i in range(len(mask))])
-        found = {
+        report = {
             "tokens": tokens.tolist(),
             "mask": mask,
             "logprobs": [true_logprob(tokens, i) if bit else 0.0 for i, bit in enumerate(mask)],
@@ -127,13 +128,13 @@ class TestRareFaults:
                 {"role": "assistant"},
             ],
         }
-        return [record(job=f"r/g/{i}", **found | {"logprobs": list(found["logprobs"])}) for i in range(count)]
+        return [record(job=f"r/g/{i}", **report | {"logprobs": list(report["logprobs"])}) for i in range(count)]
 
     PLACES = {"first": 4, "call": 6, "stop": 8, "bridge": 11, "text": 12, "interruption": 14}  # noqa: RUF012
 
     def test_each_token_has_its_class(self) -> None:
-        found = audit(*self.records(1))["classes"]
-        assert {name: tally["tokens"] for name, tally in found.items()} == {
+        report = audit(*self.records(1))["classes"]
+        assert {name: tally["tokens"] for name, tally in report.items()} == {
             "interruption": 1, "first": 1, "bridge": 1, "stop": 2, "call": 3, "text": 4,
         }  # fmt: skip
 
@@ -143,10 +144,10 @@ class TestRareFaults:
         assert audit(*records)["verdict"] == "ok"
         for changed in records[::12]:
             changed["logprobs"][self.PLACES[name]] += 0.5
-        found = audit(*records)
-        assert found["verdict"] == "bad" and found["p99_abs"] < 0.1 and found["mean_abs"] < 0.01
-        total = found["classes"][name]["tokens"]
-        assert f"42 of the tokens of class {name} ({total}) are off by more than 0.125" in found["reasons"]
+        report = audit(*records)
+        assert report["verdict"] == "bad" and report["p99_abs"] < 0.1 and report["mean_abs"] < 0.01
+        total = report["classes"][name]["tokens"]
+        assert f"42 of the tokens of class {name} ({total}) are off by more than 0.125" in report["reasons"]
 
     def test_one_shifted_trajectory_of_many_is_found(self) -> None:
         records = self.records(500)
@@ -154,10 +155,10 @@ class TestRareFaults:
         tokens = array("I", records[0]["tokens"])
         for i in places[:-1]:
             records[77]["logprobs"][i] = true_logprob(tokens, i + 1)
-        found = audit(*records)
-        assert (found["verdict"], found["faulty"], found["shift"]) == ("bad", 1, 0)
-        assert found["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/g/77"
-        assert [(fault["job"], fault["turn"]) for fault in found["faults"]] == [("r/g/77", None)]
+        report = audit(*records)
+        assert (report["verdict"], report["faulty"], report["shift"]) == ("bad", 1, 0)
+        assert report["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/g/77"
+        assert [(fault["job"], fault["turn"]) for fault in report["faults"]] == [("r/g/77", None)]
 
     def test_one_bad_turn_of_a_long_trajectory_is_found(self) -> None:
         mask = [0] * 4 + [1] * 600 + [0] * 2 + [1] * 20
@@ -167,8 +168,8 @@ class TestRareFaults:
             logprobs[i] += 0.3
         versions = ["v1" if bit else None for bit in mask]
         fields = {"tokens": tokens.tolist(), "mask": mask, "logprobs": logprobs, "versions": versions, "traces": [626]}
-        found = audit(record(**fields))
-        assert (found["verdict"], [fault["turn"] for fault in found["faults"]]) == ("bad", [1])
+        report = audit(record(**fields))
+        assert (report["verdict"], [fault["turn"] for fault in report["faults"]]) == ("bad", [1])
 
     def test_two_outliers_prove_nothing(self) -> None:
         records = self.records(50)

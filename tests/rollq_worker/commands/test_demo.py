@@ -14,7 +14,7 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
     ("line", "error"),
     [
         (("--env", "nope"), "there is no environment 'nope'"),
-        (("--split", "nope"), "shop has no split 'nope'; it has train ("),
+        (("--set", "split=nope"), "shop has no split 'nope'; it has train ("),
         (("--set", "tasks=0-999999"), "shop/train has tasks 0-499, not 999999"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
         (("--tokenizer", "/"), "/"),
@@ -52,7 +52,7 @@ def test_an_engine_that_does_not_answer_destroys_nothing(tmp_path: Path) -> None
     ],
 )
 def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tasks: list[int]) -> None:
-    jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]))
+    _, jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]))
     assert [job.task for job in jobs] == tasks
     assert len({job.group for job in jobs}) == len(tasks)
     assert len({job.run for job in jobs}) == 1
@@ -60,18 +60,18 @@ def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tas
 
 def proposed(*line: str) -> str:
     args = cli.parser().parse_args(["demo", "--set", "tasks=2-4", *line])
-    return "\n".join(next_steps(args, demo_jobs(args)))
+    return "\n".join(next_steps(args, demo_jobs(args)[1]))
 
 
 def test_the_next_steps_fit_what_was_played() -> None:
     assert "rollq redis; rollq engine; rollq worker" in proposed()
     assert install_line("tau2-2025") in proposed()
-    other = proposed("--env", "tau2_2025:airline", "--split", "test")
+    other = proposed("--env", "tau2_2025:airline", "--set", "split=test")
     assert "rollq engine --env tau2_2025:airline; rollq worker" in other
     assert "--env tau2_2025:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
     short = proposed("--set", 'template_kwargs={"enable_thinking": false}')
     assert """--tasks 2-4 --set 'template_kwargs={"enable_thinking": false}' --size 4""" in short
-    assert "--tasks 2-4 --set agent=react --size 4" in proposed("--agent", "react")
+    assert "--tasks 2-4 --set agent=react --size 4" in proposed("--set", "agent=react")
     real = proposed("--engine", "http://h:1", "--tokenizer", "DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real
 
@@ -83,7 +83,7 @@ def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> 
     )
     args = cli.parser().parse_args(["demo"])
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
-    report(args, demo_jobs(args), means | counts, deaths, sys.stdout)
+    report(args, demo_jobs(args)[1], means | counts, deaths, sys.stdout)
     said = capsys.readouterr().out
     assert (
         'dead     r/g/0: env: it broke\nTraceback:\n  File "world.py"\\x1b[2J\ndead     r/g/1: env: it broke\n' in said

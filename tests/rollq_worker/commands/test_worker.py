@@ -12,5 +12,5 @@ def taken_port() -> str:
 
 
 def test_a_port_for_metrics_that_is_in_use(redis_url: str, taken_port: str) -> None:
-    done = rollq("worker", "--redis", redis_url, "--metrics-port", taken_port, code=2)
+    done = rollq("worker", "--redis", redis_url, "--metrics", taken_port, code=2)
     assert f"metrics cannot be served at 127.0.0.1:{taken_port}" in done.stderr and "another port" in done.stderr

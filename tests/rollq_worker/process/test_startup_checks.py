@@ -59,7 +59,7 @@ def error_line(text: str) -> str:
     ("env", "code", "words"),
     [
         ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss://, unix://, sentinel://"),
-        ({"REDIS_URL": NO_REDIS}, 1, "start one with `rollq redis`"),
+        ({"REDIS_URL": NO_REDIS}, 1, "Start one with `rollq redis`"),
         ({"BROKER_URL": "nonsense"}, 2, "ROLLQ_BROKER_URL: not the address of a broker"),
         ({"BROKER_URL": "carrier-pigeon://x"}, 2, "No such transport: carrier-pigeon (redis:// or rediss://)"),
         ({"BROKER_URL": NO_REDIS.replace("//", "//me:secret@")}, 1, "no broker at redis://me:***@"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import add_redis, add_run, add_tokenizer
+from rollq.commands.flags.shared import add_redis, add_run
 from rollq.commands.flags.types import whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
@@ -36,7 +36,6 @@ def add(commands: Commands) -> None:
         help="let the page play dead rollouts again; the address that is printed then carries a token",
     )
     add_redis(parser)
-    add_tokenizer(parser)
     parser.set_defaults(run=run)
 
 

@@ -5,7 +5,7 @@ import argparse
 from rollq.commands.connect import settings
 from rollq.commands.flags.files import environment
 from rollq.commands.flags.shared import add_tokenizer
-from rollq.commands.flags.types import expert_shape, number, whole
+from rollq.commands.flags.types import number, whole
 from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.pip_extras import needs
@@ -42,12 +42,6 @@ def add(commands: Commands) -> None:
         "--errors", type=number(0, 1), default=0.0, metavar="P", help="probability that a request fails (%(default)s)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="seed of mistakes, errors and latency (%(default)s)")
-    parser.add_argument(
-        "--routed-experts",
-        type=expert_shape,
-        metavar="LxKxE",
-        help="report made-up routed experts to jobs that ask: layers, top-k and experts, as in 48x8x128",
-    )
     add_tokenizer(parser)
     parser.set_defaults(run=run)
 
@@ -77,6 +71,5 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         tokenizer=found.tokenizer,
         template=found.template,
-        routed_experts=args.routed_experts,
     )
     return 0

@@ -55,15 +55,19 @@ def add(commands: Commands) -> None:
     add_tokenizer(parser)
     add_template(parser)
     parser.add_argument(
-        "--metrics-port",
-        type=whole(0, 65535),
-        metavar="PORT",
-        help="serve this process's metrics to Prometheus at this port, 0: a free one (docs/metrics.md)",
-    )
-    parser.add_argument(
-        "--metrics-host", default="127.0.0.1", metavar="HOST", help="address to serve them at (%(default)s)"
+        "--metrics",
+        type=listen_address,
+        metavar="[HOST:]PORT",
+        help="serve this process's metrics to Prometheus there, at 127.0.0.1 unless told otherwise; port 0: a free one"
+        " (docs/metrics.md)",
     )
     parser.set_defaults(run=run)
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
+    host, colon, port = text.rpartition(":")
+    return host if colon else "127.0.0.1", whole(0, 65535)(port)
 
 
 def queue_names(text: str) -> tuple[str, ...]:
@@ -104,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_metrics(args: argparse.Namespace) -> "Callable[[JobRunner], object]":
-    """With --metrics-port: serves metrics from now on, and those of the runner that it is told of."""
-    if args.metrics_port is None:
+    """With --metrics: serves metrics from now on, and those of the runner that it is told of."""
+    if args.metrics is None:
         return lambda runner: None
     with needs("metrics"):
         from rollq.metrics.exposition import Exposition
         from rollq_worker.process.monitoring.metrics import worker_metrics
     exposition = Exposition()
-    print(f"rollq worker: metrics at {exposition.serve(args.metrics_host, args.metrics_port)}", flush=True)
+    print(f"rollq worker: metrics at {exposition.serve(*args.metrics)}", flush=True)
 
     def serve(runner: "JobRunner") -> None:
         exposition.read = partial(worker_metrics, runner)

@@ -59,7 +59,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 """Keys whose value may be written shorter than it is, and what reads such a text."""
 
 
-FLAGS = {"run": "run_name", "env": "env", "split": "split", "tasks": "tasks", "size": "size", "agent": "agent"}
+FLAGS = {"run": "run_name", "env": "env", "split": "split", "tasks": "tasks", "size": "size"}
 """Keys that may be flags of their own, and argparse's names for them."""
 
 

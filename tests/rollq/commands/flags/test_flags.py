@@ -58,12 +58,13 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     weights.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
     worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
+    worker.listen_address: ("", "x", "host:", "h:65536"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
 UNCHECKED = set(
     "env split agent broker redis tokenizer template config host dir out file jobs what path api_key_file "
-    "reward metrics_host html".split()
+    "reward html".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 

@@ -219,7 +219,7 @@ def test_a_new_environment_passes_its_own_tests(
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert cli.main(["env", "check", "words/words.py"]) == 0
     out = capsys.readouterr().out
-    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env words/words.py --split train" in out
+    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env words/words.py --set split=train" in out
     assert cli.main(["env", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["shop"] == "rollq"

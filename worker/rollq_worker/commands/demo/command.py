@@ -19,9 +19,9 @@ from typing import Any, TextIO
 
 from rollq.commands.connect import settings
 from rollq.commands.flags import keys
-from rollq.commands.flags.files import agent, environment, given_name
+from rollq.commands.flags.files import environment, given_name
 from rollq.commands.flags.shared import add_json, add_tokenizer
-from rollq.commands.flags.types import http_url, number, whole
+from rollq.commands.flags.types import http_url, whole
 from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.commands.tables import first_line
@@ -30,11 +30,14 @@ from rollq.export.formats import open_output
 from rollq.export.transcript import clean
 from rollq.job import Job, group_name
 from rollq.pip_extras import install_line, needs
+from rollq.sampling import number
 from rollq.urls import mask_url
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun
 from rollq_worker.commands.environment_names import task_count
 
+SAID_APART = ("tasks", "split", "agent", "mistakes")
+"""Keys that a proposed line has in another form, or not at all."""
 NOT_SET = ("run", "queue", "purpose", "spare", "min_viable", "labels")
 """Fields of a job that a demo fills in or has no use for."""
 
@@ -45,6 +48,12 @@ class DemoKeys:
 
     tasks: range | None = None
     """Tasks A-B of the split, both included, or one (the first ones)."""
+    mistakes: float = 0.3
+    """Probability that the replay engine gets an episode wrong."""
+
+    def __post_init__(self) -> None:
+        if not number(self.mistakes) or not 0 <= self.mistakes <= 1:
+            raise SettingsError(f"mistakes must be a probability, not {self.mistakes!r}")
 
 
 def add(commands: Commands) -> None:
@@ -59,23 +68,8 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load (shop)",
     )
-    parser.add_argument("--split", help="one of the environment's task lists (train)")
     parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of tasks)")
     parser.add_argument("--size", type=whole(1), metavar="N", help="samples of each task (4)")
-    parser.add_argument(
-        "--agent",
-        type=agent,
-        metavar="NAME",
-        help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON; or an agent"
-        " program: an installed one, or a file, FILE.py:FUNCTION or FILE.sh (tool-calling; docs/agents.md)",
-    )
-    parser.add_argument(
-        "--mistakes",
-        type=number(0, 1),
-        default=0.3,
-        metavar="P",
-        help="probability that the replay engine gets an episode wrong (%(default)s)",
-    )
     keys.add_set(parser, DemoKeys, NOT_SET)
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
@@ -89,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     _check_extra()
     found = settings(args)
     tokenizer, template = found.tokenizer, found.template
-    jobs = demo_jobs(args)
+    own, jobs = demo_jobs(args)
     _check_agent(jobs[0])
     _check_tokenizer(tokenizer, template, jobs[0])
     for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
@@ -103,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         if args.engine:
             processes.use_engine(args.engine)
         else:
-            flags = {"--env": jobs[0].env, "--mistakes": args.mistakes, "--seed": jobs[0].seed}
+            flags = {"--env": jobs[0].env, "--mistakes": own.mistakes, "--seed": jobs[0].seed}
             flags |= {"--tokenizer": tokenizer}
             processes.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
         processes.await_engine()
@@ -150,10 +144,12 @@ def _check_agent(job: Job) -> None:
             raise SettingsError(f"agent: {e}") from e
 
 
-def demo_jobs(args: argparse.Namespace) -> list[Job]:
-    """The demo's jobs: sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
+def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
+    """The demo's own keys, and its jobs: sample 0 of each group. More groups than tasks repeat the tasks in another
+    epoch."""
     values = keys.Values(DemoKeys, NOT_SET, env=environment("shop"), size=4).read(args)
-    given = values.own(DemoKeys).tasks
+    own = values.own(DemoKeys)
+    given = own.tasks
     first = values.job(task=given[0] if given else 0, run=f"demo-{secrets.token_hex(4)}")
     count = task_count(first.env, first.split)
     chosen = given or range(min(args.groups or 8, count))
@@ -164,7 +160,7 @@ def demo_jobs(args: argparse.Namespace) -> list[Job]:
         epoch, task = i // len(chosen), chosen[i % len(chosen)]
         group = group_name(first.env, first.split, task, epoch)
         jobs.append(replace(first, task=task, group=group, seed=first.seed + epoch))
-    return jobs
+    return own, jobs
 
 
 def report(
@@ -204,7 +200,8 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
     if job.env == "shop":
-        steps["rollq demo --env tau2_2025:retail --split test"] = f"tasks of tau2-bench ({install_line('tau2-2025')})"
+        tau = f"tasks of tau2-bench ({install_line('tau2-2025')})"
+        steps["rollq demo --env tau2_2025:retail --set split=test"] = tau
     env, agent = given_name(job.env), given_name(job.agent)
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
@@ -218,7 +215,7 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     chosen = f"--env {env} --split {job.split} --tasks {tasks[0]}-{tasks[-1]}"
     if job.agent != "tool-calling":
         chosen += f" --set agent={agent}"
-    chosen += "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in args.set if key != "tasks")
+    chosen += "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in args.set if key not in SAID_APART)
     steps |= {
         parts: "each in a terminal of its own, and then:",
         f"rollq submit --run first {chosen} --size 4 --seal": "",

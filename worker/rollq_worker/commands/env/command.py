@@ -113,7 +113,7 @@ def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") 
     if report.programs_s:
         lines.append(f"an episode costs {_programs_s(report):.2f} s of CPU in the programs that it starts")
     if not report.problems:
-        lines.append(f"next: rollq demo --env {env} --split {split}")
+        lines.append(f"next: rollq demo --env {env} --set split={split}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The metrics of one worker process, for `rollq worker --metrics-port`.
+"""The metrics of one worker process, for `rollq worker --metrics`.
 
 They are read from what the worker counts anyway, when Prometheus asks. All totals begin at 0 with the process.
 """

@@ -18,7 +18,7 @@ from processes import Processes
 from redis_meter import RedisMeter
 from tables import table
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.job import Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger

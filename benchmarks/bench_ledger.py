@@ -25,7 +25,7 @@ from redis_meter import RedisMeter
 from tables import table
 
 from rollq.client.client import Client
-from rollq.client.consumer import Consumer
+from rollq.client.consuming.consumer import Consumer
 from rollq.errors import PullTimeout
 from rollq.job import Job
 from rollq.processes.embedded_redis import EmbeddedRedis

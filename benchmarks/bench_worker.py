@@ -22,7 +22,7 @@ from in_process import InProcess
 from processes import Processes
 from tables import ms, table
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.env.customer_service import Conversation, ConversationDomain
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE

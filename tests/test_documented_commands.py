@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollq.cli import main, parser
-from rollq.commands.parser import Parser
+from rollq.commands.flags.parser import Parser
 from tests.documented_commands import REPO, Command, commands
 
 ALL = list(commands())

@@ -2,7 +2,7 @@
 
 from kombu import Queue
 
-from rollq.client.broker import broker_settings
+from rollq.client.producing.broker import broker_settings
 from rollq.ledger.keys import celery_queue
 from rollq.settings import Settings
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollq.batch import Batch, Group
     from rollq.client.client import Client
-    from rollq.client.consumer import Consumer
+    from rollq.client.consuming.consumer import Consumer
     from rollq.errors import ContractError, MissingGroups, NotHeld, PullTimeout, RollqError, SettingsError
     from rollq.job import Budget, History, Job, Purpose
     from rollq.trajectory import Segment, Trajectory

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rollq import __version__
-from rollq.commands.help import EPILOG, SUMMARIES
-from rollq.commands.parser import Commands, Parser
+from rollq.commands.flags.help import EPILOG, SUMMARIES
+from rollq.commands.flags.parser import Commands, Parser
 from rollq.errors import RollqError, SettingsError
 from rollq.pip_extras import install_line
 

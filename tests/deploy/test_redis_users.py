@@ -14,8 +14,8 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from rollq.client.broker import Broker
 from rollq.client.client import Client, internals
+from rollq.client.producing.broker import Broker
 from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger

@@ -10,30 +10,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_ids, check_wanted
+from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
 from rollq.client.closing import Closed
-from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
+from rollq.client.operations import Operations
+from rollq.errors import ContractError, FailureClass, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.settings import Settings
 
 if TYPE_CHECKING:
     from rollq.batch import Batch
-    from rollq.client.consumer import Consumer
+    from rollq.client.consuming.consumer import Consumer
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
     from rollq.functions import Reward, Where
     from rollq.job import Job
-    from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
+    from rollq.ledger.replies import Published, Submission
     from rollq.servers.durability import Durability
-    from rollq.trajectory import Trajectory
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
 
 
-class Client:
+class Client(Operations):
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
     When Redis cannot be reached, calls wait about a minute and then raise redis.ConnectionError. When Redis takes no
@@ -58,10 +58,10 @@ class Client:
         return (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
-        from rollq.client.broker import Broker
         from rollq.client.internals import Internals
-        from rollq.client.producer import Producer
-        from rollq.servers.connection import retry
+        from rollq.client.producing.broker import Broker
+        from rollq.client.producing.producer import Producer
+        from rollq.servers.connection import connect, retry
         from rollq.servers.durability import Durability
 
         check_client(run, hold_s)
@@ -69,12 +69,10 @@ class Client:
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(settings.redis_url, run, Durability(durability))
+        self._internals = Internals.of(connect(settings.redis_url), run, Durability(durability))
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
-        self._evaluations: list[Evaluation] = []
-        self._episodes: list[Episodes] = []
-        self._consumers: WeakSet[Consumer] = WeakSet()
+        self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closed = False
         self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}))
         self._retry = retry
@@ -160,13 +158,14 @@ class Client:
         Raises ContractError for a wrong step or version, SettingsError when the version that is served is another step.
         """
         version = str(step) if weight_version is None else weight_version
-        from rollq.client.policy_publication import PolicyPublication
+        from rollq.client.producing.policy_publication import PolicyPublication
 
         self._producer.publish(PolicyPublication(self._internals.versions, step, version))
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
-        return self._retry(self._internals.versions.published)
+        published: Published | None = self._retry(self._internals.versions.published)
+        return published
 
     def batches(
         self,
@@ -226,7 +225,7 @@ class Client:
         `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
         them. Others are not fetched. Raises ContractError for what is no list of names.
         """
-        from rollq.client.consumer import Consumer
+        from rollq.client.consuming.consumer import Consumer
         from rollq.ledger.deliveries import Deliveries
 
         if purpose not in list(Purpose):
@@ -244,7 +243,7 @@ class Client:
             extras=extras,
             look=self._producer.look,
         )
-        self._consumers.add(consumer)
+        self._open.add(consumer)
         return consumer
 
     def episodes(self, keep_steps: int) -> Episodes:
@@ -255,9 +254,9 @@ class Client:
         """
         from rollq.client.episodes import Episodes
 
-        found = Episodes(self._internals, self._producer, keep_steps)
-        self._episodes.append(found)
-        return found
+        episodes = Episodes(self._internals, self._producer, keep_steps)
+        self._open.add(episodes)
+        return episodes
 
     def evaluate(
         self, tasks: Iterable[Job], k: int, version: str | None = None, *, name: str | None = None
@@ -274,104 +273,19 @@ class Client:
         ContractError for wrong tasks, `k`, version or name, SettingsError when no version was published and none is
         given. A sealed run takes no new groups, so `Evaluation.result` raises LedgerError then.
         """
-        from rollq.client.collector import Collector
-        from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
-        from rollq.client.policy_publication import check_version
+        from rollq.client.evaluation import begin
 
-        version = self._published_version() if version is None else version
-        check_version(self.run, version)
-        name = version if name is None else name
-        jobs = evaluation_jobs(self.run, name, list(tasks), k)
-        collector = Collector(self._internals.reader, jobs, name=name, version=version)
-        # No limit to the groups: the tasks are counted, and workers may not be there yet.
-        evaluation = Evaluation(collector, lambda: self._producer.submit(jobs, 0, source_name(jobs)))
-        self._evaluations = [*(other for other in self._evaluations if not other.done()), evaluation]
+        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name)
+        self._open.add(evaluation)
         return evaluation
-
-    def _published_version(self) -> str:
-        if published := self.published():
-            return published.weight_version
-        raise SettingsError(f"run {self.run}: no weight version was published: name it with evaluate(version=)")
-
-    def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
-        """A job's episode as far as it was played. The episode of a dead job ends with its failure.
-
-        With `attempt`: the journal that was set aside under that attempt. Raises LedgerError when the job is unknown or
-        was acknowledged.
-        """
-        return self._internals.reader.trajectory(job_id, attempt)
-
-    def job(self, job_id: str) -> JobState:
-        """A job's state. Raises LedgerError when it is unknown."""
-        state = self._internals.reader.job(job_id)
-        if state is None:
-            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
-        return state
-
-    def group_states(self, groups: Sequence[str]) -> list[str]:
-        """The state of each group: open, ready, held, acked or dropped; empty for one that is unknown."""
-        return self._internals.reader.group_states(groups)
-
-    def explain(self, wanted: int) -> str:
-        """Who waits for whom while a consumer waits for so many groups, and what to do; empty while they are only being
-        played."""
-        from rollq.client.waits import explain
-
-        return explain(self._internals.reader, wanted=wanted)
-
-    def set_engines(self, name: str, urls: Iterable[str]) -> None:
-        """Make these the engines of workers that were started with `--engine redis:NAME`, in every run."""
-        from rollq.ledger.workers.engine_addresses import set_addresses
-
-        self._retry(lambda: set_addresses(self._internals.ledger.redis, name, {*urls}))
-
-    def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
-        """The jobs that ended without a grade, the latest first."""
-        return self._internals.reader.dead(limit)
-
-    def requeue(self, job_ids: Iterable[str]) -> None:
-        """Queue dead jobs again, without their failures. Groups that were dropped for them come back.
-
-        Raises LedgerError for the first job that is not dead, or whose group is handed out without it.
-        """
-        for job_id in check_ids(job_ids):
-            self._retry(partial(self._internals.dead_letters.requeue, job_id))
-
-    def cancel(self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False) -> None:
-        """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished members of a group, or
-        those of the whole run, which takes no more groups then.
-
-        Workers stop playing them within seconds. A group is then ready if it has `min_viable` graded members, else
-        dropped. Raises LedgerError for the first of `job_ids` that has already ended, and for an unknown group;
-        ContractError when nothing is named.
-        """
-        if job_ids is None and group is None and not run:
-            raise ContractError(f"run {self.run}: cancel what? Give ids of jobs, group=, or run=True for all of it")
-        for job_id in check_ids(job_ids or ()):
-            self._retry(partial(self._internals.dead_letters.cancel, job_id))
-        if group is not None:
-            self._retry(lambda: self._internals.dead_letters.cancel_group(group))
-        if run:
-            self._retry(self._internals.ledger.seal)
-            for name in self._retry(self._internals.dead_letters.open_groups):
-                self._retry(partial(self._internals.dead_letters.cancel_group, name))
-
-    def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md). All are 0 for a
-        run that is not `known`."""
-        return self._internals.reader.stats()
 
     def close(self) -> None:
         """Close its consumers and evaluations, too. A closed client refuses every call (ClientClosed)."""
         if self._closed:
             return
         self._closed = True
-        for consumer in self._consumers:
-            consumer.close()
-        for evaluation in self._evaluations:
-            evaluation.close()
-        for episodes in self._episodes:
-            episodes.close()
+        for each in list(self._open):
+            each.close()
         self._producer.close()
         self._broker.close()
         self._internals.ledger.redis.close()

@@ -17,7 +17,7 @@ from functools import partial
 
 from rollq.client.closing import briefly
 from rollq.client.internals import Internals
-from rollq.client.producer import Producer
+from rollq.client.producing.producer import Producer
 from rollq.errors import ClientClosed, ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries

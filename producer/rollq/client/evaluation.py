@@ -12,11 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from rollq.client.collector import Collector
+from rollq.client.internals import Internals
+from rollq.client.producing.policy_publication import check_version
+from rollq.client.producing.producer import Producer
 from rollq.client.waits import WaitLog, explain, holdup
-from rollq.errors import ContractError, PullTimeout, RollqError
+from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
 from rollq.job import NAME_CHARACTERS, Job, Purpose
-from rollq.servers.connection import RetryLoop
+from rollq.servers.connection import RetryLoop, retry
 from rollq.wire.codec import job_digest
 
 log = logging.getLogger("rollq")
@@ -73,6 +76,23 @@ def _short(name: str) -> str:
 def source_name(jobs: Sequence[Job]) -> str:
     """A name for exactly these jobs as a source, so that a repeated evaluation submits nothing twice."""
     return "eval-" + hashlib.sha256(b"".join(map(job_digest, jobs))).hexdigest()[:20]
+
+
+def begin(
+    internals: Internals, producer: Producer, tasks: Sequence[Job], k: int, version: str | None, name: str | None
+) -> "Evaluation":
+    """What `Client.evaluate` says."""
+    run = internals.ledger.run
+    if version is None:
+        if (published := retry(internals.versions.published)) is None:
+            raise SettingsError(f"run {run}: no weight version was published: name it with evaluate(version=)")
+        version = published.weight_version
+    check_version(run, version)
+    name = version if name is None else name
+    jobs = evaluation_jobs(run, name, tasks, k)
+    collector = Collector(internals.reader, jobs, name=name, version=version)
+    # No limit to the groups: the tasks are counted, and workers may not be there yet.
+    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)))
 
 
 class Evaluation:

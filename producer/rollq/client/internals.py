@@ -1,12 +1,11 @@
-"""What a client is made of: the ledger of its run, and what reads and repairs it. For rollq's own rooms."""
+"""A run in Redis: its ledger, and what reads and repairs it. For rollq's own rooms."""
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
 
 
@@ -19,8 +18,6 @@ class Internals(NamedTuple):
     dead_letters: DeadLetters
 
     @classmethod
-    def of(cls, url: str, run: str, durability: Durability) -> Self:
-        """Connects when first used, to a cluster now."""
-        redis = connect(url)
+    def of(cls, redis: Any, run: str, durability: Durability) -> Self:
         ledger = Ledger(redis, run, durability)
         return cls(ledger, LedgerReader(redis, run), Versions(redis, run), DeadLetters(redis, run))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import redis
 
 from rollq.client.client import Client, internals
+from rollq.client.internals import Internals
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
@@ -102,13 +103,23 @@ def open_client(
             durability=_durability(),
         ) as connected,
     ):
+        reader = internals(connected).reader
         if warn:
-            retry(internals(connected).reader.exists)  # waits for a Redis that is busy, as the command itself does
-        if warn and (wrong := check_redis(internals(connected).ledger.redis)):
+            retry(reader.exists)  # waits for a Redis that is busy, as the command itself does
+        if warn and (wrong := check_redis(reader.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         if known:
-            check_run(internals(connected).reader.redis, run, found.redis_url)
+            check_run(reader.redis, run, found.redis_url)
         yield connected
+
+
+@contextlib.contextmanager
+def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Iterator[Internals]:
+    """The run in Redis, for what needs no client. With `known`, raises SettingsError when it does not exist."""
+    with open_redis(args) as connection:
+        if known:
+            check_run(connection, run, settings(args).redis_url)
+        yield Internals.of(connection, run, _durability())
 
 
 def check_run(connection: "redis.Redis", run: str, url: str) -> None:

@@ -4,9 +4,9 @@ import argparse
 
 from rollq.commands import weights
 from rollq.commands.connect import open_redis
+from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_redis
 from rollq.commands.flags.types import http_url, name
-from rollq.commands.parser import Commands, Parser
 from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
 from rollq.urls import mask_url
 

@@ -17,11 +17,11 @@ from statistics import fmean
 from rollq.client.client import Client, internals
 from rollq.client.collector import Collector
 from rollq.client.waits import WaitLog, holdup
-from rollq.commands.connect import open_client
+from rollq.commands.connect import open_client, open_run
 from rollq.commands.flags import keys, plan
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_out, add_redis, add_run, add_timeout
 from rollq.commands.flags.types import name
-from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
 from rollq.commands.submit import add_tasks
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    with open_client(args, args.show[0], known=True) as client:
-        result, other = _stored(internals(client).reader, args.show), _other(args, client)
-        _report(args, client, result, compare(result, other, report.title(other)) if other else None)
+    with open_run(args, args.show[0]) as of:
+        result, other = _stored(of.reader, args.show), _other(args, of.reader)
+        _report(args, of.reader, result, compare(result, other, report.title(other)) if other else None)
     return 0 if result.complete else 1
 
 
@@ -99,11 +99,9 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
     raise SettingsError(f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}")
 
 
-def _other(args: argparse.Namespace, client: Client) -> Result | None:
+def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
     """The evaluation to compare with. Raises SettingsError when it is not there."""
-    return (
-        _stored(LedgerReader(internals(client).ledger.redis, args.compare[0]), args.compare) if args.compare else None
-    )
+    return _stored(LedgerReader(reader.redis, args.compare[0]), args.compare) if args.compare else None
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -118,29 +116,30 @@ def _evaluate(args: argparse.Namespace) -> int:
         stack.enter_context(plan.explain_interrupt())
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
+        reader = internals(client).reader
         if out:
-            out.run_began = internals(client).reader.began
+            out.run_began = reader.began
         tasks = list(what.jobs())
-        collector = Collector(internals(client).reader, tasks, on_group=partial(_save, out))
+        collector = Collector(reader, tasks, on_group=partial(_save, out))
         collector.check()
-        if other := _other(args, client):  # before anything is played
+        if other := _other(args, reader):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(what.describe())
-        submit = partial(_submit, what, client, progress)
+        submit = partial(_submit, what, client, reader, progress)
         submit()
-        _collect(args, collector, submit, client, progress)
+        _collect(args, collector, submit, progress)
         progress.close()
         result = collector.save()
         if out:
             collector.ack()
         comparison = compare(result, other, report.title(other)) if other and result.complete else None
-        _report(args, client, result, comparison, time.monotonic() - began)
-        _say_what_stays(args, client, result)
+        _report(args, reader, result, comparison, time.monotonic() - began)
+        _say_what_stays(args, reader, result)
     return 0 if result.complete else 1
 
 
-def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) -> None:
+def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Result) -> None:
     """On stderr: how to play dead tries again, and how to free the trajectories in Redis."""
     name = args.run_name
     if not result.complete:
@@ -151,7 +150,7 @@ def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) ->
             f" them again: rollq jobs requeue {name}, then repeat this line",
             file=sys.stderr,
         )
-    if not args.out and (kept := internals(client).reader.standing(Purpose.EVAL).unacknowledged):
+    if not args.out and (kept := reader.standing(Purpose.EVAL).unacknowledged):
         print(
             f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the result, repeat this line"
             f" with --out FILE; to delete both: rollq jobs drop {name} --whole-run --yes",
@@ -169,10 +168,10 @@ def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> t
     return None
 
 
-def _submit(what: plan.Plan, client: Client, progress: ProgressDisplay) -> None:
+def _submit(what: plan.Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
     first = next(what.jobs())
-    if client.stats()["submitted"] and internals(client).reader.job(first.id) is None:
+    if reader.stats()["submitted"] and reader.job(first.id) is None:
         raise SettingsError(f"run {client.run} has other jobs: an evaluation needs a run of its own")
     what.pin_tokenizer(client)
     client.submit(plan.ShownJobs(what, progress), ahead=what.groups, source=what.source)
@@ -183,20 +182,19 @@ def _collect(
     args: argparse.Namespace,
     collector: Collector,
     submit: Callable[[], None],
-    client: Client,
     progress: ProgressDisplay,
 ) -> None:
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
     total, shown = sum(job.size for job in collector.jobs), float("-inf")
     deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
-    why = partial(holdup, internals(client).reader, Purpose.EVAL)
+    why = partial(holdup, collector.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
         if collector.look():  # Redis came back without its last writes
             submit()
         if collector.settled or time.monotonic() - shown >= LOOK_S:
             shown = time.monotonic()
-            progress.show(collector.graded, total, _facts(args, collector, client))
+            progress.show(collector.graded, total, _facts(args, collector))
         if collector.settled:
             return
         if (left := deadline - time.monotonic()) <= 0:
@@ -208,17 +206,21 @@ def _collect(
         time.sleep(min(PAUSE_S, left))
 
 
-def _facts(args: argparse.Namespace, collector: Collector, client: Client) -> dict[str, str]:
+def _facts(args: argparse.Namespace, collector: Collector) -> dict[str, str]:
     rewards = collector.rewards
     return {
         "tries": f"graded in run {args.run_name}",
         "reward": f"{fmean(rewards):.3f}" if rewards else "-",
-        "jobs": unfinished_and_dead(client.stats()),
+        "jobs": unfinished_and_dead(collector.reader.stats()),
     }
 
 
 def _report(
-    args: argparse.Namespace, client: Client, result: Result, comparison: Comparison | None, wall_s: float | None = None
+    args: argparse.Namespace,
+    reader: LedgerReader,
+    result: Result,
+    comparison: Comparison | None,
+    wall_s: float | None = None,
 ) -> None:
     if args.json:
         found = report.as_json(result)
@@ -230,17 +232,17 @@ def _report(
     if comparison:
         lines += report.comparison_lines(comparison)
     lines += ["", *report.task_table(result)]
-    if failures := report.failure_lines(result, _show_commands(args, client, result)):
+    if failures := report.failure_lines(result, _show_commands(args, reader, result)):
         lines += ["", *failures]
     print("\n".join(lines), flush=True)
 
 
-def _show_commands(args: argparse.Namespace, client: Client, result: Result) -> Callable[[str], str]:
+def _show_commands(args: argparse.Namespace, reader: LedgerReader, result: Result) -> Callable[[str], str]:
     """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
     failures = [failure.job for failure in result.failures[: report.SHOWN]]
     lines = jsonl.lines_of(args.out, failures) if args.out and args.out.is_file() else {}
     groups = [job_id.split("/")[1] for job_id in failures]
-    states = internals(client).reader.group_states(groups)
+    states = reader.group_states(groups)
     acked = {job for job, state in zip(failures, states, strict=True) if state == "acked"}
 
     def command(job_id: str) -> str:

@@ -4,11 +4,11 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
-from rollq.client.client import Client, internals
-from rollq.commands.connect import check_run, open_client, settings
+from rollq.client.internals import Internals
+from rollq.commands.connect import check_run, open_run, settings
+from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_json, add_redis
 from rollq.commands.flags.types import name, one_of
-from rollq.commands.parser import Commands, Parser
 from rollq.commands.tables import age, columns, first_line
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
@@ -126,8 +126,8 @@ def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _list(args: argparse.Namespace) -> int:
     run, _ = _named(args)
-    with open_client(args, run, known=True) as client:
-        dead = [job for job in client.dead(None) if args.failure in (None, job.failure)]
+    with open_run(args, run) as of:
+        dead = [job for job in of.reader.dead(None) if args.failure in (None, job.failure)]
     if args.json:
         print(json.dumps([_record(job) for job in dead]))
     elif dead:
@@ -139,9 +139,9 @@ def _list(args: argparse.Namespace) -> int:
 
 def _requeue(args: argparse.Namespace) -> int:
     run, jobs = _named(args)
-    with open_client(args, run, known=True) as client:
-        letters = internals(client).dead_letters
-        return _act_on_each(args, client, jobs or letters.ids(args.failure), letters.requeue, "requeued")
+    with open_run(args, run) as of:
+        letters = of.dead_letters
+        return _act_on_each(args, run, jobs or letters.ids(args.failure), letters.requeue, "requeued")
 
 
 def _drop(args: argparse.Namespace) -> int:
@@ -149,23 +149,24 @@ def _drop(args: argparse.Namespace) -> int:
     if args.whole_run and (jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
     # Deleting a run that was deleted half-way goes on, although it is not listed any more.
-    with open_client(args, run, known=not (args.whole_run and args.yes)) as client:
+    with open_run(args, run, known=not (args.whole_run and args.yes)) as of:
         if args.whole_run:
-            return _whole_run(args, client)
-        letters = internals(client).dead_letters
-        return _act_on_each(args, client, jobs or letters.ids(args.failure), letters.discard, "dropped")
+            return _whole_run(args, of)
+        letters = of.dead_letters
+        return _act_on_each(args, run, jobs or letters.ids(args.failure), letters.discard, "dropped")
 
 
-def _whole_run(args: argparse.Namespace, client: Client) -> int:
+def _whole_run(args: argparse.Namespace, of: Internals) -> int:
+    run = of.ledger.run
     if not args.yes:
-        counts = client.stats()
+        counts = of.reader.stats()
         raise SettingsError(
-            f"run {client.run} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
+            f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
-    if not (keys := retry(internals(client).dead_letters.forget_run)):
-        check_run(internals(client).reader.redis, client.run, settings(args).redis_url)
-    print(json.dumps({"run": client.run, "keys": keys}) if args.json else f"run {client.run}: {keys} keys deleted")
+    if not (keys := retry(of.dead_letters.forget_run)):
+        check_run(of.reader.redis, run, settings(args).redis_url)
+    print(json.dumps({"run": run, "keys": keys}) if args.json else f"run {run}: {keys} keys deleted")
     return 0
 
 
@@ -173,14 +174,12 @@ def _cancel(args: argparse.Namespace) -> int:
     run, jobs = _named(args)
     if bool(jobs) == args.all:
         raise SettingsError(f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all")
-    with open_client(args, run, known=True) as client:
-        letters = internals(client).dead_letters
-        return _act_on_each(args, client, jobs or [*letters.unfinished()], letters.cancel, "cancelled")
+    with open_run(args, run) as of:
+        letters = of.dead_letters
+        return _act_on_each(args, run, jobs or [*letters.unfinished()], letters.cancel, "cancelled")
 
 
-def _act_on_each(
-    args: argparse.Namespace, client: Client, ids: Sequence[str], act: Callable[[str], None], verb: str
-) -> int:
+def _act_on_each(args: argparse.Namespace, run: str, ids: Sequence[str], act: Callable[[str], None], verb: str) -> int:
     """Acts on every job and reports. The exit code is 1 when a job that was named is refused."""
     done, refused = 0, {}
     for job_id in ids:
@@ -190,11 +189,11 @@ def _act_on_each(
         except RollqError as e:
             refused[job_id] = str(e)
     if args.json:
-        print(json.dumps({"run": client.run, verb: done, "refused": refused}))
+        print(json.dumps({"run": run, verb: done, "refused": refused}))
     else:
         for why in refused.values():
             print(clean(why))
-        print(f"run {client.run}: {done} {verb}" + (f", {len(refused)} not" if refused else ""))
+        print(f"run {run}: {done} {verb}" + (f", {len(refused)} not" if refused else ""))
     return 1 if refused and "/" in args.targets[0] else 0
 
 

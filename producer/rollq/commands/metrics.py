@@ -5,9 +5,9 @@ import signal
 import threading
 
 from rollq.commands.connect import ping_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_redis
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.pip_extras import needs
 from rollq.servers.connection import connect
 

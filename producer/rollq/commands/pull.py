@@ -15,9 +15,9 @@ from rollq.batch import Batch
 from rollq.client.client import Client, internals
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_out, add_purpose, add_redis, add_run, add_timeout
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
@@ -26,6 +26,7 @@ from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.functions import Filter, RewardFunction
 from rollq.job import Purpose
+from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import retry
 
 LARGEST_BATCH = 64
@@ -157,14 +158,15 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
+        reader = internals(client).reader
         if out:
-            out.run_began = internals(client).reader.began
+            out.run_began = reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not out:
             progress.say("nothing is kept without --out FILE: acknowledged trajectories are gone from Redis")
         try:
-            _pull(pull, client, progress)
+            _pull(pull, client, reader, progress)
             why = "the run is sealed and has no more"
         except PullTimeout:
             why = f"no more within {args.timeout:g} s"
@@ -173,18 +175,18 @@ def run(args: argparse.Namespace) -> int:
             raise KeyboardInterrupt("unacknowledged groups are handed out again") from None
         progress.close()
         if pull.missing:
-            print(f"rollq: run {args.run_name}: {why}: {_missing(pull, client)}", file=sys.stderr)
+            print(f"rollq: run {args.run_name}: {why}: {_missing(pull, reader)}", file=sys.stderr)
     _report(args, pull)
     return 1 if pull.missing else 0
 
 
-def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
+def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
     """Receives batches until nothing is missing or a sealed run has ended. Raises PullTimeout."""
     args = pull.args
 
     def look() -> int:
         patience_s = inf if args.timeout is None else args.timeout
-        standing, stats = retry(lambda: (internals(client).reader.standing(args.purpose), client.stats()), patience_s)
+        standing, stats = retry(lambda: (reader.standing(args.purpose), reader.stats()), patience_s)
         facts = {
             "groups": f"of run {args.run_name}",
             "ready": str(standing.ready),
@@ -198,7 +200,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
     with client.consumer(args.purpose, where=args.where, reward=args.reward, extras=args.extras) as consumer:
-        why = partial(holdup, internals(client).reader, args.purpose)
+        why = partial(holdup, reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:
             for batch in waited:
@@ -212,11 +214,11 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         look()
 
 
-def _missing(pull: Pull, client: Client) -> str:
-    stats = client.stats()
+def _missing(pull: Pull, reader: LedgerReader) -> str:
+    stats = reader.stats()
     purpose: Purpose = pull.args.purpose
-    standing = internals(client).reader.standing(purpose)
-    hint = holdup(internals(client).reader, purpose, wanted=pull.missing)
+    standing = reader.standing(purpose)
+    hint = holdup(reader, purpose, wanted=pull.missing)
     if not hint and stats["groups_dropped"]:
         why = "were dropped because too many of their jobs are dead"
         hint = f"{stats['groups_dropped']} groups {why}: see rollq jobs list {pull.args.run_name}"

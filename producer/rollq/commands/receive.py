@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from rollq.batch import Batch
-from rollq.client.consumer import Consumer
+from rollq.client.consuming.consumer import Consumer
 from rollq.client.waits import WaitLog
 from rollq.errors import ContractError, PullTimeout
 from rollq.events import Closed

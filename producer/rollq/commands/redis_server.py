@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.processes import embedded_redis
 

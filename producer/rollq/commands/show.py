@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rollq.commands.connect import check_run, open_client, open_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.commands.tables import first_line
 from rollq.errors import ContractError, SettingsError
 from rollq.events import Observed, Sampled

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rollq.commands.connect import check_run, open_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.commands.tables import age, columns
 from rollq.errors import LedgerError, SettingsError
 from rollq.export.transcript import clean

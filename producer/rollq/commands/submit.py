@@ -10,9 +10,9 @@ from rollq.client.client import AHEAD
 from rollq.commands.connect import open_client
 from rollq.commands.flags import keys, plan
 from rollq.commands.flags.files import environment, given_name
+from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.flags.types import tasks, whole
-from rollq.commands.parser import Commands, Parser
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose

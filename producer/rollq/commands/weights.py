@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rollq.client.client import internals
-from rollq.client.policy_publication import LAST_STEP, LONGEST_NAME
+from rollq.client.producing.policy_publication import LAST_STEP, LONGEST_NAME
 from rollq.commands.connect import open_client, open_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
 from rollq.commands.flags.types import one_of, whole, words
-from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.workers.engine_addresses import read_list
@@ -157,7 +156,7 @@ def _add_publish(commands: Commands) -> None:
 def publish(args: argparse.Namespace) -> int:
     with open_client(args, args.run_name, known=True) as client:
         client.publish(args.step, args.version)
-        admission = internals(client).reader.standing().admission
-    room = f", {max(0, admission.capacity)} more groups may enter" if admission else ""
+        admission = client.stats()["admission"]
+    room = f", {max(0, admission['capacity'])} more groups may enter" if admission else ""
     print(f"run {args.run_name}: step {args.step} is published as version {args.version or args.step}{room}")
     return 0

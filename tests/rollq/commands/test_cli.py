@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rollq import __version__, cli
-from rollq.commands import connect, help
+from rollq.commands import connect
+from rollq.commands.flags import help
 from rollq.pip_extras import install_line
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT, rollq

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from rollq.client.client import Client
-from rollq.client.consumer import Consumer
+from rollq.client.consuming.consumer import Consumer
 from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
 from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters

@@ -15,8 +15,8 @@ import redis
 import trustme
 
 from rollq import cli
-from rollq.client.broker import Broker, require_certificate
 from rollq.client.client import Client, internals
+from rollq.client.producing.broker import Broker, require_certificate
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, NEW

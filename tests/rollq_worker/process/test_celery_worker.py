@@ -16,7 +16,7 @@ import celery
 import pytest
 import redis
 
-from rollq.client.broker import TASK, Broker
+from rollq.client.producing.broker import TASK, Broker
 from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
 from rollq.ledger.keys import QUEUE, celery_queue

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_redis, add_run
 from rollq.commands.flags.types import whole
-from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.pip_extras import needs
 from rollq.settings import Settings

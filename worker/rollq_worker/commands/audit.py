@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_tokenizer
 from rollq.commands.flags.types import http_url
-from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import ContractError, EngineFailure, SettingsError
 from rollq.pip_extras import needs

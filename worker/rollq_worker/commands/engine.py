@@ -4,9 +4,9 @@ import argparse
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.files import environment
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_tokenizer
 from rollq.commands.flags.types import number, whole
-from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.pip_extras import needs
 from rollq.processes.embedded_redis import port_taken

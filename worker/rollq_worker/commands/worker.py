@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.files import agent, environment
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_broker, add_engines, add_redis, add_template, add_tokenizer
 from rollq.commands.flags.types import name, whole
-from rollq.commands.parser import Commands
 from rollq.pip_extras import needs
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from celery.exceptions import SecurityWarning, WorkerShutdown
 from celery.worker import consumer, request, state
 from kombu.connection import Connection as KombuConnection
 
-from rollq.client.broker import TASK, broker_settings
+from rollq.client.producing.broker import TASK, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.keys import QUEUE, celery_queue
 from rollq.servers.connection import CONNECTION_ERRORS

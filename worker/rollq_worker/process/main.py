@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import connect
 from rollq.settings import Settings

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.errors import RollqError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage

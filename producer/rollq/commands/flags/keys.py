@@ -19,8 +19,8 @@ from textwrap import fill
 from typing import Any, TypeVar
 
 from rollq.commands.flags.files import agent, environment
+from rollq.commands.flags.parser import Parser
 from rollq.commands.flags.types import assignment, expert_shape, json_or_text, name, tasks
-from rollq.commands.parser import Parser
 from rollq.errors import ContractError, FailureClass, SettingsError
 from rollq.job import MAPPINGS, Budget, Job, Json
 from rollq.sampling import PARAMETERS

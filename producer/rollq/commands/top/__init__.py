@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rollq.commands.connect import check_run, ping_redis, settings
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis, add_run
-from rollq.commands.parser import Commands
 from rollq.commands.progress import exit_on_sigterm
 from rollq.commands.top.frame import Pace, frame
 from rollq.commands.top.screen import Screen, open_screen

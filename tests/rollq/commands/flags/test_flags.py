@@ -10,7 +10,7 @@ import pytest
 from rollq import cli
 from rollq.commands import evaluate, jobs, pull, weights
 from rollq.commands.flags import types
-from rollq.commands.parser import Parser
+from rollq.commands.flags.parser import Parser
 from rollq_worker.commands import audit, worker
 from tests.rollq.commands.conftest import Fails
 

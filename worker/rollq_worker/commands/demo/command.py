@@ -20,9 +20,9 @@ from typing import Any, TextIO
 from rollq.commands.connect import settings
 from rollq.commands.flags import keys
 from rollq.commands.flags.files import environment, given_name
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_tokenizer
 from rollq.commands.flags.types import http_url, whole
-from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.commands.tables import first_line
 from rollq.errors import JobFailure, SettingsError

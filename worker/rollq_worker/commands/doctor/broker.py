@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollq.client.broker import Broker
+from rollq.client.producing.broker import Broker
 from rollq.errors import SettingsError, Unwritable
 from rollq.ledger.keys import celery_queue
 from rollq.servers import health

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.files import environment
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_broker, add_engines, add_json, add_redis, add_template, add_tokenizer
 from rollq.commands.flags.types import assignment, json_or_text
-from rollq.commands.parser import Commands
 from rollq.pip_extras import needs
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollq.commands.flags.files import environment
+from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json
 from rollq.commands.flags.types import tasks
-from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.job import NAME

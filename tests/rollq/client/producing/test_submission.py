@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.client.client import Client
-from rollq.client.submission import replacements
+from rollq.client.producing.submission import replacements
 from rollq.errors import ContractError, JobConflict, LedgerError
 from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from rollq import Batch, Client
-from rollq.client import consumer as consumer_module
 from rollq.client.client import internals
+from rollq.client.consuming import batch_wait
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
@@ -43,7 +43,7 @@ class Waiting:
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that is not woken waits for an hour."""
     for name in ("LOOK_S", "IDLE_S"):
-        monkeypatch.setattr(consumer_module, name, 3600.0)
+        monkeypatch.setattr(batch_wait, name, 3600.0)
 
 
 @pytest.mark.usefixtures("never_looks")
@@ -90,7 +90,7 @@ class TestWaking:
 def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
     client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "LOOK_S", 0.05)
+    monkeypatch.setattr(batch_wait, "LOOK_S", 0.05)
     finish_groups(ledger, *"abcdefgh", seal=True)
     got: list[str] = []
 
@@ -142,8 +142,8 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
     client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands inside scripts count. Between two looks it only blocks."""
-    look_s, idle_s, block_s = consumer_module.LOOK_S, consumer_module.IDLE_S, consumer_module.BLOCK_S
-    monkeypatch.setattr(consumer_module, "BLOCK_S", 0.01)
+    look_s, idle_s, block_s = batch_wait.LOOK_S, batch_wait.IDLE_S, batch_wait.BLOCK_S
+    monkeypatch.setattr(batch_wait, "BLOCK_S", 0.01)
     client.submit(group("a"))
     redis = ledger.redis
 
@@ -183,8 +183,8 @@ class TestExact:
             assert consumer.next(1, exact=True) is None
 
     def test_an_open_run_can_be_refilled(self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
-        monkeypatch.setattr(consumer_module, "IDLE_S", 0.01)
+        monkeypatch.setattr(batch_wait, "EXHAUSTED_S", 0.0)
+        monkeypatch.setattr(batch_wait, "IDLE_S", 0.01)
         jobs = [*group("a"), *group("b")]
         client.submit(jobs)
         play_groups(ledger, "a")
@@ -203,7 +203,7 @@ class TestExact:
         self, client: Client, ledger: Ledger, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, seconds in {"EXHAUSTED_S": 1.0, "LOOK_S": 0.1, "IDLE_S": 3600.0}.items():
-            monkeypatch.setattr(consumer_module, name, seconds)
+            monkeypatch.setattr(batch_wait, name, seconds)
         client.submit([*group("a"), *group("b")])
         play_groups(ledger, "a")
         drop_group(ledger, "b")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from rollq.client import hold_renewal
-from rollq.client.hold_renewal import HoldRenewal
+from rollq.client.consuming import hold_renewal
+from rollq.client.consuming.hold_renewal import HoldRenewal
 from rollq.errors import Unwritable
 from rollq.job import Purpose
 from rollq.ledger import constants

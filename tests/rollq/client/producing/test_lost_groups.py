@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from rollq import cli
-from rollq.client import submission
 from rollq.client.client import Client, internals
+from rollq.client.producing import submission
 from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger

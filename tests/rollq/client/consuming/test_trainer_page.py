@@ -11,7 +11,7 @@ from rollq import Client
 from rollq.ledger.ledger import Ledger
 from tests.rollq.samples import group, play, reader
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/trainer.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs/trainer.md"
 
 
 def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str) -> None:

@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from rollq.client.broker import Broker
 from rollq.client.closing import briefly
-from rollq.client.policy_publication import PolicyPublication
-from rollq.client.submission import PAGE, Source, replacements, whole_groups
+from rollq.client.producing.broker import Broker
+from rollq.client.producing.policy_publication import PolicyPublication
+from rollq.client.producing.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, FailureClass, Gap
 from rollq.job import Job, Purpose

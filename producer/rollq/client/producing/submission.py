@@ -1,7 +1,7 @@
 """What a producer submits: whole groups, in the same order after a restart, and replacements of dropped groups.
 
 Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the first replacement of
-group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.producer` does.
+group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.producing.producer` does.
 """
 
 import hashlib

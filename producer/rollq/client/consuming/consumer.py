@@ -17,10 +17,11 @@ from functools import partial
 from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
 from rollq.client.closing import briefly
-from rollq.client.hold_renewal import HoldRenewal
-from rollq.client.selection import Selection, UnreadableJob
-from rollq.client.shortfall import late, missing_groups
-from rollq.client.waits import WaitLog, explain, holdup
+from rollq.client.consuming.batch_wait import BatchWait
+from rollq.client.consuming.hold_renewal import HoldRenewal
+from rollq.client.consuming.selection import Selection, UnreadableJob
+from rollq.client.consuming.shortfall import late, missing_groups
+from rollq.client.consuming.takeover import take_over
 from rollq.errors import (
     ClientClosed,
     ContractError,
@@ -33,25 +34,15 @@ from rollq.errors import (
 from rollq.functions import Filter, Reward, RewardFunction, Where
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, STALE
-from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
+from rollq.ledger.deliveries import Deliveries, Taken, named_session
 from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop, retry
+from rollq.servers.connection import RetryLoop
 from rollq.training.staleness import staleness, version_names
 
 log = logging.getLogger("rollq")
-
-BLOCK_S = 4.0
-"""Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
-LOOK_S = 3.0
-"""Seconds between two looks while another consumer's groups may come back. Less than constants.OUTAGE_S, so that a
-waiting consumer shows that Redis is there."""
-IDLE_S = 45.0
-"""Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
-EXHAUSTED_S = 5.0
-"""Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
 
 
 class Consumer:
@@ -102,42 +93,16 @@ class Consumer:
         """Ids of the groups of the batches that are not acknowledged, by step."""
         self._rejected: set[int] = set()
         """Steps of the batches that were given back."""
-        self._since = 0.0
-        """When the wait for the next batch began, on Redis's clock; 0.0: not yet."""
-        self._timed_out = float("-inf")
-        """When a wait last timed out."""
-        self._wait_log: WaitLog
-        """Of the present wait. It goes on with a wait that timed out."""
-        self._wanted = 0
-        """Number of groups that are asked for now."""
-        self._dropped = 0
-        """Groups that had been dropped when the last batch came."""
         if name is not None:
-            self._open(name, step)
+            opened = take_over(deliveries, purpose, name, hold_s, step)
+            self._session, self._owner, self._step = named_session(purpose, name), opened.owner, opened.next
+            self._takeover.extend(opened.steps)
+            if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
+                self._filling = self._step = opened.filling
+        self._waiting = BatchWait(deliveries, self._session, hold_s, self._said_by)
         self._holds = HoldRenewal(self._renew, hold_s)
         for taken_over in self._takeover:
             self._holds.set(self._token(taken_over), 0)
-
-    def _open(self, name: str, step: int | None) -> None:
-        text = uuid.uuid4().hex[:16]
-        opened: Opened = retry(lambda: self._deliveries.open(name, self._purpose, text, self._hold_s, step))
-        self._session, self._owner, self._step = named_session(self._purpose, name), opened.owner, opened.next
-        for held in opened.steps:
-            if step is not None and held <= step:
-                retry(partial(self._deliveries.ack, self._token(held), owner=self._owner))
-            else:
-                self._takeover.append(held)
-        if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
-            self._filling = self._step = opened.filling
-        if 0 < opened.known < opened.next:
-            log.warning(
-                "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows only %d batches. Redis has"
-                " lost its last writes, or this is another run: groups of the steps in between may come again",
-                self._deliveries.run,
-                name,
-                step,
-                opened.known,
-            )
 
     def _token(self, step: int) -> str:
         return f"{self._session}/{step}"
@@ -163,16 +128,13 @@ class Consumer:
         check_wanted(groups, timeout)
         self._refuse_closed()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        began = time.monotonic()
-        self._wanted = groups
-        if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
-            self._since = 0.0
-            self._wait_log = WaitLog(lambda: self._said_by(explain, self._wanted))
+        wait = self._waiting
+        wait.begin(groups)
         while True:
             self._refuse_closed()  # by another thread
-            taken, step = self._take(groups, self._since, exact, deadline)
+            taken, step = self._take(groups, wait.since, exact, deadline)
             if taken.groups:
-                self._dropped, self._since, self._timed_out = taken.dropped, 0.0, float("-inf")
+                wait.end(taken)
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
                     return batch
                 continue
@@ -184,14 +146,13 @@ class Consumer:
             if taken.over:
                 self._takeover.clear()  # it has no batch, or one of which the filter kept nothing
                 return None
-            if exact and self._exhausted(taken, groups - len(self._selection), began):
+            if exact and wait.is_in_vain(taken, groups - len(self._selection)):
                 raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
-            self._since = self._since or taken.at
+            wait.since = wait.since or taken.at
             if time.monotonic() >= deadline:
-                why = self._said_by(holdup, groups)
-                self._timed_out = time.monotonic()
+                why = wait.time_out()
                 raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
-            self._wait(taken, deadline, exact)
+            wait.block(taken, deadline, exact)
 
     def _as_it_was(self, step: int) -> bool:
         """Whether a trainer has seen this batch before the name was taken over."""
@@ -222,29 +183,9 @@ class Consumer:
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
-    def _wait(self, taken: Taken, deadline: float, exact: bool) -> None:
-        """Blocks until there may be groups, or until an exact batch may have to be given up."""
-        look_s = min(IDLE_S, self._hold_s)
-        if taken.others or (not taken.open and (taken.sealed or exact)):
-            look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
-        until = min(deadline, time.monotonic() + look_s)
-        while (left := until - time.monotonic()) > 0:
-            self._wait_log.look()
-            if self._deliveries.wait(self._session, min(left, BLOCK_S)):
-                return
-
     def _said_by(self, explanation: Callable[..., str], groups: int) -> str:
         wanted = groups - len(self._selection)
         return explanation(self._reader, self._purpose, wanted=wanted, own=self.held)
-
-    def _exhausted(self, taken: Taken, lacking: int, began: float) -> bool:
-        """Whether the batch stays short unless more groups are submitted."""
-        if taken.open or taken.ready >= lacking:
-            return False
-        if taken.sealed:
-            return taken.last
-        lost = taken.dropped > self._dropped and time.monotonic() - began >= EXHAUSTED_S
-        return lost and not taken.others
 
     def _batch(
         self, step: int, taken: Sequence[TakenGroup], policy_step: int | None, bound: int | None

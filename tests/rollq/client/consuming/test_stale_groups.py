@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.client import consumer as consumer_module
 from rollq.client.client import Client, internals
+from rollq.client.consuming import batch_wait
 from rollq.errors import MissingGroups, PullTimeout
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import play_groups
@@ -45,7 +45,7 @@ def test_old_and_unknown_groups_are_skipped_and_make_room(client: Client) -> Non
 def test_an_exact_batch_that_lacks_stale_groups_is_not_waited_for(
     client: Client, monkeypatch: pytest.MonkeyPatch, sealed: bool
 ) -> None:
-    monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
+    monkeypatch.setattr(batch_wait, "EXHAUSTED_S", 0.0)
     client.limit_staleness(groups_per_batch=2, max_staleness=0)
     client.publish(1)
     finish(client, "a", "0")
@@ -70,7 +70,7 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client, ledger: Ledg
 
 
 def _replacements(client: Client) -> Iterator[list[str]]:
-    from rollq.client.submission import replacements
+    from rollq.client.producing.submission import replacements
 
     for jobs in replacements(internals(client).reader, [group("a")], 1):
         yield [job.id for job in jobs]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from rollq.client import broker as broker_module
-from rollq.client.broker import TASK, Broker
+from rollq.client.producing import broker as broker_module
+from rollq.client.producing.broker import TASK, Broker
 from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.replies import JobMessage

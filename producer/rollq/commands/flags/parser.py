@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from rollq.commands.help import examples
+from rollq.commands.flags.help import examples
 
 
 class Parser(argparse.ArgumentParser):

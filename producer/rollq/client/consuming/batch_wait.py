@@ -1,0 +1,68 @@
+"""A consumer's wait for its next batch: for how long, what is said of it, and whether it is in vain."""
+
+import time
+from collections.abc import Callable
+
+from rollq.client.waits import WaitLog, explain, holdup
+from rollq.ledger.deliveries import Deliveries, Taken
+
+BLOCK_S = 4.0
+"""Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
+LOOK_S = 3.0
+"""Seconds between two looks while another consumer's groups may come back. Less than constants.OUTAGE_S, so that a
+waiting consumer shows that Redis is there."""
+IDLE_S = 45.0
+"""Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
+EXHAUSTED_S = 5.0
+"""Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
+
+
+class BatchWait:
+    """The wait of one consumer. When one has timed out, and the consumer soon asks again, it goes on."""
+
+    def __init__(self, deliveries: Deliveries, session: str, hold_s: float, say: Callable[..., str]) -> None:
+        """`say` gets an explanation of waits and the number of groups that are asked for."""
+        self._deliveries, self._session, self._hold_s, self._say = deliveries, session, hold_s, say
+        self.since = 0.0
+        """When it began, on Redis's clock; 0.0: not yet."""
+        self._began, self._groups = 0.0, 0
+        self._timed_out = float("-inf")
+        self._dropped = 0
+        """Groups that had been dropped when the last batch came."""
+        self._log: WaitLog
+
+    def begin(self, groups: int) -> None:
+        self._began, self._groups = time.monotonic(), groups
+        if self._began - self._timed_out > LOOK_S:
+            self.since = 0.0
+            self._log = WaitLog(lambda: self._say(explain, self._groups))
+
+    def end(self, taken: Taken) -> None:
+        """A batch has come."""
+        self._dropped, self.since, self._timed_out = taken.dropped, 0.0, float("-inf")
+
+    def time_out(self) -> str:
+        """Says why no batch has come."""
+        why = self._say(holdup, self._groups)
+        self._timed_out = time.monotonic()
+        return why
+
+    def block(self, taken: Taken, deadline: float, exact: bool) -> None:
+        """Until there may be groups, or until an exact batch may have to be given up."""
+        look_s = min(IDLE_S, self._hold_s)
+        if taken.others or (not taken.open and (taken.sealed or exact)):
+            look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
+        until = min(deadline, time.monotonic() + look_s)
+        while (left := until - time.monotonic()) > 0:
+            self._log.look()
+            if self._deliveries.wait(self._session, min(left, BLOCK_S)):
+                return
+
+    def is_in_vain(self, taken: Taken, lacking: int) -> bool:
+        """Whether the batch stays short by so many groups unless more are submitted."""
+        if taken.open or taken.ready >= lacking:
+            return False
+        if taken.sealed:
+            return taken.last
+        lost = taken.dropped > self._dropped and time.monotonic() - self._began >= EXHAUSTED_S
+        return lost and not taken.others

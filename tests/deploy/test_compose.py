@@ -163,7 +163,7 @@ def test_prometheus_reads_the_ports_that_services_serve() -> None:
     ledger, worker = config["scrape_configs"]
     assert ledger["static_configs"] == [{"targets": ["metrics:9464"]}] and "9464" in SERVICES["metrics"]["command"]
     assert worker["dns_sd_configs"][0]["names"] == ["worker"]
-    assert str(worker["dns_sd_configs"][0]["port"]) in SERVICES["worker"]["command"]
+    assert f"0.0.0.0:{worker['dns_sd_configs'][0]['port']}" in SERVICES["worker"]["command"]
 
 
 def test_what_is_mounted_is_there() -> None:

@@ -134,14 +134,15 @@ def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
     tail = Tail(ledger.redis)
     client.submit(Jobs({2: tail.begin}), source=source)
     tail.lose()
-    submit, calls = ledger.submit, itertools.count()
+    own = internals(client).ledger
+    submit, calls = own.submit, itertools.count()
 
     def cut_off(*args: Any, **options: Any) -> Any:
         if next(calls) == 2:
             raise redis.ConnectionError("away")
         return submit(*args, **options)
 
-    monkeypatch.setattr(ledger, "submit", cut_off)
+    monkeypatch.setattr(own, "submit", cut_off)
     with pytest.raises(redis.ConnectionError):
         client.submit([job(0, "last", size=1)]) if source is None else client.seal()
     if then == "submit":

@@ -43,7 +43,7 @@ _MODULES = {
     for module, names in {
         "batch": "Batch Group",
         "client.client": "Client",
-        "client.consumer": "Consumer",
+        "client.consuming.consumer": "Consumer",
         "job": "Budget History Job Purpose",
         "trajectory": "Segment Trajectory",
     }.items()

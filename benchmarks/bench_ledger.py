@@ -41,7 +41,7 @@ MILLION = 1_000_000
 UNITS = 30
 """Groups that are measured in each run."""
 AT_REST, ACKNOWLEDGED = 50, 600
-"""Groups of which the bytes are measured."""
+"""Groups whose bytes are measured."""
 DELIVERIES = 40
 IDLE_S = 20.0
 MAX_GROWTH = 3.0

@@ -21,7 +21,7 @@ from tables import table
 FILE = RESULTS / "check.json"
 TRIES = 3
 UPDATES = 3
-"""Runs of which --update takes the median."""
+"""Runs; --update takes their median."""
 
 Figures = dict[str, float]
 

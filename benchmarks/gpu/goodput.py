@@ -7,7 +7,7 @@ client's; 1.0 is what any client could reach.
 
     make bench-gpu ENGINE=http://127.0.0.1:30000 TOKENIZER=DIR ARGS="--slots 64,256 --workers 1,4 --json FILE"
 
-The engine must run already and be used by nobody else. Needs Linux.
+The engine must run already and do nothing else. Needs Linux.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
         f"a regular expression of up to {MAX_STOP_REGEX} bytes, or up to {MAX_STOPS} of them",
     ),
     "json_schema": (_schema, "a string of JSON"),
-    "regex": (_text, "a regular expression"),  # in the engine's dialect, of which `re` knows but a part
+    "regex": (_text, "a regular expression"),  # in the engine's dialect; `re` knows a part of it
     "ebnf": (_text, "a grammar, as a string"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),

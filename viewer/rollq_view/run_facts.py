@@ -17,7 +17,7 @@ GONE = {
     "surplus": "surplus",
     "discarded": "discarded",
 }
-"""Counts of rollouts of which Redis keeps nothing but the counts, and why."""
+"""Counts of rollouts that Redis keeps as counts alone, and why."""
 
 
 def run_facts(fleet: FleetSnapshot) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def _text(response: Response) -> str:
 
 
 def _spoken(content: Any) -> str:
-    """The text of a message's content, also of a list of parts, of which only those of text are spoken."""
+    """The text of a message's content, also of a list of parts: those of text are spoken."""
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
         return "".join(text for part in parts if isinstance(text := part.get("text"), str))

@@ -30,7 +30,7 @@ class PromptImages:
     """The images of a prompt, in order."""
 
     token: int
-    """The token of which the prompt has a run for each image."""
+    """The token that stands for images: the prompt has a run of it for each."""
     images: Sequence[Image]
 
 
@@ -168,7 +168,7 @@ class Renderer(Protocol):
 
     @property
     def image_token(self) -> int:
-        """The token of which a prompt has a run for each image. Raises JobFailure for a model of text."""
+        """The token that stands for images. Raises JobFailure for a model of text."""
         ...
 
     def image_length(self, width: int, height: int) -> int:

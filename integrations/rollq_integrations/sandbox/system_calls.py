@@ -63,7 +63,7 @@ NEW_USER_NAMESPACE = 0x10000000
 """A flag of clone that is refused. That of clone3 cannot be seen by a filter, and programs take clone without it."""
 SHARED_WITHOUT_FILE = 0x21
 """Flags of mmap, MAP_SHARED and MAP_ANONYMOUS, which are refused together: such memory stays when most of its mapping
-is gone, and then nobody counts it. (A mapping of /dev/zero is the same; see `box`.)"""
+is gone, and is counted no more. (A mapping of /dev/zero is the same; see `box`.)"""
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 """The families of sockets. Others are refused: a network namespace does not hold AF_VSOCK, and commands need none."""
 TCP, UDP = 6, 17

@@ -241,7 +241,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             )
 
     def _version(self, steps: set[int], started: int | None) -> int:
-        """TRL's number of the oldest of these steps, of which -1 is an unknown one."""
+        """TRL's number of the oldest of these steps; -1 is an unknown one."""
         unknown = self._synced[-1] if started is None else started
         oldest = min(step if step >= 0 else unknown for step in steps)
         before = self._synced[0] - oldest

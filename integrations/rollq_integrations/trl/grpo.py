@@ -266,7 +266,8 @@ class RolloutFunc:
             return batch.groups
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
-        """Has dropped groups replaced, and waits for the replacements. Returns the groups of which all were dropped."""
+        """Has dropped groups replaced, and waits for the replacements. Returns the groups whose last replacement was
+        dropped, too."""
         states = self.client.group_states([job.group for job in jobs]) if jobs else []
         dropped = [job for job, state in zip(jobs, states, strict=True) if state == "dropped"]
         if not dropped:

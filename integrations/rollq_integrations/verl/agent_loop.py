@@ -8,8 +8,8 @@ In the file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
       job: {env: shop}
 
 A row of the data set names its task: `extra_info: {rollq: {task: 7}}`, and `agent_name: rollq`. docs/verl.md has a
-complete configuration. Read from verl 0.9.1 (verl/experimental/agent_loop, verl/trainer/ppo/v1), of which it needs the
-V1 trainer. Its field contract: tests/rollq_integrations/verl_contract.py.
+complete configuration. Read from verl 0.9.1 (verl/experimental/agent_loop, verl/trainer/ppo/v1); it needs the V1
+trainer. Its field contract: tests/rollq_integrations/verl_contract.py.
 """
 
 from collections.abc import Mapping

@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def grade(self, state: Any, case: "Case", messages: Sequence[str]) -> Grade:
-        """Grade a finished episode, of which these are the agent's messages to the user. Called once."""
+        """Grade a finished episode. `messages`: what the agent wrote to the user. Called once."""
         ...
 
 

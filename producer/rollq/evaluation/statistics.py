@@ -58,7 +58,7 @@ def resamples(n: int) -> int:
 
 
 def pass_hat(successes: int, tries: int, k: int) -> float:
-    """The chance that k tries at a task all succeed, estimated from `tries` of which `successes` succeeded.
+    """The chance that k tries at a task all succeed, estimated from `successes` in `tries`.
 
     C(successes, k) / C(tries, k), which is unbiased (tau-bench, arXiv 2406.12045, section 4.1). k is at most `tries`.
     """

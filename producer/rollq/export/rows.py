@@ -27,7 +27,7 @@ def rows(trajectory: Trajectory, digest: int) -> list[dict[str, Any]]:
     Raises ValueError when a text cannot be JSON, ContractError when one in Redis cannot be read.
     """
     known = facts(trajectory)
-    if "conversations" in known:  # as the rows, of which one without sampled tokens is none
+    if "conversations" in known:  # a trace without sampled tokens has no row
         known["conversations"] = [each for each in known["conversations"] if each["turns"]]
     known |= {name: as_json(known[name]) for name in AS_JSON if name in known} | {"digest": digest}
     segments = trajectory.segments() or [Segment(prompt_ids=trajectory.tokens, events=())]

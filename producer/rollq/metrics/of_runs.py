@@ -24,7 +24,7 @@ log = logging.getLogger("rollq")
 MOST_DEAD = 5000
 """Number of dead jobs whose class is looked up, the latest ones."""
 LOOKED_AT = 100
-"""Number of groups, the oldest of a state, of which the stalest is looked for."""
+"""Number of the oldest groups of a state; the stalest is looked for among them."""
 EARLIER = "earlier"
 """In place of the class of dead jobs before those MOST_DEAD."""
 

@@ -186,7 +186,7 @@ def _server(connection: Any) -> Server:
 
 
 def _by_work(connection: Any) -> list[str]:
-    """All runs: those of which most is being played, then the newest."""
+    """All runs: those with most jobs in play, then the newest."""
     newest = runs(connection)[::-1]
     active = set(ActiveRuns(connection).names()) & set(newest)
     working = sorted(active, key=newest.index)[:MOST_ACTIVE]

@@ -1,4 +1,4 @@
-"""Producers and consumers that wait for each other, for a trainer's step or for what nobody submits. Pure."""
+"""Producers and consumers that wait for each other, for a trainer's step or for groups that never come. Pure."""
 
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S
@@ -7,7 +7,7 @@ from rollq.snapshot.run_wait import RunWait
 
 
 def group_problem(w: RunWait) -> str:
-    """Who waits for whom, and what to do; empty when nobody waits for groups, or they are being played."""
+    """Who waits for whom, and what to do; empty when none waits for groups, or they are being played."""
     cases = (_each_other, _unread, _bounded, _exhausted, _another_consumer)
     return next(filter(None, (case(w) for case in cases)), "")
 

@@ -138,7 +138,7 @@ class RolloutReader:
         self, ids: Sequence[str], groups: Mapping[str, GroupRecord]
     ) -> dict[str, Rollout | ContractError | LedgerError | None]:
         """These jobs, in one or two round trips. `groups`: theirs, as `groups` gave them. A job that cannot be read has
-        its error, and one of which there is no record None."""
+        its error, and one without a record None."""
         keys = self._reader.keys
         records = self._replies(ids, lambda pipe, id: pipe.hmget(keys.job(id), *OF_JOB))
         done = [id for id, record in records.items() if isinstance(record, list) and record[0] == b"done"]

@@ -1,6 +1,6 @@
 """Users of their own for agent commands, so that none can look into the worker or into another command.
 
-ROLLQ_AGENT_USERS names numbers of users that nobody has. Each running command is one of them, and all that it leaves
+ROLLQ_AGENT_USERS names numbers of users that do not exist. Each running command is one of them, and all that it leaves
 behind ends with it. It knows nothing of episodes.
 """
 

@@ -28,7 +28,7 @@ WORST = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
 LONGEST = 64
-"""Number of tokens of a turn that are sampled anew."""
+"""Number of tokens of a turn that are sampled again."""
 SAMPLED_WITH = ("temperature", "top_p", "top_k", "min_p")
 """Parameters that say which tokens are sampled. Tokens sampled with those that change logprobs are not compared."""
 
@@ -114,8 +114,8 @@ class Auditor:
         return result
 
     def audit_again(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> ComparisonResult:
-        """Has the engine sample the turn anew, up to LONGEST tokens, and compares those before the first one beyond the
-        vocabulary. Raises EngineFailure."""
+        """Has the engine sample the turn again, up to LONGEST tokens, and compares those before the first one beyond
+        the vocabulary. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
         prompt, version = trajectory.tokens[turn.trace_start : turn.begin], trajectory.versions[turn.begin]
         comparable = version in self._versions and not trajectory.conditions[turn.begin].incomparable

@@ -23,7 +23,7 @@ PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
 SAME_GROUP = 6
-"""Requests of one group, of which two engines that take turns or draw lots serve some each nearly always."""
+"""Requests of one group: two engines that take turns or draw lots serve some each, nearly always."""
 PROBES = 3
 """Number of unreadable answers that say what a server is. A single one may be a connection that broke."""
 NOT_SGLANG = frozenset({404, 405, 422, 501})

@@ -201,7 +201,7 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
 
 
 def read_error(body: bytes) -> str:
-    """The message in an error body, whichever of SGLang's shapes (or a router's) it has."""
+    """The message in an error body, in any of SGLang's shapes or a router's."""
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError):

@@ -53,7 +53,7 @@ class PromptWriter:
         """By identity, because arrays have no hash. The functions are weak references."""
 
     def write(self, ids: array[int]) -> Prompt:
-        """The ids, of which there is at least one."""
+        """The ids, at least one."""
         owner = id(ids)
         reference, before = self._written.get(owner, _NOT_WRITTEN)
         if reference() is not ids:
@@ -70,7 +70,7 @@ class PromptWriter:
 
 
 def write_ids(ids: array[int]) -> Prompt:
-    """The ids, of which there is at least one, written from the first to the last."""
+    """The ids, at least one, written from the first to the last."""
     blocks = [_block(ids[at : at + BLOCK].tobytes()) for at in range(1, len(ids), BLOCK)]
     highest = max((highest for _, highest in blocks), default=0)
     return Prompt((b"%d" % ids[0], *(digits for digits, _ in blocks)), len(ids), ids[-1], max(highest, ids[0]))

@@ -16,7 +16,7 @@ from typing import Protocol
 TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
 """Its ids differ between most vocabularies."""
 TOKENS_A_TEXT = 1000
-"""Tokens of a text; SGLang answers nobody else while it encodes one (about 5 ms)."""
+"""Tokens of a text; SGLang answers nothing else while it encodes one (about 5 ms)."""
 BETWEEN = "1"
 """A digit is joined with nothing in most vocabularies, so that each token of a text stands alone."""
 MOST_AROUND = 2

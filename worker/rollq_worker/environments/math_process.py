@@ -1,4 +1,4 @@
-"""math-verify in a process of its own: in a worker nobody could interrupt a formula such as 9^{9^{9^9}}.
+"""math-verify in a process of its own: in a worker nothing could interrupt a formula such as 9^{9^{9^9}}.
 
 A process ends with the worker, and answers one question at a time. The kernel ends it at a question that takes too
 much CPU; the next question starts another one. It knows no rows and no rewards.

@@ -1,4 +1,4 @@
-"""The addresses of a worker's engines, of which those in a file or in Redis may change while it runs.
+"""The addresses of a worker's engines. Those in a file or in Redis may change while it runs.
 
 The invariant: a list that cannot be read, or has an entry that is no address, changes nothing. It knows nothing of
 engines.

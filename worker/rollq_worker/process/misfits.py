@@ -1,6 +1,6 @@
 """The runs that this worker cannot play, and how rarely it takes messages because of them.
 
-All workers of a queue share one list of messages, and only the message tells of which run it is. So a worker that meets
+All workers of a queue share one list of messages, and only the message tells its run. So a worker that meets
 a job for others gives it back at once and then takes no message at all for a moment, which grows while it meets nothing
 else: the others get the job. It knows nothing of Celery.
 """
@@ -16,11 +16,11 @@ FIRST_REST_S, LONGEST_REST_S = 0.5, 5.0
 """Seconds for which a worker takes no message after one that is for others. Each such rest is twice the one before,
 until a job is played."""
 LEAVE_S = 60.0
-"""Seconds for which nothing is claimed of a run of which a job turned out to be for others after its claim."""
+"""Seconds for which nothing is claimed of a run after one of its jobs turned out to be for others."""
 TOLD_S = 120.0
 """Seconds for which a run counts as met. A rest and a look at a run that is left alone are shorter."""
 MOST_TOLD = 256
-"""Number of runs of which it is remembered that they were logged."""
+"""Number of logged runs that are remembered."""
 
 
 class Misfits:
@@ -33,7 +33,7 @@ class Misfits:
         self._met: dict[str, tuple[float, str]] = {}
         """When each run was met last, and why it is for others."""
         self._left: dict[str, float] = {}
-        """The runs of which nothing is claimed, and the monotonic time until then."""
+        """Runs that nothing is claimed of, and until when (monotonic time)."""
         self._told: set[str] = set()
         self._rest_s = FIRST_REST_S
         self._until = 0.0

@@ -33,7 +33,7 @@ class Outbox:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Number of messages at the broker for each queue (`Job.queue`), of which that is known."""
+        """Number of messages at the broker for each queue (`Job.queue`) where that is known."""
         return self._counts if time.monotonic() - self._counted < FRESH_S else {}
 
     @property

@@ -1,4 +1,4 @@
-"""The reaper: brings back lost jobs and sends what is due. A thread in every worker, of which one reaps at a time.
+"""The reaper: brings back lost jobs and sends what is due. A thread in every worker; one reaps at a time.
 
 Expired leases and due retries go back to `queued`; what is due there is sent to the broker and then confirmed.
 Sending is an outbox: if a process dies before it confirms, the job is due again. Sending twice is harmless,

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: the scripted user's lines for a user simulator, the ground truth for an assistant.
 
-The messages say which of the two is asked for, and of which task. It knows no token ids.
+The messages say which of the two is asked for, and the task. It knows no token ids.
 """
 
 import json

@@ -33,7 +33,7 @@ POLITE = "Thank you for your message. Is there anything else that I can help you
 """The reply to what is no conversation, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
 UNKNOWN = "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its environment."
-"""The reply in conversations about no known task, so that whoever looks at a rollout sees why it earned nothing."""
+"""The reply in conversations about no known task, so that a rollout shows why it earned nothing."""
 _UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
 CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""

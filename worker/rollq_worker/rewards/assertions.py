@@ -1,4 +1,4 @@
-"""A reward from statements about the conversation, each of which a language model finds true or not.
+"""A reward from statements about the conversation. A language model finds each true or not.
 
 The environment's grade names them in its info, as `assertions`, and has all else that counts. The judge is only asked
 where it can change the reward. Its failures are of class `reward`, as those of the judge that gives a score.

@@ -156,7 +156,7 @@ _ENVIRONMENT = _environment()
 def _arguments(text: str) -> set[str]:
     """The variables that a template reads before it sets them, or asks whether they are there.
 
-    Jinja also counts those that a template sets in one branch only, of which many have a dozen.
+    Jinja also counts those that a template sets in one branch only; many templates have a dozen.
     """
     tree = _ENVIRONMENT.parse(text)
     read: set[str] = set()

@@ -24,7 +24,7 @@ from rollq_worker.toolcalls.pieces import THINK
 _USER = "zqxjkv"
 """A user's message whose text occurs nowhere else in a rendered conversation."""
 _SYSTEM = "vbnmwq"
-"""A system prompt of which the same holds."""
+"""A system prompt that occurs nowhere else, either."""
 _TOOL_NAME = "sample_tool"
 _ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
 _TOOL: Json = {

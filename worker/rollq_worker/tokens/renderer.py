@@ -53,7 +53,7 @@ class ChatRenderer:
         family: Family | None = None,
         preamble: Preamble | None = None,
     ) -> None:
-        """`tools` give arguments their types; nobody changes them. Made-up calls are of the first tool. `preamble`:
+        """`tools` give arguments their types, and never change. Made-up calls are of the first tool. `preamble`:
         None takes the first one with which the template renders; the self-check finds the right one.
 
         Raises JobFailure for an unknown family, and for a template that renders nothing.
@@ -117,7 +117,7 @@ class ChatRenderer:
         return guard, guard.hide(list(tools))
 
     def _are_usual(self, tools: Sequence[Json]) -> bool:
-        """Whether they are the renderer's own, which nobody changes."""
+        """Whether they are the renderer's own, which never change."""
         return len(tools) == len(self.tools) and all(map(is_, tools, self.tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
@@ -258,7 +258,7 @@ class ChatRenderer:
 
     @property
     def image_token(self) -> int:
-        """The token of which a prompt has a run for each image. Raises JobFailure for a model of text."""
+        """The token that stands for images. Raises JobFailure for a model of text."""
         return self._images.placeholder
 
     def image_length(self, width: int, height: int) -> int:

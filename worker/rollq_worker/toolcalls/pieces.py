@@ -82,7 +82,7 @@ def without_calls(reader: Reader) -> Reader:
 
 
 def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK, frames: Sequence[str] = ()) -> Reader:
-    """The reader of a format whose calls are blocks, each of which a tag of `openers` opens. `frames`: control tokens
+    """The reader of a format whose calls are blocks. A tag of `openers` opens each. `frames`: control tokens
     around what a turn says."""
     opens: dict[str, Open] = {**openers, **{tag: partial(_frame, tag) for tag in frames}}
     return Reader(lambda text, thinking, tools: cut(text, opens, thinking, tools, think), think)

@@ -144,7 +144,7 @@ class Consumer:
             if taken.unread:
                 continue
             if taken.over:
-                self._takeover.clear()  # it has no batch, or one of which the filter kept nothing
+                self._takeover.clear()  # it has no batch, or the filter kept nothing of it
                 return None
             if exact and wait.is_in_vain(taken, groups - len(self._selection)):
                 raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))

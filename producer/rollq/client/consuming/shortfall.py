@@ -5,7 +5,7 @@ from rollq.ledger.deliveries import Taken
 
 
 def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGroups:
-    """The error of an exact batch that stays short, of which `kept` groups are held already."""
+    """The error of an exact batch that stays short; `kept` of its groups are held already."""
     ready = taken.ready + kept
     missing = groups - ready
     remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"

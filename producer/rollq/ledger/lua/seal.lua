@@ -1,5 +1,5 @@
--- The run takes no more groups. Waiting consumers look again: the next batch may be the short last one. A run of which
--- Redis has lost groups is not sealed: its producer submits them again first.
+-- The run takes no more groups. Waiting consumers look again: the next batch may be the short last one. When Redis
+-- has lost groups of the run, it is not sealed: its producer submits them again first.
 -- reads and writes  run sources waiting:<purpose> wake:<token>
 -- ARGV   for each source of the producer: name, groups that it has submitted
 -- reply  ok | gap source groups jobs mark (of the stored cursor)

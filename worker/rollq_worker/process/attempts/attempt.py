@@ -3,7 +3,7 @@
 Events are held back until their turn has ended and then written in one call. When that takes longer than HELD_BACK_S,
 another thread writes them (`Leases`). So a turn costs one call to Redis, and a kill costs the turn in flight at most.
 
-A write renews a lease of which a third is over. The ledger only takes writes under a lease in its set, so an attempt
+A write renews a lease when a third of it is over. The ledger only takes writes under a lease in its set, so an attempt
 that lost its lease can write nothing more. It knows nothing of what is played or of other attempts.
 """
 

@@ -3,7 +3,7 @@
 The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next `check`. If it
 cannot check, because it waits for the engine or is in foreign code, the heartbeat ends it. The late writer journals
 what an attempt holds back while its turn takes long. Both call each run's ledger in a thread of its own (`PerRun`),
-because the ledgers may lie on several servers, of which one may be away.
+because the ledgers may lie on several servers, and one may be away.
 """
 
 import logging

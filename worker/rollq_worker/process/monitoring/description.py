@@ -45,7 +45,7 @@ class Description:
         self._engine = engine
         self._lock = threading.Lock()
         self._counted: deque[_Counted] = deque()
-        """Earlier looks, of which only the first may be older than WINDOW_S."""
+        """Earlier looks. Only the first may be older than WINDOW_S."""
 
     def __call__(self) -> LiveWorker:
         runner = self._runner

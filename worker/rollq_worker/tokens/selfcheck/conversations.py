@@ -122,7 +122,7 @@ class Conversations:
         return ("key", *["tags"] * tags) if edge in _REASONED else ("",)
 
     def short(self, edge: Edge, form: str) -> Iterator[Exchange]:
-        """Short conversations over the edge, all of which must do. `form`: one of `forms`."""
+        """Short conversations over the edge; all must do. `form`: one of `forms`."""
         history = list(self.opening)
         if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
             history += self._former(form)

@@ -1,4 +1,4 @@
-"""Formats whose turns are rows of messages, each of which says what it is: Muse Glimmer's and Inkling's.
+"""Formats whose turns are rows of messages. Each says what it is: Muse Glimmer's and Inkling's.
 
      to=self<|message|>I look it up.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>
     <atem:invoke name="f">

@@ -8,7 +8,7 @@
     ]<]minimax[>[</tool_call>
 
 A parameter's tag is its name. Fields of an object are tags in its own, items of a list are tags named `item`. The type
-of a text is what the tool's schema says; inside of values of which it says nothing, JSON's words and numbers are read.
+of a text is what the tool's schema says; where it says nothing, JSON's words and numbers are read.
 """
 
 import re

@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
         "redis",
         description="Runs a Redis server in the foreground: append-only file, no eviction, 127.0.0.1 only.",
     )
-    parser.add_argument("--port", type=whole(1), default=6379, help="port to listen on (%(default)s)")
+    parser.add_argument("--port", type=whole(1, 65535), default=6379, help="port to listen on (%(default)s)")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="folder of its data, kept between starts (rollq-redis-PORT)"
     )
@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
     Returns only by raising SettingsError.
     """
-    if args.port > 65535:
-        raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()
     command = embedded_redis.command(args.port, folder, args.fsync)
     if embedded_redis.port_taken(args.port):

@@ -102,10 +102,10 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     (("jobs", "requeue", "--job", "r/g/0"), "JOB is no flag of this command: write rollq jobs requeue JOB"),
     (("demo", "--set", "tasks=5-2"), "--set: tasks: expected A-B with A not above B"),
     (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
-    (("engine", "--port", "70000"), "expected a port of at most 65535, not 70000"),
+    (("engine", "--port", "70000"), "--port: expected a whole number of at least 0 and at most 65535, not '70000'"),
     (("submit", "--run", "r", "--tasks", "0"), "--env is missing"),
     ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
-    ((*SUBMIT, "--tasks", "0-" + "9" * 20), "--tasks: expected A-B with A not above B and at most 9007199254740991"),
+    ((*SUBMIT, "--tasks", "0-" + "9" * 20), "--tasks: expected A-B with A not above B, both included"),
     (("pull", "--run", "r"), "required: --groups"),
 ]
 

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import math
-import sys
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,35 +24,27 @@ LARGEST = 2**53 - 1
 
 def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
     """An argument type: a whole number in [least, most]."""
+    bounds = f"of at least {least}" + (f" and at most {most}" if most < LARGEST else "")
 
     def parse(text: str) -> int:
-        limit = ""
         with contextlib.suppress(ValueError):
             if least <= (value := int(text)) <= most:
                 return value
-            limit = _limit(value, most)
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}{limit}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, not {text!r}")
 
     return parse
 
 
-def _limit(value: float, most: float) -> str:
-    """The upper bound in words if the value is above it; empty for values that are wrong for another reason."""
-    return f" and at most {most}" if value > most else ""
-
-
-def number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """An argument type: a finite number in [least, most], or in (least, most] with `above`."""
-    bounds = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
+def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """An argument type: a finite number in [least, most]."""
+    bounds = f"of at least {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
 
     def parse(text: str) -> float:
-        limit = ""
         with contextlib.suppress(ValueError):
             value = float(text)
-            if math.isfinite(value) and least <= value <= most and not (above and value == least):
+            if math.isfinite(value) and least <= value <= most:
                 return value
-            limit = _limit(value, sys.float_info.max) if most == math.inf else ""
-        raise argparse.ArgumentTypeError(f"expected a number {bounds}{limit}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number {bounds}, not {text!r}")
 
     return parse
 
@@ -77,15 +68,11 @@ def words(kind: type[StrEnum]) -> str:
 def tasks(text: str) -> range:
     """An argument type: `A-B`, both ends included, or a single task."""
     first, dash, last = text.partition("-")
-    limit = ""
     with contextlib.suppress(ValueError):
         low, high = int(first), int(last if dash else first)
         if 0 <= low <= high <= LARGEST and first.strip().isdecimal():
             return range(low, high + 1)
-        limit = _limit(max(low, high), LARGEST)
-    raise argparse.ArgumentTypeError(
-        f"expected A-B with A not above B{limit}, both included, or one task, not {text!r}"
-    )
+    raise argparse.ArgumentTypeError(f"expected A-B with A not above B, both included, or one task, not {text!r}")
 
 
 def name(text: str) -> str:

@@ -1,12 +1,41 @@
 """Commands run in this process."""
 
+import json
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
 from rollq import cli
 
 Fails = Callable[..., str]
+
+
+class Said(NamedTuple):
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Says = Callable[..., Said]
+
+
+@pytest.fixture
+def says(redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Runs a command at the test's Redis, which must end with that exit code."""
+    monkeypatch.setenv("ROLLQ_REDIS_URL", redis_url)
+
+    def run(*line: str, code: int = 0) -> Said:
+        capsys.readouterr()
+        assert cli.main(line) == code
+        return Said(*capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -45,14 +45,11 @@ def encode(result: Result) -> bytes:
     return pack([SCHEMA, "evaluation", pack_texts(known, where)], where)
 
 
-_TEXTS = (("name", str), ("version", str | None), ("size", int), ("tasks", list), ("left_out", list), ("dead", int))
-
-
 def decode(blob: bytes, run: str) -> Result:
     """The result in a blob. Raises UnknownSchema, ContractError."""
     where = f"the evaluation of run {run}"
     [packed] = unpack(blob, "evaluation", 1, where)
-    found = defer(packed, _TEXTS, where)()
+    found = defer(packed, where, name=str, version=str | None, size=int, tasks=list, left_out=list, dead=int)()
     try:
         tasks = [_task(*fields) for fields in found["tasks"]]
     except (TypeError, ValueError) as e:

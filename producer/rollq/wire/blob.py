@@ -28,13 +28,6 @@ stream costs as much as 200 bytes of one, so what a usual turn samples is not co
 SHARED, KEPT = 4096, 64
 """Ids and texts of at least this many bytes are often those of a sibling: the same prompt and tools. What became of the
 last 64 of them is kept, in each direction."""
-LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
-"""What zlib compresses with: at level 6 a prompt would take three times as long and be a twentieth shorter. 64 kB of
-memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
-BUFFER = 4096
-"""Bytes that msgpack begins with, and what most entries need. Its own 256 kB cost more than the packing."""
-HEADING = 64
-"""Most bytes of a blob's version and kind."""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
@@ -70,7 +63,8 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
 def pack(value: Any, where: str) -> bytes:
     """The value as msgpack. Raises ContractError for what msgpack cannot hold."""
     try:
-        packer = msgpack.Packer(default=_pack_other, unicode_errors="surrogatepass", buf_size=BUFFER)
+        # Most entries need less than 4 kB. msgpack's own buffer of 256 kB costs more than the packing.
+        packer = msgpack.Packer(default=_pack_other, unicode_errors="surrogatepass", buf_size=4096)
         return bytes(packer.pack(value))
     except (TypeError, ValueError, OverflowError) as e:
         raise ContractError(f"{where}: cannot be encoded: {type(e).__name__}: {e}") from e
@@ -95,8 +89,8 @@ def _unpack_ext(code: int, data: bytes) -> int:
 
 def heading(blob: bytes) -> tuple[Any, Any]:
     """Version and kind, None where they are missing. The rest may be in a form that only that version knows."""
-    unpacker = msgpack.Unpacker(read_size=HEADING, max_buffer_size=HEADING)
-    unpacker.feed(blob[:HEADING])
+    unpacker = msgpack.Unpacker(read_size=64, max_buffer_size=64)
+    unpacker.feed(blob[:64])
     version = kind = None
     with contextlib.suppress(Exception):  # msgpack's own errors share no base
         unpacker.read_array_header()
@@ -219,7 +213,9 @@ def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
     if len(data) < LARGE:
         return b"\0" + data
-    deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
+    # At level 6 a prompt would take three times as long and be a twentieth shorter. 13 and 6 mean 64 kB of memory, a
+    # quarter of the default: most streams are shorter than 2 kB.
+    deflate = zlib.compressobj(1, zlib.DEFLATED, 13, 6)
     stream = deflate.compress(data) + deflate.flush()
     return (b"\1" + stream) if len(stream) < len(data) else b"\0" + data
 
@@ -244,7 +240,7 @@ def unpack_bytes(packed: bytes) -> bytes:
     return data
 
 
-def _read_texts(raw: bytes, kinds: Sequence[tuple[str, Any]], where: str) -> dict[str, Any]:
+def _read_texts(raw: bytes, where: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The texts by field name. Raises ContractError unless they are of these types."""
     try:
         packed = unpack_bytes(raw)
@@ -252,20 +248,20 @@ def _read_texts(raw: bytes, kinds: Sequence[tuple[str, Any]], where: str) -> dic
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e
     if type(values) is not list or len(values) != len(kinds):
-        raise ContractError(f"{where}: the texts are not {', '.join(name for name, _ in kinds)}")
+        raise ContractError(f"{where}: the texts are not {', '.join(kinds)}")
     texts = {}
-    for (name, kind), value in zip(kinds, values, strict=True):
+    for (name, kind), value in zip(kinds.items(), values, strict=True):
         if not isinstance(value, kind):
             wrong(where, name, value)
         texts[name] = value
     return texts
 
 
-def defer(raw: Any, kinds: Sequence[tuple[str, Any]], where: str) -> Callable[[], dict[str, Any]]:
-    """A function that reads the texts: the name and the type of each."""
+def defer(raw: Any, where: str, **kinds: Any) -> Callable[[], dict[str, Any]]:
+    """A function that reads the texts, by the name and the type of each."""
     if type(raw) is not bytes:
         wrong(where, "texts", raw)
-    return partial(_read_texts, raw, kinds, where)
+    return partial(_read_texts, raw, where, kinds)
 
 
 def wrong(where: str, what: str, value: Any) -> NoReturn:

@@ -97,18 +97,11 @@ def is_observed(blob: bytes) -> bool:
     return bool(heading(blob)[1] == "observed")
 
 
-_PROMPT_TEXTS = (("messages", list), ("tools", list))
-_SAMPLED_TEXTS = (("text", str),)
-_OBSERVED_TEXTS = (("message", dict), ("actions", list), ("replies", list), ("errors", list))
-_ACTED_TEXTS = (("action", dict), ("text", str))
-_CLOSED_TEXTS = (("info", dict),)
-
-
 def _prompt(fields: list[Any], where: str) -> Prompt:
     _, _, ids, texts, at = fields
     if type(at) is not float:
         wrong(where, "prompt", fields)
-    return _new_prompt(load_ids(ids), at, defer(texts, _PROMPT_TEXTS, where))
+    return _new_prompt(load_ids(ids), at, defer(texts, where, messages=list, tools=list))
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
@@ -119,7 +112,7 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     finish = _FINISH[finish] if finish in _FINISH else Finish(finish)
     _check_sampled(turn, tokens, floats, spans, cached_tokens, where)
     versions = tuple([_span(*span) for span in spans])
-    read = defer(texts, _SAMPLED_TEXTS, where)
+    read = defer(texts, where, text=str)
     experts = decode_extra(later.pop(), where) if later and type(later[-1]) is bytes else None
     trace, asked = _trace(later, ("trace", "asked"), where) if later else (None, {})
     return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, trace, asked, experts, read)
@@ -158,7 +151,7 @@ def _observed(fields: list[Any], where: str) -> Observed:
         wrong(where, "time of an observed event", [at, seconds])
     _check_observed(turn, extra_calls, done, where)
     (trace,) = _trace(later, ("trace",), where) if later else (None,)
-    read = defer(texts, _OBSERVED_TEXTS, where)
+    read = defer(texts, where, message=dict, actions=list, replies=list, errors=list)
     return _new_observed(turn, load_ids(ids), extra_calls, done, at, seconds, trace, read)
 
 
@@ -182,7 +175,7 @@ def _acted(fields: list[Any], where: str) -> Acted:
     _, _, texts, done, at, seconds = fields
     if type(done) is not bool or type(at) is not float or type(seconds) is not float:
         wrong(where, "acted", [done, at, seconds])
-    return _new_acted(done, at, seconds, defer(texts, _ACTED_TEXTS, where))
+    return _new_acted(done, at, seconds, defer(texts, where, action=dict, text=str))
 
 
 def _closed(fields: list[Any], where: str) -> Closed:
@@ -192,7 +185,7 @@ def _closed(fields: list[Any], where: str) -> Closed:
     if type(at) is not float:
         wrong(where, "time of a closed event", at)
     failure = None if failure is None else FailureClass(failure)
-    return _new_closed(stop, reward, failure, at, defer(texts, _CLOSED_TEXTS, where))
+    return _new_closed(stop, reward, failure, at, defer(texts, where, info=dict))
 
 
 def _check_closed(stop: Stop, reward: Any, where: str) -> None:

@@ -35,8 +35,6 @@ LARGEST_BODY = 8 << 20
 """Longest request in bytes."""
 REQUESTS, BODIES = 64, 16 << 20
 """Number of requests of an episode that are under way or wait, and bytes of all their bodies; more are refused."""
-CLOSE_S = 1.0
-"""Seconds for which open requests are waited for at the end."""
 
 
 class Address(NamedTuple):
@@ -130,7 +128,7 @@ class _Served:
 
     async def stop(self) -> None:
         self._server.close()
-        await self._web.shutdown(CLOSE_S)
+        await self._web.shutdown(timeout=1.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

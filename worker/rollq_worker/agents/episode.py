@@ -18,10 +18,10 @@ from queue import Empty, SimpleQueue
 
 from rollq.env import Action, Environment, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
-from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
+from rollq.events import Acted, Closed, Event, Observed, Prompt, Stop
 from rollq.job import Job, Json
 from rollq_worker.agents.growth import Growth, Spent
-from rollq_worker.agents.recorded import AgentJournal, Answers
+from rollq_worker.agents.recorded import AgentJournal, Answers, replayed
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_asked
 from rollq_worker.agents.world import World
@@ -29,13 +29,6 @@ from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
 from rollq_worker.whole_text import whole_json
-
-SETTLE_S = 3.0
-"""Longest time in seconds for which requests of a worker that stops are waited for."""
-COMPANY_S = 2.0
-"""Seconds in which another request may follow one that the journal does not answer, or the agent has diverged."""
-CHECK_S = 0.2
-"""Seconds between two looks at whether the attempt must stop, while the agent is at work."""
 
 
 class AgentEpisode:
@@ -65,7 +58,10 @@ class AgentEpisode:
         self._answers = Answers()
         steps = [event for event in recorded if isinstance(event, Acted)]
         self.world = World(environment, user, steps, self._record_now)
-        self._turns = self._number = 0
+        turns = replayed(recorded, job, self._tree, self._sampler)
+        for turn in turns.values():
+            self._answers.add(turn, recorded=True)
+        self._turns, self._number = len(turns), max(turns, default=-1) + 1
         """Turns that were begun, and the number of the next one. A turn that a kill cut off left a gap."""
         self._asking = 0
         """Number of requests under way."""
@@ -78,7 +74,8 @@ class AgentEpisode:
         self._company = threading.Condition(self._lock)
         """A request has come, or the episode is over."""
         self._work: SimpleQueue[tuple[Action, Future[Observation]] | None] = SimpleQueue()
-        self._restore(recorded)
+        for event in recorded:
+            self._know(event)
 
     # What the agent asks for, in any thread.
 
@@ -149,9 +146,10 @@ class AgentEpisode:
         turn = self._answers.take(request)
         if turn is None and self._asking == 1 and (divergence := self._answers.divergence(request)):
             self._place(request)
-            # Of several requests at once, this one may not have been answered when the journal ended.
+            # Of several requests at once, this one may not have been answered when the journal ended. Then another one
+            # follows within two seconds.
             before = self._asked
-            if not self._company.wait_for(lambda: self._asked > before or self._over, COMPANY_S):
+            if not self._company.wait_for(lambda: self._asked > before or self._over, 2.0):
                 raise divergence
             self._check_going_on()
         return turn
@@ -197,8 +195,7 @@ class AgentEpisode:
             piece = sampler.generate(trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read)
             if piece is None:
                 return
-            complete = sampler.is_complete(piece)
-            over = complete or piece.finish is not Finish.ABORT
+            over = sampler.is_over(piece)
             if sampler.is_kept(piece):
                 piece = replace(piece, trace=trace.number, asked=request.asked)
                 with self._lock:
@@ -207,7 +204,7 @@ class AgentEpisode:
                     self._tree.add(turn, piece)
                     self._record(piece)
                     if over:  # here, because calls are numbered in the journal's order
-                        self._tree.end(turn, cut=not complete)
+                        self._tree.end(turn, cut=not sampler.is_complete(piece))
             if over:
                 return
             time.sleep(ABORT_PAUSE_S)
@@ -275,7 +272,7 @@ class AgentEpisode:
         """The next step; None when the agent begins or ends a request, or has ended."""
         while True:
             try:
-                work = self._work.get(timeout=CHECK_S)
+                work = self._work.get(timeout=0.2)
             except Empty:
                 with errors_become(EngineFailure, "the engine") if busy else errors_become(AgentFailure, "the agent"):
                     self._journal.check()
@@ -287,7 +284,7 @@ class AgentEpisode:
 
     def _await_requests(self) -> None:
         """A worker that stops aborts what it samples. What was sampled so far is recorded before the job goes back."""
-        until = time.monotonic() + SETTLE_S
+        until = time.monotonic() + 3.0
         while self._asking and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -347,29 +344,3 @@ class AgentEpisode:
     def _know(self, event: Event) -> None:
         self.events.append(event)
         self._growth.add(event)
-
-    def _restore(self, recorded: Sequence[Event]) -> None:
-        """Bring the traces to where the journal ends."""
-        sampling: dict[int, Turn] = {}
-        for event in recorded:
-            if isinstance(event, Prompt):
-                self._tree.open(event)
-            elif isinstance(event, Sampled):
-                turn = sampling.get(event.turn)
-                if turn is None:
-                    trace = self._tree.traces[event.trace or 0]
-                    job = with_asked(self.job, event.asked)
-                    turn = sampling[event.turn] = self._tree.begin(trace, event.turn, job)
-                self._tree.add(turn, event)
-                self._turns, self._number = len(sampling), max(self._number, event.turn + 1)
-                complete = self._sampler(turn).is_complete(event)
-                if complete or event.finish is not Finish.ABORT:
-                    self._tree.end(turn, cut=not complete)
-            elif isinstance(event, Observed):
-                turn = sampling[event.turn]
-                if turn.message is None:  # interrupted, and then there was no room
-                    self._tree.end(turn, cut=True)
-                self._tree.answer(event)
-            self._know(event)
-        for turn in sampling.values():
-            self._answers.add(turn, recorded=True)

@@ -6,8 +6,6 @@ from rollq.events import Acted, Event, Observed, Prompt, Stop
 from rollq.job import Json
 from rollq_worker.agents.turn_request import RequestRefused
 
-TOKEN, ELEMENT = 12, 64
-"""Number of bytes of a token, with its logprob, and of an element of a list or of an object in memory."""
 STEPS = 10_000
 """Number of an episode's steps."""
 LARGEST = 64 << 20
@@ -39,8 +37,8 @@ class Growth:
                 texts = [event.text, dict(event.action)]
                 self._steps += 1
         text = json.dumps(texts, ensure_ascii=False)
-        self._size += len(text) + ELEMENT * sum(map(text.count, "[{,"))
-        self._size += TOKEN * len(getattr(event, "ids", ()))
+        # An element of a list or of an object takes about 64 bytes in memory, a token with its logprob 12.
+        self._size += len(text) + 64 * sum(map(text.count, "[{,")) + 12 * len(getattr(event, "ids", ()))
 
     def check(self) -> None:
         """Raises Spent when it has no room."""

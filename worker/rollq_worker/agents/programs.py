@@ -36,8 +36,6 @@ KEPT_OUTPUT = 4000
 """Number of characters that are kept of the end of a command's output."""
 GRACE_S = 0.5
 """Seconds for which an agent is given to end by itself, and its last words to arrive."""
-LOOK_MS = 200
-"""Milliseconds between two looks at whether the output of a command is still wanted."""
 STOP_S = 3.0
 """Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
 
@@ -184,7 +182,7 @@ class AgentProcess:
         ready.register(out, select.POLLIN)
         with out:
             while not self._stopped.is_set():  # what it left behind may hold the pipe open for ever
-                if ready.poll(LOOK_MS):
+                if ready.poll(200):
                     if not (chunk := os.read(out.fileno(), 65536)):
                         break
                     self._last.extend(chunk.decode(errors="replace"))

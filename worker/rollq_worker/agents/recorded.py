@@ -1,16 +1,19 @@
-"""The journal of an agent program's episode, and the answers that an earlier attempt recorded.
+"""The journal of an agent program's episode, and the turns that an earlier attempt recorded.
 
 The program is started again from the beginning. As long as it asks what it asked before, it is answered from the
-journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no engine and no HTTP.
+journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no HTTP.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rollq.errors import AgentFailure
-from rollq.events import Event, Message
-from rollq_worker.agents.traces import Turn
-from rollq_worker.agents.turn_request import TurnRequest, asked_key, chains, longer
+from rollq.events import Event, Message, Observed, Prompt, Sampled
+from rollq.job import Job
+from rollq_worker.agents.traces import TraceTree, Turn
+from rollq_worker.agents.turn_request import TurnRequest, asked_key, chains, longer, with_asked
+from rollq_worker.episode.sampler import Sampler
 from rollq_worker.protocols import Journal
 
 HINT = (
@@ -33,6 +36,31 @@ class AgentJournal(Journal, Protocol):
     def write(self) -> None:
         """Make everything that is held back durable. Raises Fenced."""
         ...
+
+
+def replayed(
+    recorded: Sequence[Event], job: Job, tree: TraceTree, sampler_of: Callable[[Turn], Sampler]
+) -> dict[int, Turn]:
+    """The recorded turns by their numbers, with the traces of `tree` as they were where the journal ends."""
+    turns: dict[int, Turn] = {}
+    for event in recorded:
+        if isinstance(event, Prompt):
+            tree.open(event)
+        elif isinstance(event, Sampled):
+            turn = turns.get(event.turn)
+            if turn is None:
+                trace = tree.traces[event.trace or 0]
+                turn = turns[event.turn] = tree.begin(trace, event.turn, with_asked(job, event.asked))
+            tree.add(turn, event)
+            sampler = sampler_of(turn)
+            if sampler.is_over(event):
+                tree.end(turn, cut=not sampler.is_complete(event))
+        elif isinstance(event, Observed):
+            turn = turns[event.turn]
+            if turn.message is None:  # interrupted, and then there was no room
+                tree.end(turn, cut=True)
+            tree.answer(event)
+    return turns
 
 
 class Answers:

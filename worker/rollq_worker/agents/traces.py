@@ -55,6 +55,22 @@ class Turn:
     def sampled(self) -> array[int]:
         return self.trace.ids[self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)]
 
+    def observed(self, replies: Sequence[Message], ids: array[int], seconds: float = 0.0) -> Observed:
+        """What ends the turn, which is over: the replies to it, and the bridge behind them."""
+        assert self.message is not None and self.read is not None, "it is over"
+        return Observed(
+            turn=self.number,
+            message=self.message,
+            actions=[],
+            replies=replies,
+            ids=ids,
+            errors=tuple(self.read.errors),
+            extra_calls=len(self.read.calls) - len(self.message.get("tool_calls", ())),
+            at=self.ended_at,
+            seconds=seconds,
+            trace=self.trace.number,
+        )
+
 
 class RendererOf(Protocol):
     def __call__(self, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> Renderer:
@@ -126,8 +142,8 @@ class TraceTree:
         self, turn: Turn, request: TurnRequest, replies: Sequence[Message]
     ) -> Prompt | tuple[Turn, Observed] | None:
         """How the conversation goes on behind a finished turn; None where only the template can say."""
-        trace, message, read = turn.trace, turn.message, turn.read
-        assert message is not None and read is not None, "it is over"
+        trace, message = turn.trace, turn.message
+        assert message is not None, "it is over"
         last = trace.ids[turn.end - 1]
         if not trace.renderer.replying_roles(last).issuperset(str(reply["role"]) for reply in replies):
             return None
@@ -140,18 +156,7 @@ class TraceTree:
             return None
         if turn.answered:
             return self._prompt(trace.ids[: turn.end] + ids, request)
-        return turn, Observed(
-            turn=turn.number,
-            message=message,
-            actions=[],
-            replies=replies,
-            ids=ids,
-            errors=tuple(read.errors),
-            extra_calls=max(0, len(read.calls) - len(message.get("tool_calls", ()))),
-            at=turn.ended_at,
-            seconds=time.time() - turn.ended_at,
-            trace=trace.number,
-        )
+        return turn, turn.observed(replies, ids, seconds=time.time() - turn.ended_at)
 
     def open(self, prompt: Prompt) -> Trace:
         """A new trace."""
@@ -215,20 +220,5 @@ class TraceTree:
 
     def leaves(self) -> list[Observed]:
         """What ends each trace whose last turn is over and has no answer."""
-        ended = []
-        for trace in self.traces:
-            turn = trace.turn
-            if turn is not None and turn.message is not None and turn.read is not None and not turn.answered:
-                ended.append(
-                    Observed(
-                        turn=turn.number,
-                        message=turn.message,
-                        actions=[],
-                        replies=[],
-                        ids=array("I"),
-                        errors=tuple(turn.read.errors),
-                        at=turn.ended_at,
-                        trace=trace.number,
-                    )
-                )
-        return ended
+        last = [trace.turn for trace in self.traces if trace.turn is not None]
+        return [turn.observed([], array("I")) for turn in last if turn.message is not None and not turn.answered]

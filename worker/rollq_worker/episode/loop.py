@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from rollq.env import RESPOND, Environment, Observation, RewardFunction, User
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq.events import Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
+from rollq.events import Closed, Event, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
 from rollq.job import History, Job, Json
 from rollq.trajectory import Header, Trajectory
@@ -30,8 +30,6 @@ from rollq_worker.protocols import Engine, Journal, ReadTurn, Renderer, TurnRefu
 
 MAX_MALFORMED = 3
 """Number of unreadable turns in a row that ends an episode."""
-MAX_ERRORS_SHOWN = 5
-"""Number of different errors of one turn that the policy is told. A turn may hold hundreds of broken calls."""
 
 
 def play(
@@ -167,9 +165,8 @@ class _Episode:
                 self.record(piece, replayed)
                 self.ids.extend(piece.ids)
                 sampled.extend(piece.ids)
-            complete = self.sampler.is_complete(piece)
-            if complete or piece.finish is not Finish.ABORT:
-                return sampled, complete
+            if self.sampler.is_over(piece):
+                return sampled, self.sampler.is_complete(piece)
             if not replayed:
                 time.sleep(ABORT_PAUSE_S)
 
@@ -209,7 +206,7 @@ class _Episode:
         role = self.renderer.complaint_role(stop)
         if self.agent.text_actions and (stop is None or "user" in self.renderer.replying_roles(stop)):
             role = "user"
-        errors = list(dict.fromkeys(read.errors))[:MAX_ERRORS_SHOWN]
+        errors = list(dict.fromkeys(read.errors))[:5]  # a turn may hold hundreds of broken calls
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
         reply: Message = {"role": role, "content": text}
         if role == "tool":

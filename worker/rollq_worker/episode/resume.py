@@ -18,8 +18,6 @@ from rollq.events import Acted, Event, Observed, Prompt, Sampled
 from rollq.images import text_of
 from rollq_worker.episode.messages import said_in
 
-UNTIMED = ("at", "seconds")
-
 
 class Diverged(EnvironmentFailure):
     """The replay of an episode differs from its journal. The episode starts again in a fresh environment."""
@@ -72,7 +70,7 @@ class Recording:
             raise Diverged(f"the journal has a {type(recorded).__name__} where the replay has a {type(event).__name__}")
         for name in recorded.__slots__:
             was, now = _plain(getattr(recorded, name)), _plain(getattr(event, name))
-            if name not in UNTIMED and was != now:
+            if name not in ("at", "seconds") and was != now:
                 raise Diverged(f"{type(event).__name__}.{name} was {_brief(was)} and is {_brief(now)} in the replay")
         return recorded
 

@@ -78,14 +78,17 @@ class Sampler:
         """
         return piece.finish is Finish.STOP or (len(piece.ids) > 0 and piece.ids[-1] in self._end_ids)
 
+    def is_over(self, piece: Sampled) -> bool:
+        """Whether the turn ends with this piece, complete or cut; else its generation was interrupted."""
+        return piece.finish is not Finish.ABORT or self.is_complete(piece)
+
     def is_kept(self, piece: Sampled) -> bool:
         """Whether the piece becomes part of the turn.
 
         The start of an interrupted turn does. Under a grammar it does not, because the engine would begin the grammar
         again in the middle of the turn.
         """
-        interrupted = piece.finish is Finish.ABORT and not self.is_complete(piece)
-        return len(piece.ids) > 0 and not (interrupted and self._has_grammar)
+        return len(piece.ids) > 0 and (self.is_over(piece) or not self._has_grammar)
 
     def _parameters(self, sampled: int) -> Mapping[str, Json]:
         parameters = dict(self._job.sampling)

@@ -31,9 +31,6 @@ from rollq.job import Job
 from rollq_worker.episode.sampler import end_ids, ends_anywhere
 from rollq_worker.protocols import Renderer
 
-BLOCK, KEPT_BLOCKS = 256, 512
-"""Ids that are looked through at a time, and how many blocks are kept: first prompts mostly begin alike."""
-
 
 class TokenChecks:
     """The checks of one episode. Every event is checked, in order."""
@@ -132,9 +129,9 @@ class TokenChecks:
 
 
 def _highest(ids: array[int]) -> int:
-    return max(_highest_of(ids[at : at + BLOCK].tobytes()) for at in range(0, len(ids), BLOCK))
+    return max(_highest_of(ids[at : at + 256].tobytes()) for at in range(0, len(ids), 256))
 
 
-@lru_cache(KEPT_BLOCKS)
+@lru_cache(512)  # first prompts mostly begin alike
 def _highest_of(block: bytes) -> int:
     return max(array("I", block))

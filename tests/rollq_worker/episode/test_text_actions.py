@@ -11,7 +11,7 @@ from rollq.env import RESPOND, Action
 from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
 from rollq_worker.episode.text_actions import INSTRUCTIONS, TextForm, form_of, read_action, write_action
-from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.fakes import FakeEnvironment, FakeRenderer, FakeUser
 from rollq_worker.protocols import ReadTurn
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
 
@@ -177,28 +177,3 @@ def test_history_by_the_template_is_rendered_without_tools():
     texts = [write_action(action, TextForm.ACT) for action in (ADD, BYE)]
     trajectory = play_with_fakes(*texts, agent="act", renderer=Watched(), history=History.TEMPLATE)
     assert (shown, len(trajectory.traces), trajectory.reward) == ([[], []], 2, 1.0)
-
-
-TEXTS = (
-    write_action(ADD, TextForm.REACT),
-    "oops",
-    write_action(Action(RESPOND, {"content": "and now?"}), TextForm.REACT),
-    write_action(Action("add", {"a": [None, 2.5]}), TextForm.REACT),
-    write_action(BYE, TextForm.REACT),
-)
-
-
-@pytest.mark.parametrize("cut", range(11))
-def test_a_cut_anywhere_changes_nothing(cut):
-    lines = ("hello", "go on")
-    whole = play_with_fakes(*TEXTS, agent="react", user=FakeUser(lines))
-    recorded = whole.events[:cut]
-    left = TEXTS[sum(isinstance(event, Sampled) for event in recorded) :] or ("never",)
-    journal, user, environment = FakeJournal(), FakeUser(lines), FakeEnvironment()
-    again = play_with_fakes(
-        *left, agent="react", user=user, environment=environment, journal=journal, recorded=recorded
-    )
-    assert (again.tokens, again.mask, again.messages) == (whole.tokens, whole.mask, whole.messages)
-    assert (again.stop, again.reward, user.heard) == (Stop.DONE, 1.0, ["and now?", "bye"])
-    assert [action.name for action in environment.actions] == ["add", "respond", "add", "respond"]
-    assert len(journal.events) == len(whole.events) - 1 - cut

@@ -83,16 +83,6 @@ class Recording:
         """A user that says what was recorded. `user` goes on where the recording ends."""
         return _RecordedUser(user, self)
 
-    def next_user_message(self) -> str | None:
-        """The user's next message; None when it is not recorded. Raises Diverged when the user is asked more often than
-        before."""
-        if not self._events:
-            return None
-        recorded = _user_messages(self._events[0])
-        if len(self.user_messages) >= len(recorded):
-            raise Diverged(f"the user is asked more than the {len(recorded)} times that the journal has")
-        return recorded[len(self.user_messages)]
-
 
 class _RecordedUser:
     """Says what was recorded and has the live user recall it, until the recording ends."""
@@ -111,12 +101,15 @@ class _RecordedUser:
         self._user.recall(heard, said)
 
     def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
-        said = self._recording.next_user_message()
-        if said is None:
+        before, event = self._recording.user_messages, self._recording.next
+        if event is None:
             said = ask()
-        else:
+        elif len(before) < len(recorded := _user_messages(event)):
+            said = recorded[len(before)]
             self._user.recall(heard, said)
-        self._recording.user_messages.append(said)
+        else:
+            raise Diverged(f"the user is asked more than the {len(recorded)} times that the journal has")
+        before.append(said)
         return said
 
 

@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled
+from rollq.events import Closed, Event, Observed, Prompt, Sampled
 from rollq.job import Budget, Job, Json
 from rollq.trajectory import Header, Trajectory
 from rollq.wire.blob import (
@@ -119,14 +119,11 @@ def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -
 
 
 def _check_order(events: Sequence[Event], job_id: str) -> None:
-    kinds = [type(event) for event in events]
-    if kinds and kinds[0] not in (Prompt, Acted) and kinds != [Closed]:
-        raise ContractError(f"job {job_id}: the first event is a {kinds[0].__name__}, not a Prompt")
-    if Closed in kinds[:-1]:
+    if any(isinstance(event, Closed) for event in events[:-1]):
         raise ContractError(f"job {job_id}: an event follows Closed")
     traces = 0
-    for event, kind in zip(events, kinds, strict=True):
-        if kind is Prompt:
+    for event in events:
+        if isinstance(event, Prompt):
             traces += 1
         elif isinstance(event, Sampled | Observed) and (event.trace or 0) >= traces:
             raise ContractError(f"job {job_id}: an event of trace {event.trace or 0}, where there are {traces}")

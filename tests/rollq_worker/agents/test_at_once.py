@@ -11,7 +11,7 @@ import pytest
 
 from rollq.env import Action, Episode, Observation
 from rollq.errors import EngineFailure
-from rollq.events import Event, Finish, Prompt, Sampled, Stop
+from rollq.events import Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, text_of, user
@@ -51,8 +51,10 @@ def test_two_calls_of_a_turn_never_share_an_id() -> None:
     def agent(episode: Episode) -> None:
         reply = ask(episode, episode.messages, tools=[TOOL])
         assert len({call["id"] for call in reply["tool_calls"]}) == 2
+        assert len(ask(episode, [user("one")], tools=[TOOL], parallel_tool_calls=False)["tool_calls"]) == 1
 
-    play(agent, calls)
+    played = play(agent, calls)
+    assert [event.extra_calls for event in played.events if isinstance(event, Observed)] == [0, 1]
 
 
 def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
@@ -67,6 +69,7 @@ def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
     engine = FakeEngine(["answer"])
     again = play(agent, engine=engine, recorded=second, budget={"max_turns": 2})
     assert (again.stop, again.turns, len(engine.requests)) == (Stop.DONE, 2, 1)
+    assert [event.turn for event in again.events if isinstance(event, Sampled)] == [1, 2]
 
 
 def test_a_step_is_refused_when_a_request_fails_before_it() -> None:

@@ -13,12 +13,12 @@ import requests
 
 from rollq.env import Action, Episode, Observation
 from rollq.errors import AgentFailure, EnvironmentFailure
-from rollq.events import Finish, Sampled, Stop
+from rollq.events import Acted, Finish, Sampled, Stop
 from rollq_worker.agents.recorded import AgentDiverged
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
-from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, said, user
+from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until
 
@@ -58,11 +58,31 @@ def test_an_interrupted_turn_goes_on_in_the_next_attempt() -> None:
 
     with pytest.raises(Drained):
         play(agent, engine=PieceEngine(("on", Finish.ABORT), ("e\0", Finish.STOP)), journal=journal)
-    assert [type(event).__name__ for event in journal.events] == ["Acted", "Prompt", "Sampled"]
+    opening, *others = journal.events
+    assert isinstance(opening, Acted) and (opening.action, opening.text) == ({"name": "", "arguments": {}}, "hello")
+    assert [type(event).__name__ for event in others] == ["Prompt", "Sampled"]
     engine = PieceEngine(("e\0", Finish.STOP))
     played = play(agent, engine=engine, recorded=journal.events)
     assert played.messages[-1]["content"] == "one"
     assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.ABORT])
+def test_a_turn_that_was_cut_is_given_as_cut_again(finish: Finish) -> None:
+    pieces = [("lo", finish), ("k\0", Finish.STOP)]
+
+    def agent(episode: Episode) -> None:
+        got = post(episode, {"messages": [user("?")]})["choices"][0]
+        assert (got["finish_reason"], got["message"]["content"]) == ("length", "lo")
+        ask(episode, [user("?"), said(got["message"]), user("go on")])
+
+    budget = {"max_new_tokens": 2}  # so that an interrupted turn has no room left
+    played = play(agent, engine=PieceEngine(*pieces), budget=budget)
+    for count in range(1, len(played.events)):
+        recorded = played.events[:count]
+        left = pieces[sum(isinstance(event, Sampled) for event in recorded) :]
+        again = play(agent, engine=PieceEngine(*left), recorded=recorded, budget=budget)
+        assert (again.tokens, again.mask) == (played.tokens, played.mask)
 
 
 def test_parallel_requests_are_found_in_any_order() -> None:

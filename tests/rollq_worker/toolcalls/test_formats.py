@@ -29,6 +29,21 @@ def test_a_turn_is_read_as_listed(turn: Turn):
         assert error.endswith(".") and len(error) < 300
 
 
+ROWS_OF_MESSAGES = {"functionary_v32", "gpt_oss", "inkling", "muse"}
+WHOLE_TURNS = {"llama3", "pythonic"}
+"""Formats that read a call only where a turn, or a line of it, begins."""
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITE) - ROWS_OF_MESSAGES - WHOLE_TURNS))
+def test_calls_stand_among_reasoning_and_words(name: str):
+    calls = [WRITE[name]("f", {"n": 3}), WRITE[name]("unknown", {})]
+    begin, end = PARSERS[name].think
+    read = PARSERS[name](f"{begin}hm{end}Well. {calls[0]} And {calls[1]} ok", False, TOOLS)
+    assert (list(read.calls), list(read.errors)) == ([Action("f", {"n": 3}), Action("unknown", {})], [])
+    assert (read.content.split(), read.reasoning) == (["Well.", "And", "ok"], "hm")
+    assert PARSERS[name]("Hello.").content == "Hello."
+
+
 def test_seed_has_tags_of_its_own():
     call = CODER_CALL.replace("tool_call", "seed:tool_call").replace(">\nhi\n<", ">hi<")
     read = PARSERS["seed"](f"<seed:think>hm</seed:think>{call}", False, TOOLS)

@@ -23,7 +23,6 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
     # name, turn, content, calls, reasoning
     ("nothing", "", "", [], ""),
     ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
-    ("not closed", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "", [F], ""),
     ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
     ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
     ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),

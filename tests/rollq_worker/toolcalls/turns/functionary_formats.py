@@ -6,11 +6,6 @@ from tests.rollq_worker.toolcalls.turns.turn import FULL, f, turns_of
 tagged = turns_of("functionary_v31")
 CALL = '<function=f>{"s": "hi"}</function>'
 FUNCTIONARY31_TURNS = [
-    tagged("one call", CALL, calls=[f(s="hi")]),
-    tagged("two calls", f"{CALL}<function=g>{{}}</function>", calls=[f(s="hi"), Action("g", {})]),
-    tagged("text around", f"Well. {CALL} ok", calls=[f(s="hi")], content="Well.  ok"),
-    tagged("no call", "Hello.", content="Hello."),
-    tagged("an unknown tool", "<function=h>{}</function>", calls=[Action("h", {})]),
     tagged("white space", '<function=f>\n{"s": "hi"}\n</function>', calls=[f(s="hi")]),
     tagged("an end tag in a string", '<function=f>{"s": "</function>"}</function>', calls=[f(s="</function>")]),
     tagged("no name", '<function=>{"s": "hi"}</function>', error="no function name"),

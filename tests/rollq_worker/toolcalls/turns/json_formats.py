@@ -17,15 +17,11 @@ HERMES_TURNS = [
     hermes("text before", f"Well.\n{HERMES_CALL}", calls=[f(s="hi")], content="Well."),
     hermes("text behind", f"{HERMES_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
     hermes("two calls", f"{HERMES_CALL}\n{HERMES_CALL}", calls=[f(s="hi"), f(s="hi")]),
-    hermes("no call", "Hello.", content="Hello."),
     hermes("no arguments", json_block('{"name": "f"}'), calls=[f()]),
     hermes("an unknown tool", json_block('{"name": "h", "arguments": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
     hermes("bad JSON", json_block("{'name': 'f'}"), error="not valid JSON", sglang=LOST),
     hermes("half a call", HERMES_CALL[:-20], error="cut off", sglang=LOST),
     hermes("parameters", json_block('{"name": "f", "parameters": {"n": 1}}'), calls=[f(n=1)]),
-    hermes(
-        "parameters and null", json_block('{"name": "f", "parameters": {"n": 1}, "arguments": null}'), calls=[f(n=1)]
-    ),
     hermes(
         "null for arguments", json_block('{"name": "f", "arguments": null}'), calls=[f()], sglang="arguments of null"
     ),

@@ -227,16 +227,8 @@ def solar_call(arguments: str, name: str = "f", id: str = "a1b2c3d4e5") -> str:
 SOLAR_CALL = "<|tool_calls|>" + solar_call('{"s": "hi"}')
 SOLAR_WORDS = "<|content|>Hello.<|end|>"
 SOLAR_TURNS = [
-    solar("one call", SOLAR_CALL, calls=[f(s="hi")]),
-    solar("two calls", SOLAR_CALL + solar_call("{}", "g"), calls=[f(s="hi"), Action("g", {})]),
     solar("words", SOLAR_WORDS, content="Hello."),
     solar("words and a call", f"{SOLAR_WORDS}<|begin|>assistant{SOLAR_CALL}", calls=[f(s="hi")], content="Hello."),
-    solar(
-        "reasoning and a call",
-        f"<|think|>hm<|end|><|begin|>assistant{SOLAR_CALL}",
-        calls=[f(s="hi")],
-        reasoning="hm",
-    ),
     solar("outside of a section", SOLAR_CALL.removeprefix("<|tool_calls|>"), calls=[f(s="hi")]),
     solar("no id", SOLAR_CALL.replace("a1b2c3d4e5", ""), error="head of the tool call"),
     solar("no calls", "<|tool_calls|>", error="no tool call"),

@@ -18,19 +18,13 @@ from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
 from rollq_worker.audit.token_classes import Part, SampledTurn, Tally, TokenClass
 
-LIKELIEST = 128
-"""Number of likeliest tokens from which the normaliser at a temperature other than 1 is computed."""
 VOCABULARY = 1 << 18
 """More ids than any model has. It bounds what the tokens that are not listed can add to the normaliser."""
-MAX_UNCERTAINTY = 0.005
-"""Largest distance of those bounds, in nats, at which a token can still be compared."""
 WORST = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
 LONGEST = 64
 """Number of tokens of a turn that are sampled again."""
-SAMPLED_WITH = ("temperature", "top_p", "top_k", "min_p")
-"""Parameters that say which tokens are sampled. Tokens sampled with those that change logprobs are not compared."""
 
 WEIGHTS = "sampled by other weights than the engine has now"
 CONTEXT = "beyond the engine's context"
@@ -122,7 +116,9 @@ class Auditor:
         known = max(trajectory.tokens[turn.trace_start : turn.end]) < self._vocabulary_end
         if not comparable or not known or len(prompt) + LONGEST > self._scorer.max_tokens:
             return result
-        asked = {name: turn.sampling[name] for name in SAMPLED_WITH if name in turn.sampling}
+        # They say which tokens are sampled. Those sampled with what changes logprobs are not compared.
+        chosen = ("temperature", "top_p", "top_k", "min_p")
+        asked = {name: turn.sampling[name] for name in chosen if name in turn.sampling}
         asked["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
         if turn.stopped:
             asked["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
@@ -160,7 +156,8 @@ class Auditor:
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return {}
-        likeliest = LIKELIEST if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
+        # The normaliser at another temperature than 1 is computed from so many likeliest tokens.
+        likeliest = 128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
         try:
             scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest)
         except ScoringRefused as e:
@@ -209,7 +206,8 @@ def rescale(logprob: float, top: Sequence[float], temperature: float) -> float |
     spread_out = VOCABULARY * (rest / VOCABULARY) ** (1 / temperature)
     low, high = sorted((concentrated, spread_out))
     known = math.fsum(math.exp(p / temperature) for p in top)
-    tight = math.log((known + high) / (known + low)) <= MAX_UNCERTAINTY
+    # A token can be compared where those bounds are close, in nats.
+    tight = math.log((known + high) / (known + low)) <= 0.005
     return logprob / temperature - math.log(known + (low + high) / 2) if tight else None
 
 

@@ -36,7 +36,6 @@ CHANGES_LOGPROBS: Mapping[str, Json] = {
 }
 """Sampling parameters that change the logprobs of sampled tokens but not of scored ones, with the values that have no
 effect."""
-GZIP = b"\x1f\x8b"
 
 
 class Piece(NamedTuple):
@@ -152,7 +151,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as e:
-        compressed = " (it is compressed: gzip -d it first)" if text.startswith(GZIP) else ""
+        compressed = " (it is compressed: gzip -d it first)" if text.startswith(b"\x1f\x8b") else ""
         raise ContractError(f"{where} is not a line of JSON{compressed}: {e}") from e
     if not isinstance(record, dict):
         raise ContractError(f"{where} is not an exported trajectory but a {type(record).__name__}")

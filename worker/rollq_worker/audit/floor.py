@@ -19,9 +19,6 @@ from rollq_worker.audit.token_classes import SampledTurn, Tally, TokenClass
 
 TURNS = 64
 """Number of turns that the engine decodes again."""
-OUTLIER = 0.125
-"""Difference in nats that one rounding step of a bf16 logit explains, for logits up to 32. No token that is closer is
-an outlier."""
 SHARE = 0.001
 """Share of outliers that is no fault: one token in thousands may be far off where two logits are close."""
 
@@ -65,7 +62,8 @@ class Floor:
                 self.classes[kind].join(tally)
                 self.whole.join(tally)
         self.numbers = spread(self.differences)
-        self.outlier = max(OUTLIER, MARGIN * (self.numbers["p99_abs"] or 0.0))
+        # 0.125 nats are one rounding step of a bf16 logit, for logits up to 32.
+        self.outlier = max(0.125, MARGIN * (self.numbers["p99_abs"] or 0.0))
         """Tokens that are farther off, in nats, are outliers."""
         beyond = sum(difference > self.outlier for difference in self.differences)
         # Laplace's rule of succession: a short look has seen few outliers.

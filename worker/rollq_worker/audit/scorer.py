@@ -24,14 +24,10 @@ from rollq_worker.http_client import ConnectFailed, NoResponse, Response, Respon
 from rollq_worker.waiting import backoff, wait
 
 TIMEOUT_S = 300.0
-MAX_BYTES = 1 << 30
-"""Longest response in bytes. With the likeliest tokens it takes 4 kB per token."""
 BUSY = frozenset({429, 503})
 BUSY_TRIES = 6
 BUSY_BACKOFF_S = (1.0, 8.0)
 """First and longest pause in seconds between tries while the engine's queue is full."""
-HIGHEST_IDS = 256
-"""Number of the highest ids that the engine is asked about. Those above its tokenizer's are padding ids, and few."""
 
 
 class ScoringRefused(RollqError):
@@ -64,7 +60,8 @@ class Scorer:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = EngineHttp(url, max_bytes=MAX_BYTES)
+        # With the likeliest tokens a response takes 4 kB per token.
+        self._http = EngineHttp(url, max_bytes=1 << 30)
         self.version = self._version()
         """Of the engine's weights; None if it does not say."""
         limits = read_limits(self._get_json)
@@ -76,7 +73,8 @@ class Scorer:
 
         None if the engine does not say (a router, the replay engine).
         """
-        highest = sorted(set(ids))[-HIGHEST_IDS:]
+        # Ids above its tokenizer's are padding ids, and few.
+        highest = sorted(set(ids))[-256:]
         body = {"tokens": [[id] for id in highest], "skip_special_tokens": False}
         response = self._send("/detokenize", body)
         reply = response.json() if response.status == 200 else None

@@ -14,9 +14,6 @@ from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
-LOOKED_AT = 200
-"""Number of tasks that are looked at before they are submitted."""
-
 
 def check(job: Job, tasks: Sequence[int]) -> str:
     """What this machine does not know of the job's tasks, which the workers may know; else empty.
@@ -62,7 +59,7 @@ def _unknown_part(job: Job) -> str:
 
 def _unplayable(job: Job, tasks: Sequence[int]) -> str:
     """Of the first tasks, how many no worker can play, such as rows of a dataset without a prompt."""
-    looked_at, found = tasks[:LOOKED_AT], domain(job.env)
+    looked_at, found = tasks[:200], domain(job.env)
     failures = []
     for task in looked_at:
         try:

@@ -5,8 +5,6 @@ from functools import partial
 
 from rollq_worker.tokens.tokenizer import load_tokenizer
 
-LONGEST_CHARACTER = 8
-"""Most tokens that are taken together because they spell one character."""
 UNFINISHED = "\ufffd"
 """What bytes that are no whole character are decoded to."""
 
@@ -24,7 +22,8 @@ def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list
     before, begun = 0, 0  # what is decoded as context, and where the character that is being spelt begins
     for place in range(len(ids)):
         text = decode(ids[before : place + 1])
-        last = place + 1 == len(ids) or place - begun + 1 >= LONGEST_CHARACTER
+        # Most tokens that are taken together because they spell one character.
+        last = place + 1 == len(ids) or place - begun + 1 >= 8
         if text.endswith(UNFINISHED) and not last:
             texts.append("")
             continue

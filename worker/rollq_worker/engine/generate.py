@@ -22,12 +22,8 @@ PATH = "/generate"
 PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
-SAME_GROUP = 6
-"""Requests of one group: two engines that take turns or draw lots serve some each, nearly always."""
 PROBES = 3
 """Number of unreadable answers that say what a server is. A single one may be a connection that broke."""
-NOT_SGLANG = frozenset({404, 405, 422, 501})
-"""Statuses of servers that have no such path, or one with another body."""
 
 
 class ConnectionLost(RequestFailed):
@@ -93,9 +89,9 @@ def sample_once(
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
-    """How many tokens of this prompt each of SAME_GROUP requests of one group found in a cache. Raises NoResponse."""
+    """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""
     prompt, group, found = write_ids(array("I", ids)), {ROUTING_KEY: uuid.uuid4().hex}, []
-    for _ in range(SAME_GROUP):
+    for _ in range(6):  # of so many, two engines that take turns or draw lots serve some each nearly always
         rid = f"{PROBE}/{uuid.uuid4().hex}"
         body = b"".join(write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid))
         response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
@@ -124,7 +120,7 @@ def probe(http: EngineHttp, ids: Sequence[int]) -> str:
             if isinstance(e, ResponseTimeout):
                 EngineControl(http).abort(rid)
             return str(e)
-        if response.status in NOT_SGLANG:
+        if response.status in (404, 405, 422, 501):  # it has no such path, or one with another body
             raise OtherServer(f"answers {response.status}")
         if response.status != 200:
             return str(read_refusal(response, PROBE))

@@ -22,8 +22,6 @@ PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
-FEW = 2
-"""Texts for which an engine is asked that was proved before: a text of many scripts, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,8 @@ class TokenizerCheck:
             self._ask_at = time.monotonic() + RETRY_S if self.difference else float("inf")
 
     def _compare(self, proof: VocabularyProof) -> str:
-        for text, ours in proof.texts[: FEW if self._proved else None]:
+        # The first two are a text of many scripts, and all control tokens.
+        for text, ours in proof.texts[: 2 if self._proved else None]:
             theirs = ids_of(self._tokenize(text))
             self.shows_ids = theirs is not None
             if theirs is None:

@@ -24,10 +24,6 @@ from rollq_worker.whole_text import whole
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
-MAX_LOGPROB = 1e-6
-"""Rounding may put a logprob this far above 0."""
-MIN_LOGPROB = -1000.0
-"""No softmax lets a sampler draw a token this unlikely: such numbers (-9999, the lowest float) mark masked tokens."""
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
@@ -172,9 +168,11 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         raise RequestFailed(f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids")
     if not math.isfinite(sum(logprobs)):  # the sum of numbers of 32 bits is finite
         raise RequestFailed("a logprob is not finite")
-    if max(logprobs) > MAX_LOGPROB:
+    # Rounding may put a logprob this far above 0.
+    if max(logprobs) > 1e-6:
         raise RequestFailed(f"a logprob is above 0: {max(logprobs)}")
-    if min(logprobs) < MIN_LOGPROB:
+    # No softmax lets a sampler draw a token this unlikely: such numbers (-9999, the lowest float) mark masked tokens.
+    if min(logprobs) < -1000.0:
         raise RequestFailed(f"a sampled token has the logprob {min(logprobs):g}, which marks a masked one")
     return logprobs
 

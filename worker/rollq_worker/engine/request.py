@@ -26,8 +26,6 @@ from rollq_worker.protocols import PromptImages, Routing
 
 BLOCK = 256
 """Number of ids that are written at a time. Thousands would hold the interpreter for long."""
-SHARED_BLOCKS = 1024
-"""Number of blocks of first prompts that are kept: 2.7 MB, the beginnings of some fifty system prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def _extended(before: Prompt, ids: array[int]) -> Prompt:
     return Prompt((*before.pieces, *map(_digits, new)), len(ids), ids[-1], max(before.highest, *map(max, new)))
 
 
-@lru_cache(SHARED_BLOCKS)
+@lru_cache(1024)  # blocks of first prompts: 2.7 MB, the beginnings of some fifty system prompts
 def _block(ids: bytes) -> tuple[bytes, int]:
     """The digits of a block, and its highest id."""
     block = array("I", ids).tolist()

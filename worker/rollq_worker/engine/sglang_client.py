@@ -42,7 +42,6 @@ BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
 """The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
-PARALLEL_ABORTS = 8
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
@@ -220,7 +219,7 @@ class SGLangEngine:
         running = self._in_flight.rids()
         if not running:
             return 0
-        with ThreadPoolExecutor(PARALLEL_ABORTS) as pool:
+        with ThreadPoolExecutor(8) as pool:
             return sum(pool.map(self.control.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:

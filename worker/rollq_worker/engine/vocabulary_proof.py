@@ -17,12 +17,6 @@ TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
 """Its ids differ between most vocabularies."""
 TOKENS_A_TEXT = 1000
 """Tokens of a text; SGLang answers nothing else while it encodes one (about 5 ms)."""
-BETWEEN = "1"
-"""A digit is joined with nothing in most vocabularies, so that each token of a text stands alone."""
-MOST_AROUND = 2
-"""Tokens that an engine puts around a text: one that begins it, one that ends it."""
-UNKNOWN_TEXT = "\ufffd"
-"""What decoding makes of bytes that are not UTF-8; no text has such tokens alone."""
 
 
 class Codec(Protocol):
@@ -54,10 +48,12 @@ class VocabularyProof:
     @cached_property
     def _texts(self) -> Sequence[tuple[str, array[int]]]:
         own = (id for id in range(self._tokenizer.vocab_size) if id not in self._added)
-        spelled = {id: text for id in own if (text := self._tokenizer.decode([id])) and UNKNOWN_TEXT not in text}
+        # No text has a token alone whose bytes are not UTF-8.
+        spelled = {id: text for id in own if (text := self._tokenizer.decode([id])) and "\ufffd" not in text}
         added = "".join(self._tokenizer.added_tokens)
         texts = [(TEST_TEXT, self.test_ids), *([(added, self._tokenizer.encode(added))] if added else [])]
-        for between in (BETWEEN, *islice(self._tokenizer.added_tokens, 1)):  # some stand alone only behind the latter
+        # A digit is joined with nothing in most vocabularies, so that each token of a text stands alone.
+        for between in ("1", *islice(self._tokenizer.added_tokens, 1)):  # some stand alone only behind the latter
             touched = {id for _, ids in texts for id in ids}
             texts += self._joined([text for id, text in spelled.items() if id not in touched], between)
         return texts
@@ -87,6 +83,7 @@ class VocabularyProof:
             return f"{decode(mine[at : at + 1])!r} is {mine[at : at + 1]} here and {others[at : at + 1]} there"
         wanted = self._added.intersection(ours)
         missing = sorted(wanted.difference(theirs))
-        if missing and len(wanted) - len(missing) > MOST_AROUND:
+        # An engine puts two tokens around a text: one that begins it, one that ends it.
+        if missing and len(wanted) - len(missing) > 2:
             return f"{decode(missing[:1])!r} is {missing[:1]} here and no token there"
         return ""

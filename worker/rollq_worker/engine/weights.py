@@ -20,8 +20,6 @@ Accepts = Callable[[str], bool]
 """Whether weights of that version may sample. It may raise what stops the attempt."""
 ASK_S = 1.0
 """Seconds between two questions to an engine whose weights are not accepted."""
-SHOWN_S = 30.0
-"""Seconds for which an engine counts as outdated after its weights were refused."""
 
 
 class ServedWeights:
@@ -45,7 +43,7 @@ class ServedWeights:
     @property
     def outdated(self) -> bool:
         """Whether its weights were refused lately, and not accepted since."""
-        return time.monotonic() - self._refused_at < SHOWN_S
+        return time.monotonic() - self._refused_at < 30.0
 
     def suit(self, accepts: Accepts) -> bool:
         """Whether the engine may be sent a request, as far as it tells its weights."""

@@ -32,8 +32,6 @@ Reward = Callable[[str, Row], float | Grade]
 PROMPTS = ("prompt", "question", "problem", "messages")
 """Names of the field with the prompt. The first one that a row has counts."""
 ANSWERS = ("answer", "ground_truth", "solution", "label")
-PARQUET_ROWS = 1000
-"""Number of rows that are decoded at a time."""
 
 
 def dataset(
@@ -206,7 +204,7 @@ def _parquet(path: Path) -> Iterator[bytes]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(PARQUET_ROWS):
+        for batch in file.iter_batches(1000):
             for row in batch.to_pylist():
                 yield json.dumps(row, default=str).encode()
 

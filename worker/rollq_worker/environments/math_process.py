@@ -13,17 +13,15 @@ import sys
 from threading import Lock
 from typing import Any
 
-LIMIT_S = 5.0
-"""Seconds of CPU for a question."""
 MEMORY = 2 << 30
 """Bytes of memory for a question."""
 READY = "ready\n"
 
 
 class MathProcess:
-    """Compares formulas, `limit_s` seconds for each question; used by several threads."""
+    """Compares formulas, `limit_s` seconds of CPU for each question; used by several threads."""
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = 5.0) -> None:
         self._limit_s = limit_s
         self._lock = Lock()
         self._process: subprocess.Popen[str] | None = None

@@ -15,8 +15,6 @@ from rollq_worker.users.oracle import OracleUser
 from rollq_worker.users.scripted import ScriptedUser
 
 KINDS = ("scripted", "oracle", "openai")
-REPLY_S = 60.0
-"""Seconds for one reply of a user that has no `longest_reply_s` of its own."""
 
 
 def user_factory(
@@ -54,4 +52,4 @@ def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str
 
 def longest_reply_s(user: User) -> float:
     """Longest time in seconds that a reply of this user takes."""
-    return float(getattr(user, "longest_reply_s", REPLY_S))
+    return float(getattr(user, "longest_reply_s", 60.0))

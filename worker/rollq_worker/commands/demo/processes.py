@@ -20,8 +20,6 @@ from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.urls import mask_url
 
 READY = re.compile(r"rollq engine: ready at (\S+)")
-ENGINE_START_S = 120.0
-"""Seconds to wait for the engine. A cold disk takes less to read a tokenizer library and an environment's data."""
 
 
 class DemoProcesses:
@@ -60,7 +58,9 @@ class DemoProcesses:
 
     def await_engine(self) -> None:
         """Returns once the replay engine, if one was started, is up. Raises RollqError when it does not start."""
-        deadline = time.monotonic() + ENGINE_START_S
+        deadline = (
+            time.monotonic() + 120.0
+        )  # a cold disk takes less to read a tokenizer library and an environment's data
         for child in self._children:
             while not (ready := READY.search(child.tail())):
                 if child.exit_code is not None or time.monotonic() > deadline:

@@ -20,8 +20,6 @@ ANOTHER = (
     "if that is what you want, give producers the same address (ROLLQ_BROKER_URL, or --broker), else they send where no"
     " worker takes"
 )
-SHOWN_OPTIONS = ("socket_timeout", "socket_connect_timeout", "health_check_interval", "ack_emulation")
-"""The transport options that hold no password."""
 
 
 def check(settings: Settings) -> list[Finding]:
@@ -37,7 +35,11 @@ def check(settings: Settings) -> list[Finding]:
     finally:
         broker.close()
     url, queues = mask_url(settings.broker_url), ", ".join(settings.queues)
-    transport = {name: app.conf.broker_transport_options.get(name) for name in SHOWN_OPTIONS}
+    # The transport options that hold no password.
+    transport = {
+        name: app.conf.broker_transport_options.get(name)
+        for name in ("socket_timeout", "socket_connect_timeout", "health_check_interval", "ack_emulation")
+    }
     details = {"waiting": waiting, "transport": transport}
     if waiting is None:
         says = f"{url} takes messages, but does not tell how many wait"

@@ -2,9 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
@@ -17,28 +16,9 @@ from rollq_worker.commands.doctor.limited import Limited
 from rollq_worker.commands.doctor.tokenizer import check_tokenizer
 from rollq_worker.tokens.tokenizer import Tokenizer
 
-TOKENIZER_S = 120.0
-"""A hub may send the tokenizer first."""
 REDIS_S = 20.0
-BROKER_S = 20.0
-ENGINE_S = 90.0
-"""An engine may take 20 s for the first token, and is then asked for some more."""
 ENVIRONMENT_S = 120.0
-USER_S = 30.0
 AWAY = "not checked: Redis does not answer"
-_STRING = {"type": "string", "description": "Which one."}
-SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{name} of the shop.",
-            "parameters": {"type": "object", "properties": {"order_id": _STRING}, "required": ["order_id"]},
-        },
-    }
-    for name in ("find_order", "cancel_order")
-)
-"""The tools for the self-check when no environment is named."""
 
 
 def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
@@ -60,12 +40,13 @@ def _tokenizer(args: argparse.Namespace, settings: Settings) -> tuple[Tokenizer 
     loaded: list[Tokenizer | None] = [None]
 
     def check() -> list[Finding]:
-        tools = next(filter(None, map(environments.tools_of, args.env)), SAMPLE_TOOLS)
+        tools = next(filter(None, map(environments.tools_of, [*args.env, "shop"])), ())
         loaded[0], checked = check_tokenizer(settings.tokenizer, settings.template, args.template_kwargs, tools)
         return [checked]
 
     remedy = "give --tokenizer the directory of a model's tokenizer"
-    checked = list(Limited("tokenizer", check, TOKENIZER_S, remedy).findings())
+    # A hub may send the tokenizer first.
+    checked = list(Limited("tokenizer", check, 120.0, remedy).findings())
     return loaded[0], checked
 
 
@@ -85,7 +66,7 @@ def _redis(args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer | 
     if not answers and settings.broker_url == settings.redis_url:
         return [*checked, *(Finding(name, Level.WARN, AWAY, "see redis") for name in ("broker", "workers"))]
     reach = "start it, or correct ROLLQ_BROKER_URL (--broker)"
-    checked += Limited("broker", partial(broker.check, settings), BROKER_S, reach).findings()
+    checked += Limited("broker", partial(broker.check, settings), 20.0, reach).findings()
     if not answers:
         return [*checked, Finding("workers", Level.WARN, AWAY, "see redis")]
     check = partial(redis_server.check_workers, settings, tokenizer)
@@ -105,7 +86,8 @@ def _engines(args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer 
     chosen = named(args.engines, "ROLLQ_ENGINE_URL")
     names = [f"engine {number}" if urls[1:] else "engine" for number in range(1, len(urls) + 1)]
     running = [
-        Limited(name, partial(engines.check, url, tokenizer, name, named=chosen), ENGINE_S, engines.START)
+        # An engine may take 20 s for the first token, and is then asked for some more.
+        Limited(name, partial(engines.check, url, tokenizer, name, named=chosen), 90.0, engines.START)
         for name, url in zip(names, urls, strict=True)
     ]
     for check in running:
@@ -138,5 +120,5 @@ def _users(settings: Settings) -> list[Finding]:
         (f"user model {name}", partial(user_models.check, name, endpoint))
         for name, endpoint in settings.user_endpoints.items()
     ]
-    running = [Limited(name, check, USER_S, user_models.ADDRESS) for name, check in checks]
+    running = [Limited(name, check, 30.0, user_models.ADDRESS) for name, check in checks]
     return [finding for check in running for finding in check.findings()]

@@ -10,8 +10,6 @@ from rollq_worker.environments import domain, names, origins
 
 TASKS = 4
 """Number of tasks of an environment that are played, from all over its first split."""
-PROBLEMS = 5
-"""Number of problems that are printed."""
 INSTALL = "check the name, and that its package is installed on every worker; `rollq env check NAME` says more"
 
 
@@ -44,7 +42,7 @@ def check(name: str) -> list[Finding]:
     if report.problems:
         remedy = f"correct the environment; `rollq env check {name}` plays more tasks"
         first, *more = report.problems
-        return [Finding(title, Level.FAIL, f"{what}: {first}", remedy, more[:PROBLEMS], details)]
+        return [Finding(title, Level.FAIL, f"{what}: {first}", remedy, more[:5], details)]
     if not report.rewards:
         says = f"{what}: no ground truth, so it is not known whether a perfect agent earns 1.0"
         return [Finding(title, Level.WARN, says, "give its tasks moves", report.notes[1:], details)]

@@ -8,7 +8,6 @@ from rollq.urls import mask_url
 from rollq_worker.chat_model import KeyUnreadable, http_client, key_of
 from rollq_worker.http_client import NoResponse, Response
 
-TIMEOUT_S = 10.0
 SHOWN_MODELS = 5
 ADDRESS = "correct its address in ROLLQ_USER_ENDPOINTS, up to and including /v1, or start the server"
 
@@ -25,7 +24,7 @@ def check(name: str, endpoint: Endpoint) -> list[Finding]:
 
     def ask(method: str, path: str, body: bytes | None) -> Response:
         address = endpoint.url.rstrip("/") + path
-        return http_client().request(method, address, body, headers=headers, timeout_s=TIMEOUT_S, total=True)
+        return http_client().request(method, address, body, headers=headers, timeout_s=10.0, total=True)
 
     try:
         response = ask("GET", "/models", None)

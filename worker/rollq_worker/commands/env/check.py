@@ -32,17 +32,11 @@ from rollq_worker.users.scripted import ScriptedUser
 T = TypeVar("T")
 
 OURS = tuple(str(Path(package.__path__[0])) for package in (rollq, rollq_worker))
-SHOWN_TASKS = 20
-"""Number of tasks that are played unless the user names some, from all over the split."""
 SMALL_TALK = "Is there anything else that I can do for you?"
 SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
 LONGEST = 4_000_000
 """Most characters of an episode and of a turn: more than any has."""
-AT_ONCE = 4
-"""Number of tasks that are played at once where the environment starts programs."""
-ODD_VALUES: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
-"""What a policy may give for any argument."""
 TASK_FIELDS: dict[str, Any] = {
     "id": str,
     "hash": str,
@@ -101,7 +95,7 @@ def _reports(check: Callable[[int], Report], tasks: Sequence[int], began: float)
     if _programs_s() == began:
         yield from map(check, tasks[1:])
         return
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(4) as pool:
         for one in pool.map(check, tasks[1:]):
             one.steps, one.step_s = 0, 0.0
             yield one
@@ -143,7 +137,7 @@ def _place(error: BaseException) -> str:
     return f" ({facts})" if facts else ""
 
 
-def chosen(count: int, shown: int = SHOWN_TASKS) -> list[int]:
+def chosen(count: int, shown: int = 20) -> list[int]:
     """Up to `shown` of `count` tasks, from all over them."""
     shown = min(count, shown)
     return [round(n * (count - 1) / max(1, shown - 1)) for n in range(shown)]
@@ -270,7 +264,8 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
     for tool in tools:
         name, known = tool["function"]["name"], tool["function"].get("parameters", {}).get("properties", {})
         calls += [Action(name, {}), Action(name, {"no_such_argument": 1})]
-        calls += [Action(name, dict.fromkeys(known, odd)) for odd in ODD_VALUES]
+        odd: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
+        calls += [Action(name, dict.fromkeys(known, value)) for value in odd]
     return calls
 
 

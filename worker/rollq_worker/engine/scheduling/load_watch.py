@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 """Seconds between two looks, before jitter. Other workers look too."""
-SILENT_LOOKS = 30
-"""Number of looks for which an engine that tells no load is not asked again."""
 SLOW_S = 5.0
 """Seconds without a reply to a request after which an engine is asked whether it is paused."""
 STALLED_S = 10.0
@@ -150,7 +148,7 @@ class LoadWatch:
             self._note(url, None, asked)
             return
         if load is None:
-            self._silent[url] = SILENT_LOOKS
+            self._silent[url] = 30  # looks for which it is not asked again
             self._loads.pop(url, None)
         else:
             self._loads[url] = load

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 FULL = 1.25
 """How many times its share of the episodes an engine may have before new ones go elsewhere."""
-OVERFULL = 2.0
-"""The same for episodes that are there already: they would lose their cache."""
 NEVER_FULL = 8
 """So many episodes are never too many for an engine, so that a usual group stays together."""
 
@@ -59,7 +57,8 @@ class EnginePlacement:
         return next((url for url in order if self._episodes[url] < bound), order[0])
 
     def _should_move(self, url: str, fit: Sequence[str]) -> bool:
-        return len(fit) > 1 and self._episodes[url] > self._bound(OVERFULL, fit, 0)
+        # Later than for new ones, because it loses its cache.
+        return len(fit) > 1 and self._episodes[url] > self._bound(2.0, fit, 0)
 
     def _bound(self, times: float, fit: Sequence[str], more: int) -> int:
         """So many times an engine's share, if all episodes and `more` were spread over the engines that fit."""

@@ -24,7 +24,6 @@ customer asks for, then tell them. An order can be cancelled only as {CANCEL_REA
 over who does not recognise a charge or closes the account. Refuse everything else without a tool call.
 """
 
-SORRY = "I am sorry, I cannot do that."
 REQUESTS: Sequence[tuple[str, Action | None]] = (
     ("I no longer need my order. Please cancel it.", Action("cancel_order", {"reason": CANCEL_REASONS[0]})),
     ("I ordered by mistake. Please cancel my order.", Action("cancel_order", {"reason": CANCEL_REASONS[1]})),
@@ -100,7 +99,7 @@ def make_task(split: str, index: int) -> Task:
     asks, call = REQUESTS[index % KINDS]
     name = records().customers[order["customer_id"]]["name"]
     opening = f"Hello, this is {name} about order {order['order_id']}. {asks}"
-    goodbye = Action(RESPOND, {"content": "It is done." if call else SORRY})
+    goodbye = Action(RESPOND, {"content": "It is done." if call else "I am sorry, I cannot do that."})
     moves = (goodbye,) if call is None else (call,) if call.name == TRANSFER else (call, goodbye)
     return Task(
         id=f"shop:desk/{split}/{index}",

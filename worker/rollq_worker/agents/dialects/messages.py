@@ -18,6 +18,7 @@ from rollq_worker.agents.dialects.reading import (
     checked_messages,
     checked_tools,
     flag_of,
+    grammar,
     list_of,
     object_of,
     refused_value,
@@ -52,6 +53,12 @@ def read(body: Any) -> TurnRequest:
     if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
     asked: dict[str, Json] = {}
+    for name, value in object_of(given.pop("output_config", {}), "output_config").items():
+        if name == "format":
+            form = object_of(value, "output_config.format")
+            asked |= grammar(form.get("type"), form.get("schema"), "output_config.format")
+        elif name != "effort":
+            raise refused_value(f"output_config.{name}", value)
     if flag_of(choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"):
         asked[ONE_CALL] = True
     shown = [{"role": "system", "content": text_of(system, "system")}] if system else []

@@ -38,6 +38,7 @@ PARAMETERS = Parameters(
         {
             *("model", "user", "metadata", "client_metadata", "safety_identifier"),
             *("prompt_cache_key", "prompt_cache_retention", "store", "stream_options"),
+            "reasoning",  # the policy thinks as its chat template lets it, and its thoughts are given whole
         }
     ),
     neutral={
@@ -75,9 +76,6 @@ class Responses:
         asked: dict[str, Json] = {}
         if not flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls"):
             asked[ONE_CALL] = True
-        for name, value in object_of(given.pop("reasoning", {}), "reasoning").items():
-            if name != "summary":  # nobody would read one: the reasoning itself is given
-                raise refused_value(f"reasoning.{name}", value)
         asked |= _grammar(object_of(given.pop("text", {}), "text"))
         messages = [*self._before(before), *_messages(asked_for)]
         if not messages:

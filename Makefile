@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-tau test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -20,7 +20,7 @@ learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
 # What needs more than the test tools: torch and trainers, Chromium, a container engine, a real SGLang server.
-OTHERS := sglang or trainers or browser or containers
+OTHERS := sglang or trainers or browser or containers or agents
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
@@ -54,6 +54,11 @@ test-tau: $(VENV)/tau/.done
 	ROLLQ_TAU_BENCH=$(VENV)/tau/tau-bench ROLLQ_TAU2_BENCH=$(VENV)/tau/tau2-bench PYTHONPATH=$(VENV)/tau/packages \
 	  $(BIN)/python -m pytest -q -n 2 tests/rollq_integrations/tau/test_real_tau_bench.py \
 	  tests/rollq_integrations/tau/test_real_tau2.py $(ARGS)
+
+# Claude Code and Codex CLI as they are, in a network namespace with nothing but loopback.
+test-agents: $(VENV)/agents/.done
+	unshare --map-root-user --net sh -c 'ip link set lo up && \
+	  PATH="$(abspath $(VENV))/agents/node_modules/.bin:$$PATH" $(BIN)/python -m pytest -q -m agents $(ARGS)'
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser $(VENV)/.docs
@@ -126,6 +131,11 @@ TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb
 TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f
 
 # The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.
+$(VENV)/agents/.done: | $(VENV)/.test
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
+	node $(VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs
+	touch $@
+
 $(VENV)/tau/.done: | $(VENV)/.test
 	@echo "Cloning tau-bench and tau2-bench, without the conversations that were recorded there ..."
 	@rm -rf $(VENV)/tau && mkdir $(VENV)/tau

@@ -29,10 +29,10 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage
 from rollq.ledger.scripts import Scripts
-from rollq_worker.engine import generate
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.api import generate
+from rollq_worker.engine.api.http import EngineHttp
+from rollq_worker.engine.api.request import PromptWriter
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache

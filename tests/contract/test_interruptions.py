@@ -189,7 +189,7 @@ def own_process(recorded: RecordedEngine) -> Process:
 def test_a_hang_costs_the_request_and_not_the_episode(gated: RecordedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     process, watch = own_process(gated), HangWatch(gated.engine)
     monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
-    monkeypatch.setattr("rollq_worker.engine.control.QUESTION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("rollq_worker.engine.api.control.QUESTION_TIMEOUT_S", 1.0)
     with BackgroundEpisodes(gated) as playing:
         reply = playing.start(long_turn(gated))
         playing.wait_for(1)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollq.events import Finish
-from rollq_worker.engine import control, hang_watch
+from rollq_worker.engine import hang_watch
+from rollq_worker.engine.api import control
 from rollq_worker.engine.hang_watch import FAILURES, HangWatch
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated

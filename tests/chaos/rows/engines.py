@@ -34,7 +34,7 @@ def hang(run: FaultRun) -> None:
 
     The workers ask after 5 s instead of 60, and wait 2 s for an answer instead of 10, to keep the row short.
     """
-    constants = "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 engine.control.QUESTION_TIMEOUT_S=2"
+    constants = "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 engine.api.control.QUESTION_TIMEOUT_S=2"
     settings = {"CHAOS_SETTINGS": " ".join(f"rollq_worker.{constant}" for constant in constants.split())}
     run.start_processes(latency=0.3, workers=())
     workers = [run.start_worker(slots, env=settings) for slots in (8, 4)]

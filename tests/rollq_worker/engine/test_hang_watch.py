@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollq.events import Finish
-from rollq_worker.engine import control, hang_watch
+from rollq_worker.engine import hang_watch
+from rollq_worker.engine.api import control
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.sglang_client import SGLangEngine
 from tests.rollq_worker.engine.clients import HeldReply, generate, is_waiting, port

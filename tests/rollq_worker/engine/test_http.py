@@ -12,9 +12,10 @@ import pytest
 
 from rollq.errors import EngineFailure
 from rollq.events import Finish
-from rollq_worker.engine import connections, http, sglang_client
-from rollq_worker.engine.connections import EngineConnections
-from rollq_worker.engine.http import EngineHttp, WaitCut
+from rollq_worker.engine import sglang_client
+from rollq_worker.engine.api import connections, http
+from rollq_worker.engine.api.connections import EngineConnections
+from rollq_worker.engine.api.http import EngineHttp, WaitCut
 from rollq_worker.engine.sglang_client import RETRIES
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate

@@ -12,7 +12,8 @@ import pytest
 
 from rollq.errors import EngineFailure
 from rollq.events import Finish
-from rollq_worker.engine import control, hang_watch
+from rollq_worker.engine import hang_watch
+from rollq_worker.engine.api import control
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.sglang_client import SGLangEngine

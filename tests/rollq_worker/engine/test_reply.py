@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.engine.reply import (
+from rollq_worker.engine.api.reply import (
     MAX_MESSAGE,
     ContextExceeded,
     EngineUnavailable,

@@ -9,7 +9,8 @@ import pytest
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.engine import control, limits
+from rollq_worker.engine import limits
+from rollq_worker.engine.api import control
 from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated

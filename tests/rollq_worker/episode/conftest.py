@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq_worker.engine.request import PromptWriter, write_ids
+from rollq_worker.engine.api.request import PromptWriter, write_ids
 from rollq_worker.fakes import FakeEngine
 from rollq_worker.protocols import Generated, SampleRequest
 

@@ -18,7 +18,7 @@ from rollq import cli
 from rollq.errors import SettingsError
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq_worker.engine import generate
+from rollq_worker.engine.api import generate
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import startup_checks

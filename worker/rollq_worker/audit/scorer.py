@@ -17,9 +17,9 @@ from typing import Any
 from rollq.errors import EngineFailure, RollqError
 from rollq.events import Finish
 from rollq.job import Json
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.api.http import EngineHttp
+from rollq_worker.engine.api.reply import read_error
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.engine.reply import read_error
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.waiting import backoff, wait
 

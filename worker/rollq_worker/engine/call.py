@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from rollq_worker.engine.api.request import PromptWriter
 from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
-from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.weights import WeightWaits
 from rollq_worker.protocols import SampleRequest
 

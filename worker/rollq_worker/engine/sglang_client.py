@@ -20,15 +20,15 @@ from functools import partial
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
+from rollq_worker.engine.api.control import EngineControl
+from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
+from rollq_worker.engine.api.http import READ_TIMEOUT_S, EngineHttp, WaitCut
+from rollq_worker.engine.api.reply import ContextExceeded, EngineUnavailable, RequestFailed
+from rollq_worker.engine.api.request import Prompt
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
-from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.generate import ConnectionLost, cached_prompts, probe, sample_once
-from rollq_worker.engine.http import READ_TIMEOUT_S, EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
-from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
-from rollq_worker.engine.request import Prompt
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.engine.weights import ASK_S, ServedWeights
 from rollq_worker.protocols import Generated, SampleRequest

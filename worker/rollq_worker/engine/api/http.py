@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rollq_worker.engine.connections import MAX_IDLE_S, EngineConnections
+from rollq_worker.engine.api.connections import MAX_IDLE_S, EngineConnections
 from rollq_worker.http_client import NoResponse, Response
 
 READ_TIMEOUT_S = 900.0

@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Sequence
 
 from rollq.errors import JobFailure
-from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
+from rollq_worker.engine.api.control import EngineControl
+from rollq_worker.engine.api.http import ROUTING_KEY, EngineHttp, WaitCut
+from rollq_worker.engine.api.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
+from rollq_worker.engine.api.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.engine.limits import ANY_ID
-from rollq_worker.engine.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
-from rollq_worker.engine.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.http_client import ConnectFailed, NoResponse, ResponseTimeout
 from rollq_worker.protocols import Generated, SampleRequest
 

@@ -1,7 +1,7 @@
 """An agent that uses the anthropic package, which asks its endpoint in Anthropic's form.
 
 pip install anthropic
-rollq demo --agent examples/agents/anthropic_agent.py:play
+rollq demo --set agent=examples/agents/anthropic_agent.py:play
 """
 
 from anthropic import Anthropic

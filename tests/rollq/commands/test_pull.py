@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,16 @@ from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
 from rollq.trajectory_extras import Extra
+from tests.rollq.commands.conftest import Said, Says
 from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, take
 from tests.rollq.samples import group, play, reader
 
+Pulls = Callable[..., Said]
 
-def pull(redis_url: str, groups: int, *more: str) -> int:
-    return cli.main(["pull", "--run", "r", "--groups", str(groups), "--redis", redis_url, *more])
+
+@pytest.fixture
+def pull(says: Says) -> Pulls:
+    return lambda groups, *more, code=0: says("pull", "--run", "r", "--groups", str(groups), *map(str, more), code=code)
 
 
 def jobs(path: Path) -> list[str]:
@@ -61,18 +66,11 @@ def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
 @pytest.mark.parametrize(("entry", "texts"), [(3, "observed"), (6, "closed")])
 @pytest.mark.parametrize("min_viable", [1, 2])
 def test_texts_that_cannot_be_read_cost_that_job_alone(
-    redis_url: str,
-    ledger: Ledger,
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
-    entry: int,
-    texts: str,
-    min_viable: int,
+    ledger: Ledger, out: Path, pull: Pulls, entry: int, texts: str, min_viable: int
 ) -> None:
     finish_groups(ledger, "a", "b", "c", seal=True, min_viable=min_viable)
     spoil(ledger, "r/b/0", entry)
-    assert pull(redis_url, 3, "--out", str(out), "--json") == (0 if min_viable == 1 else 1)
-    found = json.loads(capsys.readouterr().out)
+    found = pull(3, "--out", out, "--json", code=0 if min_viable == 1 else 1).json
     left = ["r/b/1"] if min_viable == 1 else []
     assert jobs(out) == ["r/a/0", "r/a/1", *left, "r/c/0", "r/c/1"]
     assert (found["delivered"], found["duplicates"], found["missing"]) == (4 + len(left), 0, 1 - len(left))
@@ -85,67 +83,58 @@ def test_texts_that_cannot_be_read_cost_that_job_alone(
     assert stats["groups_dropped"] == 1 - len(left)
 
 
-def test_a_trainer_can_reject_a_job(redis_url: str, ledger: Ledger) -> None:
+def test_a_trainer_can_reject_a_job(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", "b", seal=True, min_viable=1)
-    with Client(redis_url, run="r") as client:
-        batches = client.batches(2, timeout=5)
-        first = next(batches)
-        first.reject("r/a/1", "r/a/1: a token that my model does not know")
-        with pytest.raises(NotHeld, match="was rejected"):
-            first.ack()
-        second = next(batches)
-        assert [t.job.id for t in second.trajectories] == ["r/a/0", "r/b/0", "r/b/1"]
-        assert [list(g.dead) for g in second.groups] == [["r/a/1"], []]
-        second.ack()
-        assert next(batches, None) is None
+    batches = client.batches(2, timeout=5)
+    first = next(batches)
+    first.reject("r/a/1", "r/a/1: a token that my model does not know")
+    with pytest.raises(NotHeld, match="was rejected"):
+        first.ack()
+    second = next(batches)
+    assert [t.job.id for t in second.trajectories] == ["r/a/0", "r/b/0", "r/b/1"]
+    assert [list(g.dead) for g in second.groups] == [["r/a/1"], []]
+    second.ack()
+    assert next(batches, None) is None
     [letter] = reader(ledger).dead()
     assert letter.reason == "r/a/1: a token that my model does not know"
     assert reader(ledger).stats()["redelivered"] == 0
 
 
 def test_what_was_written_and_not_acknowledged_is_not_written_again(
-    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
+    client: Client, ledger: Ledger, out: Path, pull: Pulls
 ) -> None:
     finish_groups(ledger, "a", "b", seal=True)
-    with Client(redis_url, run="r") as client, open_output(out, append=True) as output:
+    with open_output(out, append=True) as output:
         assert save(next(client.batches(groups=2)), output)
     end_holds(ledger, "a", "b")
     before = out.read_bytes()
-    assert pull(redis_url, 2, "--out", str(out)) == 0
-    assert f"4 of them were in {out} already, and are not written twice" in capsys.readouterr().out
+    assert f"4 of them were in {out} already, and are not written twice" in pull(2, "--out", out).out
     assert out.read_bytes() == before
     assert reader(ledger).stats()["delivered"] == 4
 
 
-def test_a_run_name_that_was_used_before(
-    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_name_that_was_used_before(ledger: Ledger, out: Path, pull: Pulls) -> None:
     """The old lines are not mistaken for the new episodes: nothing is skipped, nothing is acknowledged unwritten."""
     finish_groups(ledger, "a", seal=True)
-    assert pull(redis_url, 1, "--out", str(out)) == 0
+    pull(1, "--out", out)
     DeadLetters(ledger.redis, "r").forget_run()
     finish_groups(ledger, "a", seal=True, reward=0.0)
     before = out.read_bytes()
-    capsys.readouterr()
-    assert pull(redis_url, 1, "--out", str(out)) == 2
-    said = capsys.readouterr().err
+    said = pull(1, "--out", out, code=2).err
     assert f"{out} has another episode of job r/a/0, from before this run began" in said
     assert "write to another file" in said
     assert out.read_bytes() == before
     assert reader(ledger).stats()["delivered"] == 0
     end_holds(ledger, "a")
     other = out.with_name("other.jsonl")
-    assert pull(redis_url, 1, "--out", str(other)) == 0
+    pull(1, "--out", other)
     assert jobs(other) == ["r/a/0", "r/a/1"]
 
 
-def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(
-    redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(ledger: Ledger, pull: Pulls) -> None:
     finish_groups(ledger, "a", "b", seal=True)
-    assert pull(redis_url, 5, "--json") == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out) | {"stops": None} == {
+    said = pull(5, "--json", code=1)
+    assert said.json | {"stops": None} == {
         "staleness_max": None,
         "run": "r", "groups": 2, "missing": 3, "delivered": 4, "duplicates": 0, "reward_mean": 1.0, "stops": None
     }  # fmt: skip
@@ -175,18 +164,15 @@ def drop_only_group(ledger: Ledger) -> None:
     ],
     ids=["empty", "queued", "purpose", "short", "skipped", "dropped"],
 )
-def test_a_pull_that_times_out_says_why(
-    redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str], prepare: object, hint: str
-) -> None:
+def test_a_pull_that_times_out_says_why(ledger: Ledger, pull: Pulls, prepare: object, hint: str) -> None:
     prepare(ledger)  # type: ignore[operator]
-    assert pull(redis_url, 4, "--timeout", "0.1") == 1
-    said = capsys.readouterr().err
+    said = pull(4, "--timeout", 0.1, code=1).err
     assert "run r: no more within 0.1 s: " in said and "of 4 groups are missing" in said
     assert hint in said
 
 
 def test_the_last_progress_of_a_pull_is_how_it_ended(
-    redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ledger: Ledger, pull: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group is submitted during the only wait, after which nothing else would look."""
     take = Deliveries.take
@@ -198,81 +184,83 @@ def test_the_last_progress_of_a_pull_is_how_it_ended(
     finish_groups(ledger, "a")
     deliveries(ledger).take(1, "another/0")
     monkeypatch.setattr(Deliveries, "take", late)
-    assert pull(redis_url, 2, "--timeout", "0.1") == 1
-    progress = [line for line in capsys.readouterr().err.splitlines() if re.match(r"\d+/2  groups", line)]
+    said = pull(2, "--timeout", 0.1, code=1).err
+    progress = [line for line in said.splitlines() if re.match(r"\d+/2  groups", line)]
     assert "ready 0  open 0  held 1" in progress[0] and "ready 0  open 1  held 1" in progress[-1]
 
 
-def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(redis_url: str, ledger: Ledger, out: Path) -> None:
-    """Every acknowledged group is in the file, and the next pull cuts off the torn line."""
-    finish_groups(ledger, "a", "b", "c", seal=True)
-    code = f"""
+KILLED = """
 import os, sys
 from rollq import cli
-from rollq.export import jsonl
+from rollq.export.jsonl import TrajectoryFile
+from rollq.export.parquet import ParquetFolder
+from rollq.ledger.deliveries import Deliveries
 
 def torn(self, data):
     os.write(self._fd, data[: len(data) * 2 // 3])
+    die()
+
+def die(*_, **__):
     os.kill(os.getpid(), 9)
 
-if sys.argv[1] == "torn":
-    jsonl.TrajectoryFile._append = torn
-sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(out)!r}, "--redis", {redis_url!r}]))
+how, groups, out = sys.argv[1:]
+{
+    "torn": lambda: setattr(TrajectoryFile, "_append", torn),
+    "_commit": lambda: setattr(ParquetFolder, "_commit", die),
+    "ack": lambda: setattr(Deliveries, "ack", die),
+}.get(how, int)()
+sys.exit(cli.main(["pull", "--run", "r", "--groups", groups, "--out", out]))
 """
-    for how, groups, returned in (("whole", "1", 0), ("torn", "2", -signal.SIGKILL)):
-        done = subprocess.run([sys.executable, "-c", code, how, groups], capture_output=True, text=True, timeout=60)
+
+
+def pull_and_be_killed(how: str, out: Path) -> None:
+    """A pull of one group, and one of two that is killed so."""
+    for each, groups, returned in (("whole", "1", 0), (how, "2", -signal.SIGKILL)):
+        command = [sys.executable, "-c", KILLED, each, groups, str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == returned, done.stderr
+
+
+def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(ledger: Ledger, out: Path, pull: Pulls) -> None:
+    """Every acknowledged group is in the file, and the next pull cuts off the torn line."""
+    finish_groups(ledger, "a", "b", "c", seal=True)
+    pull_and_be_killed("torn", out)
     assert not out.read_bytes().endswith(b"\n")
     end_holds(ledger, "b", "c")
-    assert pull(redis_url, 2, "--out", str(out)) == 0
+    pull(2, "--out", out)
     assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
 
 
 @pytest.mark.parametrize(("at", "kept"), [("_commit", ["a"]), ("ack", ["a", "b", "c"])])
 def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
-    redis_url: str, ledger: Ledger, tmp_path: Path, at: str, kept: list[str]
+    ledger: Ledger, tmp_path: Path, pull: Pulls, at: str, kept: list[str]
 ) -> None:
     """Before the file has its name, and between the file and the acknowledgement: each job is there once."""
     out = tmp_path / "out.parquet"
     finish_groups(ledger, "a", "b", "c", seal=True)
-    code = f"""
-import os, sys
-from rollq import cli
-from rollq.export.parquet import ParquetFolder
-from rollq.ledger.deliveries import Deliveries
-
-def die(*_, **__):
-    os.kill(os.getpid(), 9)
-
-if sys.argv[1] != "whole":
-    setattr(ParquetFolder if sys.argv[1] == "_commit" else Deliveries, sys.argv[1], die)
-sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(out)!r}, "--redis", {redis_url!r}]))
-"""
-    for how, groups, returned in (("whole", "1", 0), (at, "2", -signal.SIGKILL)):
-        done = subprocess.run([sys.executable, "-c", code, how, groups], capture_output=True, text=True, timeout=60)
-        assert done.returncode == returned, done.stderr
+    pull_and_be_killed(at, out)
     assert rows(out) == [f"r/{name}/{sample}" for name in kept for sample in range(2)]
     assert reader(ledger).stats()["delivered"] == 2
     end_holds(ledger, "b", "c")
-    assert pull(redis_url, 2, "--out", str(out)) == 0
+    pull(2, "--out", out)
     assert rows(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
     assert cli.main(["audit", str(out), "--offline"]) == 0
 
 
 def test_a_pull_into_parquet_without_pyarrow_takes_nothing(
-    redis_url: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ledger: Ledger, tmp_path: Path, pull: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish_groups(ledger, "a", seal=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert pull(redis_url, 1, "--out", str(tmp_path / "out.parquet")) == 2
-    assert "this needs pyarrow, which is not installed: pip install" in capsys.readouterr().err
+    said = pull(1, "--out", tmp_path / "out.parquet", code=2).err
+    assert "this needs pyarrow, which is not installed: pip install" in said
     assert reader(ledger).stats()["groups_ready"] == 1
 
 
 def test_a_hold_that_was_lost_before_the_ack(
-    redis_url: str, ledger: Ledger, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ledger: Ledger, out: Path, pull: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull stood still between file and ack, and another consumer took the group. It continues with the next."""
     finish_groups(ledger, "a", "b")
@@ -287,23 +275,21 @@ def test_a_hold_that_was_lost_before_the_ack(
         ack(self, token, *args, **options)
 
     monkeypatch.setattr(Deliveries, "ack", late)
-    assert pull(redis_url, 1, "--out", str(out), "--timeout", "10") == 0
-    assert "written down too late, and so not acknowledged: group r/a is not held" in capsys.readouterr().err
+    said = pull(1, "--out", out, "--timeout", 10).err
+    assert "written down too late, and so not acknowledged: group r/a is not held" in said
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (4, 0)
 
 
-def test_ready_groups_are_taken_before_all_are_there(redis_url: str, ledger: Ledger, out: Path) -> None:
+def test_ready_groups_are_taken_before_all_are_there(ledger: Ledger, out: Path, pull: Pulls) -> None:
     """Else a producer that waits for acknowledgements would never submit the rest."""
     finish_groups(ledger, "a", "b")
-    assert pull(redis_url, 9, "--out", str(out), "--timeout", "0.2") == 1
+    pull(9, "--out", out, "--timeout", 0.2, code=1)
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
     assert reader(ledger).stats()["groups_acked"] == 2
 
 
-def test_a_redis_that_goes_away_for_good_is_one_clear_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connection.connect.__kwdefaults__, "retries", 2)
     take = Deliveries.take
     with EmbeddedRedis() as server:
@@ -313,8 +299,7 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(
             return take(*args, **options)
 
         monkeypatch.setattr(Deliveries, "take", gone)
-        assert pull(server.url, 1, "--wait") == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+        last = pull(1, "--wait", "--redis", server.url, code=1).err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
     assert last.endswith("Start it again, then repeat the same line")
 
@@ -340,29 +325,23 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pull_rules", raising=False)
 
 
-def test_only_groups_that_the_filter_keeps_are_written(
-    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_groups_that_the_filter_keeps_are_written(ledger: Ledger, out: Path, pull: Pulls) -> None:
     finish_groups(ledger, "a", "b")
     ledger.submit(group("c"))
     play(ledger, "r/c/0", 0.0)
     play(ledger, "r/c/1", 1.0)
     ledger.seal()
-    assert pull(redis_url, 3, "--where", "unequal_rewards", "--out", str(out)) == 1
+    assert "2 of 3 groups are missing" in pull(3, "--where", "unequal_rewards", "--out", out, code=1).err
     assert jobs(out) == ["r/c/0", "r/c/1"]
-    assert "2 of 3 groups are missing" in capsys.readouterr().err
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 2}
 
 
 @pytest.mark.usefixtures("rules")
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_the_file_has_the_rewards_of_the_reward_function(
-    redis_url: str, ledger: Ledger, out: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_has_the_rewards_of_the_reward_function(ledger: Ledger, out: Path, pull: Pulls, name: str) -> None:
     finish_groups(ledger, "a", seal=True)
     flags = ("--where", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
-    assert pull(redis_url, 1, *flags, "--out", str(out.with_name(name))) == 0
-    assert json.loads(capsys.readouterr().out)["reward_mean"] == 0.5
+    assert pull(1, *flags, "--out", out.with_name(name)).json["reward_mean"] == 0.5
     if name == "out.jsonl":
         written = [json.loads(line) for line in out.read_text().splitlines()]
         rewards = [(line["reward"], line["info"]["environment_reward"]) for line in written]
@@ -373,38 +352,35 @@ def test_the_file_has_the_rewards_of_the_reward_function(
 
 
 @pytest.mark.usefixtures("rules")
-def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
-    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_fails_ends_the_pull_and_loses_nothing(ledger: Ledger, out: Path, pull: Pulls) -> None:
     finish_groups(ledger, "a", seal=True)
-    assert pull(redis_url, 1, "--out", str(out), "--reward", "pull_rules:broken") == 1
-    assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in capsys.readouterr().err
-    assert pull(redis_url, 1, "--out", str(out), "--reward", "pull_rulez:broken") == 2
-    assert "there is no module pull_rulez" in capsys.readouterr().err
+    said = pull(1, "--out", out, "--reward", "pull_rules:broken", code=1).err
+    assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in said
+    assert "there is no module pull_rulez" in pull(1, "--out", out, "--reward", "pull_rulez:broken", code=2).err
     assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (1, 0)
 
 
 @pytest.mark.usefixtures("rules")
-def test_a_filter_that_keeps_nothing_empties_the_run(redis_url: str, ledger: Ledger, out: Path) -> None:
+def test_a_filter_that_keeps_nothing_empties_the_run(ledger: Ledger, out: Path, pull: Pulls) -> None:
     finish_groups(ledger, "a", "b", seal=True)
-    assert pull(redis_url, 2, "--where", "pull_rules:none", "--out", str(out)) == 1
+    pull(2, "--where", "pull_rules:none", "--out", out, code=1)
     assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}
 
 
-def test_extras_are_written_when_they_are_asked_for(redis_url: str, ledger: Ledger, tmp_path: Path) -> None:
+def test_extras_are_written_when_they_are_asked_for(ledger: Ledger, tmp_path: Path, pull: Pulls) -> None:
     experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
     for name in ("a", "b"):
         ledger.submit(group(name, size=1))
         play(ledger, f"r/{name}/0", routed_experts=experts)
-    assert pull(redis_url, 1, "--out", str(tmp_path / "a.jsonl"), "--extras", "routed_experts,top_p_ids") == 0
-    assert pull(redis_url, 1, "--out", str(tmp_path / "b.jsonl")) == 0
+    pull(1, "--out", tmp_path / "a.jsonl", "--extras", "routed_experts,top_p_ids")
+    pull(1, "--out", tmp_path / "b.jsonl")
     with_extras, without = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("a", "b"))
     assert with_extras["extras"] == {"routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}}
     assert "extras" not in without
     assert cli.main(["audit", str(tmp_path / "a.jsonl"), "--offline"]) == 0
 
 
-def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: Ledger) -> None:
+def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: Ledger, pull: Pulls) -> None:
     finish_groups(ledger, "g", seal=True)
     before = ledger.redis.config_get("lua-time-limit")
     ledger.redis.config_set("lua-time-limit", 50)
@@ -412,7 +388,7 @@ def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: L
     script.start()
     time.sleep(0.3)
     threading.Timer(1.5, redis.Redis.from_url(redis_url).script_kill).start()
-    assert pull(redis_url, 1) == 0
+    pull(1)
     script.join()
     ledger.redis.config_set("lua-time-limit", before["lua-time-limit"])
 

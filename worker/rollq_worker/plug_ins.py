@@ -4,11 +4,14 @@ A plug-in that cannot be loaded is an error, never passed over: a worker without
 the others. It does not know what the objects are for.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollq.errors import JobFailure
+from rollq.job import Json
 
 T = TypeVar("T")
 
@@ -56,6 +59,41 @@ def with_plug_ins(built_in: Mapping[str, T], added: Iterable[tuple[str, PlugIn[T
             )
         known[name], origins[name] = plug_in.object, plug_in.origin
     return known
+
+
+@cache
+def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Callable[..., Any]:
+    """The function of that name in an entry-point group. Errors say `what` it is, and which ones are rollq's `own`.
+
+    Raises JobFailure when there is none, two packages have one, or it cannot be loaded.
+    """
+    entries = {entry.value: entry for entry in entry_points(group=group) if entry.name == name}
+    if not entries:
+        names = ", ".join(sorted({*own, *(entry.name for entry in entry_points(group=group))}))
+        raise JobFailure(f"{what} {name!r} is unknown here; there are {names} (packages add more: {group!r})")
+    if len(entries) > 1:
+        raise JobFailure(f"{what} {name!r} is claimed by {' and '.join(entries)}: uninstall one of the two packages")
+    [(value, entry)] = entries.items()
+    try:
+        loaded = entry.load()
+    except Exception as e:  # other people's code
+        raise JobFailure(f"{what} {name!r} ({value}): {type(e).__name__}: {e}") from e
+    return as_function(what, name, loaded, value)
+
+
+def as_function(what: str, name: str, found: object, where: str) -> Callable[..., Any]:
+    """What was found there. Raises JobFailure unless it can be called."""
+    if not callable(found):
+        raise JobFailure(f"{what} {name!r}: {where} is a {type(found).__name__}, not a function")
+    return found
+
+
+def check_arguments(what: str, name: str, function: Callable[..., Any], given: int, args: Mapping[str, Json]) -> None:
+    """Raises JobFailure for a function that does not take so many values, and the job's arguments by keyword."""
+    try:
+        inspect.signature(function).bind(*[None] * given, **args)
+    except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
+        raise JobFailure(f"{what} {name!r} with {what}_args {dict(args)!r:.200}: {e}") from e
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -14,7 +14,7 @@ from rollq.events import Closed, Stop
 from rollq.job import Job
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
-from rollq_worker import chat_model, rewards
+from rollq_worker import chat_model, plug_ins, rewards
 from rollq_worker.fakes import FakeEnvironment
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine
@@ -42,10 +42,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         EntryPoint("twice", f"{here}:short", rewards.GROUP),
         EntryPoint("twice", f"{here}:named", rewards.GROUP),
     ]
-    monkeypatch.setattr(rewards, "entry_points", lambda group: entries if group == rewards.GROUP else [])
-    rewards._load.cache_clear()
+    monkeypatch.setattr(plug_ins, "entry_points", lambda group: entries if group == rewards.GROUP else [])
+    plug_ins.function_named.cache_clear()
     yield
-    rewards._load.cache_clear()
+    plug_ins.function_named.cache_clear()
 
 
 NUMBER = 7

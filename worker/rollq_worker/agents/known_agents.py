@@ -5,18 +5,16 @@ its hash, `solver@0123456789ab`, so a job carries a name, never a path, and only
 plays it. `solver.py:play` is a function in a file; without a function, the file is a command for a child process.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 
 from rollq.env import AgentFunction
 from rollq.errors import ForOtherWorkers, JobFailure, RollqError
-from rollq.job import History, Job, Json
+from rollq.job import History, Job
 from rollq_worker.agents.programs import AgentProcess, AgentThread, Starter, command_of
 from rollq_worker.agents.users import agent_users
 from rollq_worker.episode.strategies import AGENTS
 from rollq_worker.named_files import NamedFile, NamedFiles
+from rollq_worker.plug_ins import as_function, check_arguments, function_named
 
 GROUP = "rollq.agents"
 FILES = NamedFiles("ROLLQ_AGENT_FILES", what="agent", flag="--agent", default=lambda path: "")
@@ -39,8 +37,8 @@ def agent_starter(job: Job) -> Starter:
             return lambda given, on_end: AgentProcess(name, command_of(file.path), given, args, on_end, agent_users())
         function = _function_in(file)
     else:
-        function = _installed(name)
-    _check_arguments(name, function, args)
+        function = function_named("agent", name, GROUP, frozenset(AGENTS))
+    check_arguments("agent", name, function, 1, args)
     return lambda given, on_end: AgentThread(name, function, given, args, on_end)
 
 
@@ -65,38 +63,8 @@ def _function_in(file: NamedFile) -> AgentFunction:
     if file.path.suffix != ".py":
         raise JobFailure(f"agent {file.name!r}: {file.path.name} is no Python file, so it has no function")
     try:
-        return _callable(file.name, getattr(file.run(), file.part, None), where)
+        return as_function("agent", file.name, getattr(file.run(), file.part, None), where)
     except RollqError:
         raise
     except BaseException as e:  # sys.exit() in somebody's file must not end a worker
         raise JobFailure(f"agent {file.name!r} ({where}): {type(e).__name__}: {e}") from e
-
-
-@cache
-def _installed(name: str) -> AgentFunction:
-    entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    if not entries:
-        names = ", ".join(sorted({*AGENTS, *(entry.name for entry in entry_points(group=GROUP))}))
-        raise JobFailure(f"agent {name!r} is unknown here; there are {names} (packages add more: {GROUP!r})")
-    if len({entry.value for entry in entries}) > 1:
-        values = " and ".join(entry.value for entry in entries)
-        raise JobFailure(f"agent {name!r} is claimed by {values}: uninstall one of the two packages")
-    try:
-        return _callable(name, entries[0].load(), entries[0].value)
-    except Exception as e:  # other people's code
-        if isinstance(e, JobFailure):
-            raise
-        raise JobFailure(f"agent {name!r} ({entries[0].value}): {type(e).__name__}: {e}") from e
-
-
-def _callable(name: str, found: object, where: str) -> Callable[..., object]:
-    if not callable(found):
-        raise JobFailure(f"agent {name!r}: {where} is a {type(found).__name__}, not a function")
-    return found
-
-
-def _check_arguments(name: str, function: AgentFunction, args: Mapping[str, Json]) -> None:
-    try:
-        inspect.signature(function).bind(None, **args)
-    except TypeError as e:
-        raise JobFailure(f"agent {name!r} with agent_args {dict(args)!r:.200}: {e}") from e

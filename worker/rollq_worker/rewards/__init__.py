@@ -4,18 +4,17 @@ A name is an entry point of the group `rollq.rewards`: a function of the traject
 the job's reward_args by keyword. It grades in the worker, so what it raises fails the attempt and is never a reward.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
-from importlib.metadata import entry_points
+from functools import partial
 from typing import Any
 
-from rollq.env import Grade, RewardFunction, Task
+from rollq.env import RewardFunction, Task
 from rollq.errors import JobFailure
 from rollq.job import Job, Json
 from rollq.sampling import number
 from rollq.settings import Endpoint
+from rollq_worker.plug_ins import check_arguments, function_named
 
 GROUP = "rollq.rewards"
 JUDGE = "judge"
@@ -47,11 +46,8 @@ def reward_factory(
 
         made = Judge if name == JUDGE else Assertions
         return made(args, endpoints, seed=seed, check=check, away=away)
-    function = _load(name)
-    try:
-        inspect.signature(function).bind(None, None, **args)
-    except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
-        raise JobFailure(f"reward {name!r} with reward_args {dict(args)!r:.200}: {e}") from e
+    function = function_named("reward", name, GROUP, frozenset({JUDGE, ASSERTIONS}))
+    check_arguments("reward", name, function, 2, args)
     bound = partial(function, **args)
     if (limit_s := getattr(function, "longest_s", None)) is not None:
         bound.longest_s = _seconds(name, limit_s)  # type: ignore[attr-defined]
@@ -65,24 +61,6 @@ def check_judged(job: Job, task: Task) -> None:
             f"{job.env}/{job.split}/{job.task}: a model must judge {len(task.assertions)} assertions of this task, so "
             f"the job needs the reward {ASSERTIONS!r}, with an endpoint and a model in reward_args"
         )
-
-
-@cache
-def _load(name: str) -> Callable[..., float | Grade]:
-    entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    if len({entry.value for entry in entries}) > 1:
-        values = " and ".join(entry.value for entry in entries)
-        raise JobFailure(f"reward {name!r} is claimed by {values}: uninstall one of the two packages")
-    if not entries:
-        names = ", ".join(sorted({JUDGE, ASSERTIONS, *(entry.name for entry in entry_points(group=GROUP))}))
-        raise JobFailure(f"reward {name!r} is unknown here; there are {names} (packages add more: {GROUP!r})")
-    try:
-        function: Callable[..., float | Grade] = entries[0].load()
-    except Exception as e:  # other people's code
-        raise JobFailure(f"reward {name!r} ({entries[0].value}): {type(e).__name__}: {e}") from e
-    if not callable(function):
-        raise JobFailure(f"reward {name!r}: {entries[0].value} is a {type(function).__name__}, not a function")
-    return function
 
 
 def _seconds(name: str, limit_s: Any) -> float:

@@ -4,6 +4,7 @@ import json
 import math
 from array import array
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,19 +57,39 @@ def at_temperature(p: float, temperature: float) -> float:
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """5 tokens of prompt, 4 sampled, 3 observed, 4 sampled."""
-    tokens = array("I", [(7 * i * i + 3) % 50 for i in range(16)])
-    mask = [0] * 5 + [1] * 4 + [0] * 3 + [1] * 4
-    found = {
+    """5 tokens of prompt, 4 sampled, 3 observed, 4 sampled; what is not given fits what is."""
+    made = {
         "job": "r/g/0",
-        "tokens": tokens.tolist(),
-        "mask": mask,
-        "logprobs": [true_logprob(tokens, i) if bit else 0.0 for i, bit in enumerate(mask)],
-        "versions": ["v1" if bit else None for bit in mask],
-        "traces": [16],
-        "sampling": {"temperature": 1.0},
+        "tokens": [(7 * i * i + 3) % 50 for i in range(16)],
+        "mask": [0] * 5 + [1] * 4 + [0] * 3 + [1] * 4,
     }
-    return {**found, **changes}
+    made |= changes
+    mask, ids = made["mask"], array("I", made["tokens"])
+    turns = [len(list(run)) for sampled, run in groupby(mask) if sampled]
+    run, group, sample = made["job"].split("/")
+    of_job = {
+        "run": run,
+        "group": group,
+        "sample": int(sample),
+        "env": "e",
+        "split": "train",
+        "queue": "rollq",
+        "task": 0,
+    }
+    of_attempt = {"attempt": 1, "began": 1.0, "stop": "done", "failure": None, "reward": 1.0, "info": {}}
+    return {
+        **of_job,
+        **of_attempt,
+        "labels": {},
+        "turns": len(turns),
+        "messages": [{"role": "assistant", "content": ""}] * len(turns),
+        "logprobs": [true_logprob(ids, i) if bit else 0.0 for i, bit in enumerate(mask)],
+        "versions": ["v1" if bit else None for bit in mask],
+        "traces": [len(ids)],
+        "pieces": [[length, "stop"] for length in turns],
+        "sampling": {"temperature": 1.0},
+        **made,
+    }
 
 
 def write_file(folder: Path, *lines: object) -> Path:

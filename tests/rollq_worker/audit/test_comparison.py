@@ -46,7 +46,7 @@ def test_what_a_prefill_does_not_apply_is_skipped(sampling: dict[str, Any]) -> N
 
 def test_what_saw_images_is_skipped() -> None:
     part = {"type": "image", "sha256": "ab", "mime": "image/png", "width": 4, "height": 4, "bytes": 70}
-    scorer, with_images = FakeScorer(), [{"role": "user", "content": [part]}]
+    scorer, with_images = FakeScorer(), [{"role": "user", "content": [part]}, *record()["messages"]]
     found = audit(record(messages=with_images), scorer=scorer)
     assert found["by_reason"] == {"sampled with images": 8} and not scorer.calls
 
@@ -137,7 +137,14 @@ def test_a_sampled_id_beyond_those_of_the_file_ends_what_is_scored_of_a_turn() -
     assert found["floor"]["tokens"] == 2 * TURNS and found["floor"]["max_abs"] < 1e-6
 
 
-@pytest.mark.parametrize("changes", [{"versions": ["v0"] * 16}, {"sampling": {"regex": "a"}}, {"tokens": [60] * 16}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"versions": ["v0" if bit else None for bit in record()["mask"]]},
+        {"sampling": {"regex": "a"}},
+        {"tokens": [60] * 16},
+    ],
+)
 def test_what_cannot_be_compared_is_not_sampled_anew(changes: dict[str, Any]) -> None:
     scorer = FakeScorer()
     assert audit(record(**changes), scorer=scorer)["verdict"] == "incomplete" and not scorer.sampled

@@ -11,18 +11,11 @@ import pytest
 from rollq import cli
 from rollq_worker.audit.floor import TURNS
 from tests.conftest import free_port
+from tests.rollq_worker.audit.exported import record
 from tests.rollq_worker.audit.scoring_engine import scored_or_sampled, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
-RECORD = {
-    "job": "r/g/0",
-    "tokens": [5, 6, 7, 7, 7, 8],
-    "mask": [0, 0, 1, 1, 1, 1],
-    "logprobs": [0.0, 0.0, -0.5, -0.5, -0.5, -0.5],
-    "versions": [None, None, "v1", "v1", "v1", "v1"],
-    "traces": [6],
-    "sampling": {},
-}
+RECORD = record(tokens=[5, 6, 7, 7, 7, 8], mask=[0, 0, 1, 1, 1, 1], logprobs=[0.0, 0.0, *[-0.5] * 4], sampling={})
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
-"""Reads the tokens of an exported file, strictly, as `rollq.export.record` wrote them.
+"""Reads the tokens of an exported file, as `rollq.export.record` wrote them and `rollq.export.validation` checks them.
 
-The invariant: a trajectory's lists have equal lengths, its traces make up its tokens, and every sampled token has a
-finite logprob and a version. It knows nothing of engines.
+It knows nothing of engines.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -10,15 +9,16 @@ import json
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, compress, count, groupby, islice
+from itertools import accumulate, compress, count, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from rollq.errors import ContractError, SettingsError
 from rollq.events import Finish
+from rollq.export.validation import faults
 from rollq.images import references
 from rollq.job import Json
 from rollq_worker.audit.token_classes import SampledTurn
@@ -155,39 +155,34 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
         raise ContractError(f"{where} is not a line of JSON{compressed}: {e}") from e
     if not isinstance(record, dict):
         raise ContractError(f"{where} is not an exported trajectory but a {type(record).__name__}")
+    if wrong := faults(record):
+        raise ContractError(f"{where} is not an exported trajectory: {'; '.join(wrong)}")
     try:
         trajectory = ExportedTrajectory(
             size=len(text),
-            job=str(record["job"]),
+            job=record["job"],
             tokens=array("I", record["tokens"]),
-            mask=bytes(list(record["mask"])),  # a number would be taken for a length
+            mask=bytes(record["mask"]),
             logprobs=array("d", record["logprobs"]),
-            versions=list(record["versions"]),
-            traces=list(record.get("traces", [len(record["tokens"])])),
-            pieces=_pieces(record),
+            versions=record["versions"],
+            traces=record["traces"],
+            pieces=[Piece(length, finish, *(asked or [{}])) for length, finish, *asked in record["pieces"]],
             calls=_calls(record),
-            sampling=dict(record.get("sampling") or {}),
-            images=bool(references(record.get("messages", []))),
+            sampling=record["sampling"],
+            images=bool(references(record["messages"])),
         )
-        _check(trajectory)
-    except KeyError as e:
-        raise ContractError(f"{where} is not an exported trajectory: it has no {e}") from e
-    except (AttributeError, TypeError, ValueError, OverflowError) as e:
-        raise ContractError(f"{where} is not an exported trajectory: {e}") from e
+        temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        raise ContractError(f"{where} is not an exported trajectory: {type(e).__name__}: {e}") from e
+    if odd := [temperature for temperature in temperatures if not 0 <= temperature < math.inf]:
+        raise ContractError(f"{where} is not an exported trajectory: its temperature is {odd[0]}")
     return trajectory
-
-
-def _pieces(record: Mapping[str, Json]) -> list[Piece]:
-    """Of a file without them, written by an earlier rollq: a piece for each turn, which ended by itself."""
-    if "pieces" in record:
-        return [_piece(*piece) for piece in record["pieces"]]
-    return [_piece(length, Finish.STOP) for length in _sampled_runs(record["mask"])]
 
 
 def _calls(record: Mapping[str, Json]) -> list[bool]:
     """Of each turn, in the order of the traces. Assistant messages of a prompt are no turns."""
     if "conversations" not in record:
-        return [bool(m.get("tool_calls")) for m in record.get("messages", []) if m["role"] == "assistant"]
+        return [bool(m.get("tool_calls")) for m in record["messages"] if m["role"] == "assistant"]
     found: list[bool] = []
     for trace in record["conversations"]:
         said = [bool(m.get("tool_calls")) for m in trace["messages"] if m["role"] == "assistant"]
@@ -195,39 +190,3 @@ def _calls(record: Mapping[str, Json]) -> list[bool]:
         answered = len(trace["turns"]) - unanswered
         found += [*said[len(said) - answered :], *([False] * unanswered)]
     return found
-
-
-def _piece(length: int, finish: str, asked: Mapping[str, Json] | None = None) -> Piece:
-    return Piece(length, str(finish), dict(asked or {}))
-
-
-def _sampled_runs(mask: Iterable[int]) -> list[int]:
-    """The lengths of the runs of sampled tokens, which are the turns."""
-    return [len(list(run)) for sampled, run in groupby(mask) if sampled]
-
-
-def _check(trajectory: ExportedTrajectory) -> None:
-    lengths = {name: len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
-    if len(set(lengths.values())) > 1:
-        raise ValueError("its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))
-    if any(type(n) is not int or n < 1 for n in trajectory.traces) or sum(trajectory.traces) != len(trajectory.tokens):
-        raise ValueError(f"its traces {list(trajectory.traces)} do not make up its {len(trajectory.tokens)} tokens")
-    if trajectory.mask.translate(None, b"\0\1"):
-        raise ValueError("its mask holds more than 0 and 1")
-    pieces = [piece.length for piece in trajectory.pieces]
-    whole = all(type(n) is int and n > 0 for n in pieces) and sum(pieces) == trajectory.sampled
-    if not whole or not {*accumulate(_sampled_runs(trajectory.mask))} <= {*accumulate(pieces)}:
-        raise ValueError(f"its pieces do not make up its {trajectory.sampled} sampled tokens, turn by turn")
-    first = 0
-    for length in trajectory.traces:
-        if trajectory.mask[first]:
-            raise ValueError(f"token {first} opens a trace and was sampled: there is nothing before it")
-        first += length
-    for i in compress(range(len(trajectory.mask)), trajectory.mask):
-        if not (math.isfinite(trajectory.logprobs[i]) and isinstance(trajectory.versions[i], str)):
-            raise ValueError(
-                f"token {i} was sampled, with logprob {trajectory.logprobs[i]} and version {trajectory.versions[i]!r}"
-            )
-    for temperature in {conditions.temperature for conditions in trajectory.conditions.values()}:
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"its temperature is {temperature}")

@@ -41,15 +41,6 @@ def test_a_line_has_the_arguments_that_the_template_was_given() -> None:
     assert record(replace(made, header=replace(made.header, template_kwargs=kwargs)))["template_kwargs"] == kwargs
 
 
-def test_a_file_without_sampling_parameters_was_sampled_with_the_engines_own(tmp_path: Path):
-    line = record(trajectory())
-    del line["sampling"], line["traces"]
-    (tmp_path / "x.jsonl").write_text(json.dumps(line) + "\n")
-    (found,) = read(tmp_path / "x.jsonl")
-    assert next(iter(found.conditions.values())) == (1.0, "")
-    assert found.traces == [len(line["tokens"])]
-
-
 def test_the_record_of_an_agent_says_which_conversation_is_which_trace() -> None:
     line = record(branching())
     assert faults(line) == [] and line["messages"] == branching().messages

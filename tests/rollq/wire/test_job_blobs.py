@@ -17,6 +17,7 @@ from rollq.job import NAME, Budget, Job, Purpose
 from rollq.trajectory import Header
 from rollq.wire import codec
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job, job_digest
+from tests.rollq.routed_experts import ASKED
 from tests.rollq.samples import job
 
 
@@ -94,23 +95,20 @@ def test_a_digest_is_of_the_content() -> None:
     assert job_digest(job()).hex() == "b7d2b5e0df9cc90ffdaa0504e09f3574"
 
 
-def test_spare_members_are_behind_the_other_fields() -> None:
-    made = job(2, size=2, spare=3, seq=4)
-    blob = encode_job(made)
-    assert decode_job(blob, "r/g/2") == made
-    fields = msgpack.unpackb(blob)
-    assert (len(fields), fields[-1]) == (23, {"spare": 3})
-    assert job_digest(made) != job_digest(replace(made, spare=1))
-    assert len(msgpack.unpackb(encode_job(replace(made, sample=0, spare=0)))) == 22
-
-
-def test_arguments_of_the_template_are_behind_the_other_fields() -> None:
-    made = job(template_kwargs={"enable_thinking": False})
+@pytest.mark.parametrize(
+    ("later", "others"),
+    [
+        ({"spare": 3}, [{"spare": 1}]),
+        ({"template_kwargs": {"enable_thinking": False}}, [{"template_kwargs": {"enable_thinking": 0}}]),
+        ({"routed_experts": ASKED}, [{"routed_experts": {**ASKED, "layers": 3}}]),
+    ],
+)
+def test_a_later_field_is_behind_the_others(later: dict[str, Any], others: list[dict[str, Any]]) -> None:
+    made = job(size=2, seq=4, **later)
+    fields = msgpack.unpackb(encode_job(made))
+    assert (len(fields), fields[-1]) == (23, later)
     assert decode_job(encode_job(made), "r/g/0") == made
-    assert msgpack.unpackb(encode_job(made))[-1] == {"template_kwargs": {"enable_thinking": False}}
-    assert len({job_digest(one) for one in (made, job(), replace(made, template_kwargs={"enable_thinking": 0}))}) == 3
-    with pytest.raises(ContractError, match="r/g/0"):
-        encode_job(job(template_kwargs={"x": object()}))
+    assert len({job_digest(one) for one in (made, job(size=2), *(replace(made, **other) for other in others))}) == 3
 
 
 def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +140,9 @@ def test_a_job_with_a_wrong_field_is_refused_by_name(at: int) -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", math.nan, 2**70, {1: 2}, object()])
 def test_a_job_that_json_cannot_say_is_refused(value: object) -> None:
-    with pytest.raises(ContractError, match="r/g/0"):
-        encode_job(job(env_args={"x": value}))
+    for made in (job(env_args={"x": value}), job(template_kwargs={"x": value})):
+        with pytest.raises(ContractError, match="r/g/0"):
+            encode_job(made)
 
 
 def test_labels_are_small() -> None:

@@ -13,7 +13,6 @@ from rollq.job import Purpose
 from rollq.training.arrays import array_of, segment_experts
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, ExpertShape, Extra
-from rollq.wire.codec import decode_job, encode_job, job_digest
 from rollq.wire.events import decode_event, encode_event
 from rollq.wire.routed_experts import routed_experts
 from tests.rollq.routed_experts import ASKED, SHAPE, routed, row
@@ -122,10 +121,3 @@ def test_a_job_names_the_shape_of_its_model(asked: object, message: str) -> None
 def test_an_evaluation_records_none() -> None:
     with pytest.raises(ContractError, match="routed_experts are for training"):
         job(routed_experts=ASKED, purpose=Purpose.EVAL)
-
-
-def test_they_are_part_of_a_jobs_content() -> None:
-    assert decode_job(encode_job(ASKING)) == ASKING
-    assert job_digest(ASKING) != job_digest(job())
-    assert len({job_digest(job(routed_experts={**ASKED, "layers": n})) for n in (1, 2)}) == 2
-    assert events()  # a job without them has the blob that it always had: tests/rollq/wire/test_codec.py

@@ -5,7 +5,7 @@ its hash, `solver@0123456789ab`, so a job carries a name, never a path, and only
 plays it. `solver.py:play` is a function in a file; without a function, the file is a command for a child process.
 """
 
-from functools import cache
+from functools import cache, partial
 
 from rollq.env import AgentFunction
 from rollq.errors import ForOtherWorkers, JobFailure, RollqError
@@ -34,7 +34,8 @@ def agent_starter(job: Job) -> Starter:
     if "@" in name:
         file = FILES.of(name)
         if not file.part:
-            return lambda given, on_end: AgentProcess(name, command_of(file.path), given, args, on_end, agent_users())
+            start = partial(AgentProcess, name, command_of(file.path), users=agent_users(), job_id=job.id)
+            return lambda given, on_end: start(given, args, on_end)
         function = _function_in(file)
     else:
         function = function_named("agent", name, GROUP, frozenset(AGENTS))

@@ -12,7 +12,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections import deque
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 from rollq.env import AgentFunction, Episode
 from rollq.errors import AgentFailure, JobFailure
 from rollq.job import Json
+from rollq_worker.agents.folders import AgentFolder
 from rollq_worker.agents.users import AgentUsers
 from rollq_worker.failures import raise_in
 
@@ -115,7 +115,7 @@ def _stack(thread: int | None) -> traceback.StackSummary:
 
 
 class AgentProcess:
-    """An agent command that runs in a child process, in a directory of its own that is removed afterwards.
+    """An agent command that runs in a child process, in a folder of its own that is removed afterwards.
 
     It is given base URL, key and model in the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its
     last words are kept. With `users`, it is one of them.
@@ -129,9 +129,11 @@ class AgentProcess:
         args: Mapping[str, Json],
         on_end: Callable[[], None],
         users: AgentUsers | None = None,
+        *,
+        job_id: str,
     ) -> None:
         self._name = name
-        self._folder = tempfile.TemporaryDirectory(prefix="rollq-agent-", ignore_cleanup_errors=True)
+        self._folder = AgentFolder(job_id)
         self._stopped = threading.Event()
         self._users, self._user = users, None if users is None else users.take()
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
@@ -143,7 +145,7 @@ class AgentProcess:
             **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.api_key),
             **dict.fromkeys(("OPENAI_MODEL", "ANTHROPIC_MODEL"), episode.model),
             "ROLLQ_EPISODE_URL": f"{root}/episode",
-            "TMPDIR": self._folder.name,
+            "TMPDIR": str(self._folder.path),
             **{
                 f"ROLLQ_ARG_{key.upper()}": value if isinstance(value, str) else repr(value)
                 for key, value in args.items()
@@ -151,15 +153,15 @@ class AgentProcess:
         }
         kept = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
         if self._user is not None:
-            os.chown(self._folder.name, self._user, self._user)
-            kept["HOME"] = self._folder.name
+            os.chown(self._folder.path, self._user, self._user)
+            kept["HOME"] = str(self._folder.path)
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                cwd=self._folder.name,
+                cwd=self._folder.path,
                 env={**kept, **given},
                 start_new_session=True,
                 user=self._user,
@@ -219,7 +221,7 @@ class AgentProcess:
         if self._users is not None and self._user is not None:
             self._users.give_back(self._user)
             self._users = None
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 def command_of(path: Path) -> list[str]:

@@ -1,0 +1,54 @@
+"""The folder in which an agent's command works: empty, its own, and at the same path in every attempt of a job.
+
+Agents tell the model where they are. So an attempt elsewhere could not repeat what the one before had asked.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+
+class AgentFolder:
+    """A folder that is locked while it is in use. What a killed worker left at its path is removed."""
+
+    def __init__(self, job_id: str) -> None:
+        name = f"rollq-agent-{sha256(job_id.encode()).hexdigest()[:16]}"
+        self.path = Path(tempfile.gettempdir(), name)
+        self._lock = _make(self.path)
+        if self._lock is None:  # an attempt before may still use it, or it is somebody else's
+            self.path = Path(tempfile.mkdtemp(prefix="rollq-agent-"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _make(path: Path) -> int | None:
+    """Make the folder. Returns a descriptor that holds its lock; None where it is in use."""
+    if (left := _locked(path)) is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(left)
+    try:
+        path.mkdir(0o700)
+    except FileExistsError:
+        return None
+    return _locked(path)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor of a folder of ours that nobody uses."""
+    with suppress(OSError):
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(folder)
+        else:
+            return folder
+    return None

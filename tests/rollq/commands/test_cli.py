@@ -17,6 +17,7 @@ from rollq import __version__, cli
 from rollq.commands import connect
 from rollq.commands.flags import help
 from rollq.pip_extras import install_line
+from tests.packages import install
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT, rollq
 
@@ -217,13 +218,8 @@ def broken(commands):
 
 def test_commands_of_other_packages(tmp_path: Path) -> None:
     """One that cannot be loaded says so, and costs no other command."""
-    (tmp_path / "theirs.py").write_text(THEIRS)
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     points = {"theirs": "theirs:add", "broken": "theirs:broken", "lost": "theirs:lost", "submit": "theirs:broken"}
-    lines = [f"{name} = {value}" for name, value in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[rollq.commands]", *lines]))
+    install(tmp_path, "theirs", {"rollq.commands": points}, theirs=THEIRS)
     env = {"PYTHONPATH": str(tmp_path)}
     assert rollq("theirs", env=env).stdout == "theirs ran\n"
     said = rollq("broken", "--flag", env=env, code=2).stderr

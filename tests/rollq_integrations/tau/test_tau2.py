@@ -17,6 +17,7 @@ from rollq_worker import chat_model
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.fakes import FakeUser
 from rollq_worker.users import user_factory
+from tests.packages import install
 from tests.rollq_integrations.tau import fake_tau2 as package
 from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
 from tests.rollq_worker.environments.episodes import begin, play, respond
@@ -174,9 +175,7 @@ def test_programs_of_the_package_are_left_out_and_no_env_file_is_read(retail: Co
 
 
 def test_the_version_changes_with_the_data(retail: ConversationDomain, fake_tau2: Path) -> None:
-    info = fake_tau2 / "tau2-1.0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tau2\nVersion: 1.0.1\n")
+    info = install(fake_tau2, "tau2", version="1.0.1")
     (info / "direct_url.json").write_text('{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "a2c02472"}}')
     (fake_tau2 / "data/tau2/domains/retail/policy.md").write_text("Be kinder.")
     changed = tau2.load("retail")
@@ -197,8 +196,6 @@ def test_what_is_missing_is_named_with_its_remedy(fake_tau2: Path, monkeypatch: 
         tau2.load("telecom")
     with pytest.raises(JobFailure, match=r"needs the package of tau2-bench: pip install .*\[tau2\]'"):
         tau2.load("airline")  # as with the package of that name on PyPI, which has no such folder
-    info = fake_tau2 / "tau2-2.4.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tau2\nVersion: 2.4.0\n")
+    install(fake_tau2, "tau2", version="2.4.0")
     with pytest.raises(JobFailure, match=r"needs tau2-bench 1\.\*, not tau2 2\.4\.0"):
         tau2.load("retail")

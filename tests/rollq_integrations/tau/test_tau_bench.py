@@ -9,6 +9,7 @@ import pytest
 from rollq.env import RESPOND, STOP_MARKER, Action
 from rollq.errors import JobFailure
 from rollq_integrations.tau import tau_bench
+from tests.packages import install
 from tests.rollq_integrations.tau import fake_tau_bench as package
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
@@ -59,9 +60,7 @@ def test_litellm_is_used_where_a_process_has_it_already(fake_tau_bench, monkeypa
 
 
 def test_the_version_names_the_commit_if_it_is_known(fake_tau_bench, tmp_path):
-    info = tmp_path / "tau_bench-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tau_bench\nVersion: 0.1.0\n")
+    info = install(tmp_path, "tau_bench", version="0.1.0")
     assert tau_bench._version() == "tau_bench 0.1.0"
     (info / "direct_url.json").write_text('{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "59a200c6"}}')
     assert tau_bench._version() == "tau_bench 0.1.0 commit 59a200c6"

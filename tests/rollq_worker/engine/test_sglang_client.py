@@ -70,11 +70,6 @@ class TestRequest:
             cached_tokens=1,
         )
 
-    def test_an_api_key_is_sent(self, connect: Connect) -> None:
-        with scripted_engine() as engine:
-            generate(connect(engine, api_key="secret"))
-            assert engine.requests[-1][2]["Authorization"] == "Bearer secret"
-
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
         with scripted_engine() as engine:

@@ -1,7 +1,7 @@
 """The registry: builtins, entry points of installed packages, one load a process, errors that say what to do."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -14,6 +14,7 @@ from rollq_worker import environments
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import files
 from rollq_worker.fakes import FakeUser
+from tests.packages import install
 from tests.rollq_worker.environments.episodes import play, respond
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -26,25 +27,20 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.FILES.variable, "")
 
 
-class Package:
-    """A distribution that importlib.metadata finds: a module and its entry points."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def install(self, name: str, source: str, entry_points: str) -> None:
-        (self.folder / f"{name}.py").write_text(source)
-        info = self.folder / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[rollq.environments]\n{entry_points}\n")
+Package = Callable[[str, str, str], None]
+"""Installs a module of that name with this source, as the environments NAME = MODULE:FUNCTION of these lines."""
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
-    yield Package(tmp_path)
+
+    def of(name: str, source: str, points: str) -> None:
+        named = dict(line.split(" = ") for line in points.splitlines())
+        install(tmp_path, name, {"rollq.environments": named}, **{name: source})
+
+    yield of
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -66,7 +62,7 @@ def test_names_are_all_there_is(package: Package) -> None:
     tau2 = ["tau2:airline", "tau2:retail", "tau2:telecom", "tau2_2025:airline", "tau2_2025:retail"]
     builtin = ["shop", *tau2, "tau_bench:airline", "tau_bench:retail", "verifiers"]
     assert environments.names() == builtin
-    package.install("mine", DOMAIN, "another = mine:load")
+    package("mine", DOMAIN, "another = mine:load")
     assert environments.names() == ["another", *builtin]
 
 
@@ -92,7 +88,7 @@ def assert_ground_truth_earns_the_reward(domain: Domain) -> None:
 
 
 def test_the_example_is_found_and_played(package: Package) -> None:
-    package.install("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
+    package("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
     domain = environments.domain("guess")
     assert_ground_truth_earns_the_reward(domain)
     assert play(domain, "train", 0, domain.task("train", 0).moves)[1][0] == "right"
@@ -102,7 +98,7 @@ def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text()
     code = text[text.index("```python\n") + 10 :].partition("```")[0]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 32
-    package.install("doubles", code, "doubles = doubles:load")
+    package("doubles", code, "doubles = doubles:load")
     domain = environments.domain("doubles")
     assert_ground_truth_earns_the_reward(domain)
     assert domain.open("train", 0, {}).step(Action("double", {})).text.startswith("Error: ")
@@ -131,7 +127,7 @@ def test_the_tools_in_the_documents_are_played(tmp_path: Path) -> None:
 
 
 def test_the_example_takes_no_nonsense(package: Package) -> None:
-    package.install("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
+    package("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
     domain = environments.domain("guess")
     for split, index, args in (("test", 0, {}), ("train", 100, {}), ("train", -1, {}), ("train", 0, {"seed": 1})):
         with pytest.raises(JobFailure):
@@ -146,7 +142,7 @@ def test_the_example_takes_no_nonsense(package: Package) -> None:
 
 
 def test_the_part_behind_the_colon_reaches_the_package(package: Package) -> None:
-    package.install("mine", DOMAIN, "another = mine:load\nwhole:name = mine:load")
+    package("mine", DOMAIN, "another = mine:load\nwhole:name = mine:load")
     for name in ("another", "another:hard", "another:a:b", "whole:name"):
         environments.domain(name)
     import mine
@@ -155,7 +151,7 @@ def test_the_part_behind_the_colon_reaches_the_package(package: Package) -> None
 
 
 def test_64_threads_find_and_load_it_once(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    package.install("slow", "import time\ntime.sleep(0.2)\n" + DOMAIN, "slow = slow:load")
+    package("slow", "import time\ntime.sleep(0.2)\n" + DOMAIN, "slow = slow:load")
     start = Barrier(64)
     find, found_names = environments._find, []
     monkeypatch.setattr(environments, "_find", lambda name: (found_names.append(name), find(name))[1])
@@ -181,7 +177,7 @@ def wait(variant):
     go.wait(30)
     return load(variant)
 """
-    package.install("stuck", DOMAIN + source, "stuck = stuck:wait")
+    package("stuck", DOMAIN + source, "stuck = stuck:wait")
     import stuck
 
     with ThreadPoolExecutor(1) as pool:
@@ -194,9 +190,9 @@ def wait(variant):
 
 
 def test_what_a_package_does_wrong_is_said_by_name_and_not_remembered(package: Package) -> None:
-    package.install("broken", "import nowhere_to_be_found\n", "broken = broken:load")
-    package.install("odd", "def load(variant): return 3\n", "odd = odd:load")
-    package.install("lost", "", "lost = lost:load")
+    package("broken", "import nowhere_to_be_found\n", "broken = broken:load")
+    package("odd", "def load(variant): return 3\n", "odd = odd:load")
+    package("lost", "", "lost = lost:load")
     flaky = """
 first = True
 def flaky(variant):
@@ -206,7 +202,7 @@ def flaky(variant):
         1 / 0
     return load(variant)
 """
-    package.install("flaky", DOMAIN + flaky, "flaky = flaky:flaky")
+    package("flaky", DOMAIN + flaky, "flaky = flaky:flaky")
     for name, words in (
         ("broken", r"'broken' \(broken:load\): ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("odd", "odd:load returned no Domain: a int lacks name, version, splits, task, open"),
@@ -220,19 +216,19 @@ def flaky(variant):
 
 def test_an_adapter_says_itself_what_is_missing(package: Package) -> None:
     source = "from rollq.errors import SettingsError\ndef load(v): raise SettingsError('pip install it')\n"
-    package.install("needy", source, "needy = needy:load")
+    package("needy", source, "needy = needy:load")
     with pytest.raises(SettingsError, match="pip install it"):
         environments.domain("needy")
 
 
 def test_two_packages_cannot_claim_one_name(package: Package) -> None:
-    package.install("usurper", DOMAIN, "shop = usurper:load")
+    package("usurper", DOMAIN, "shop = usurper:load")
     with pytest.raises(JobFailure, match=r"claimed by rollq_worker\.environments\.shop:load and usurper:load"):
         environments.domain("shop")
 
 
 def test_the_same_entry_point_twice_is_one(package: Package) -> None:
     """As with an editable install beside a stale one."""
-    package.install("twin", DOMAIN, "twin = twin:load")
-    package.install("twin_again", "", "twin = twin:load")
+    package("twin", DOMAIN, "twin = twin:load")
+    package("twin_again", "", "twin = twin:load")
     assert environments.domain("twin").name == "d"

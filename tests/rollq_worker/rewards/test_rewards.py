@@ -131,10 +131,8 @@ def test_the_environment_fails_before_it() -> None:
         ("short", {"least": 1}, "unexpected keyword argument 'least'"),
         ("judge", {}, "judge model needs endpoint and model"),
         ("assertions", {}, "judge model needs endpoint and model"),
-        ("judge", {"endpoint": "e", "model": "m", "url": "http://x"}, "judge model takes no url"),
         ("judge", {"endpoint": "e", "model": "m"}, "judge endpoint 'e' is unknown to this worker"),
         ("judge", {"endpoint": "e", "model": "m", "task": 7}, "the judge's task is a text"),
-        ("judge", {"endpoint": "e", "model": "m", "retries": -1}, "judge retries cannot be -1"),
     ],
 )
 def test_a_reward_that_cannot_be_had(name: str, args: dict[str, Any], says: str) -> None:

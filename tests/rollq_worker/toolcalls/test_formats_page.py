@@ -20,26 +20,12 @@ from rollq_worker.tokens.tokenizer import BUNDLED
 from rollq_worker.toolcalls import NO_CALLS, PARSERS, readers
 from tests.conftest import REPO
 from tests.contract.played_templates import play_template
+from tests.packages import install
 from tests.rollq_worker.tokens.models import tokenizer_with
 
 PAGE = (REPO / "docs/formats.md").read_text()
 FILES = dict(re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
 """The files of the page, by name."""
-
-
-def install(folder: Path, name: str, groups: dict[str, dict[str, str]], **files: str) -> None:
-    """A package as pip lays it out: modules, and a dist-info with its entry points."""
-    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [
-        line
-        for group, entries in groups.items()
-        for line in (f"[{group}]", *(f"{entry} = {value}" for entry, value in entries.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    for module, text in files.items():
-        (folder / f"{module}.py").write_text(text)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The shop's tools: what a policy gets wrong is an observation, and the data stays sound."""
 
 import json
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -87,7 +88,23 @@ def test_an_order_goes_back_once() -> None:
     data = DATABASE.view()
     assert json.loads(tools.call(data, "return_items", returning(item_ids=ITEMS)))["status"] == "return requested"
     assert "is return requested, not delivered" in tools.call(data, "return_items", returning(item_ids=ITEMS))
-    assert "items_sent_back" in tools.call(data, "get_order", {"order_id": PAID["order_id"]})
+    order = json.loads(tools.call(data, "get_order", {"order_id": PAID["order_id"]}))
+    refund = {"payment_method_id": PAID["payment_method_id"], "amount": f"-{PAID['total']}"}
+    assert (order["items_sent_back"], order["settled"]) == (sorted(ITEMS), [refund])
+
+
+def test_what_changes_cost() -> None:
+    fees = set()
+    for order in (one for one in list(ORDERS)[:40] if one["status"] == PENDING):
+        data, wrap = DATABASE.view(), {"order_id": order["order_id"], "wrapped": True}
+        wrapped = json.loads(tools.call(data, "set_gift_wrap", wrap))
+        fees.add(wrapped["gift_wrap"])
+        assert Decimal(wrapped["total"]) == Decimal(order["total"]) + Decimal(wrapped["gift_wrap"])
+        cancel = {"order_id": order["order_id"], "reason": tools.CANCEL_REASONS[0]}
+        assert json.loads(tools.call(data, "cancel_order", cancel))["refund"] == wrapped["total"]
+        settled = json.loads(tools.call(data, "get_order", {"order_id": order["order_id"]}))["settled"]
+        assert [one["amount"] for one in settled] == [f"-{wrapped['total']}"]
+    assert fees == {"0.00", tools.WRAP_FEE}  # nothing for gold members
 
 
 def test_the_sequence_of_returned_items_does_not_matter() -> None:

@@ -11,8 +11,6 @@ Order = Literal["ready", "submitted"]
 """`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
 earlier, which bounds how old a group can be."""
 ORDERS = ("ready", "submitted")
-LARGEST_STEP = 1 << 53
-"""Scripts count in floats."""
 MOST_DAYS = 36_500
 """Days for which a run may be told to keep a finished group's record."""
 
@@ -58,7 +56,7 @@ def check_consumer(order: Order, name: str | None, step: int | None) -> None:
         raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
     if step is not None and name is None:
         raise ContractError("step is that of a named consumer's batch: give the consumer a name, too")
-    if step is not None and (type(step) is not int or not 0 <= step < LARGEST_STEP):
+    if step is not None and (type(step) is not int or not 0 <= step < 1 << 53):  # scripts count in floats
         raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from rollq.client.closing import CLOSE_S
 from rollq.client.collector import Collector
 from rollq.client.internals import Internals
 from rollq.client.producing.policy_publication import check_version
@@ -27,8 +28,6 @@ log = logging.getLogger("rollq")
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 """Longest time in seconds between two looks at the groups."""
-CLOSE_S = 2.0
-"""Seconds that closing waits for a call to Redis to end."""
 LONGEST_NAME = 40
 """Number of characters of an evaluation's name that its groups' names have."""
 

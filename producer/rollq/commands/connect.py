@@ -22,9 +22,6 @@ from rollq.settings import Settings
 from rollq.snapshot.diagnosis import other_runs
 from rollq.urls import mask_url
 
-FOR_NOW = ("MISCONF", "BUSY ")
-"""What a refusal begins with, of PING as well, while Redis cannot write to its disk, or a script keeps it busy."""
-
 
 def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
@@ -47,7 +44,8 @@ def ping_redis(url: str) -> None:
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:
-        if not str(e).startswith(FOR_NOW):  # each call of the command says what it is refused
+        # Also PING is refused while the disk is full or a script runs. Each call of the command says so itself.
+        if not str(e).startswith(("MISCONF", "BUSY ")):
             raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
         if remedy := no_answer(e):

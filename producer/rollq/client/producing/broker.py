@@ -22,11 +22,9 @@ PAUSE_S = 5.0
 SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply of the broker. A worker's main thread waits no longer than this for any reply."""
 CONNECT_TIMEOUT_S = 3.0
-SILENCE_LIMIT_MS = 15_000
-"""Milliseconds after which a connection whose bytes are not acknowledged counts as lost."""
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": SILENCE_LIMIT_MS}
-"""An idle connection to a machine that is gone is lost after 5 s + 3 * 3 s. Options that the system lacks are left
-out."""
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+"""A connection to a machine that is gone is lost after 5 s + 3 * 3 s when it is idle, and 15 s after bytes that are not
+acknowledged. Options that the system lacks are left out."""
 
 
 class Broker:

@@ -26,12 +26,6 @@ from rollq.servers.connection import retry
 
 log = logging.getLogger("rollq")
 
-ROOM_S = 1.0
-"""Longest time in seconds between two tries of a group for which there was no room, in case that another producer got
-the wake-up."""
-ROOM = "producers"
-"""The session under which producers wait for room."""
-
 
 class Producer:
     """The producer's side of one run. Threads may share it."""
@@ -186,7 +180,7 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
-                self._room.wait(ROOM, ROOM_S)
+                self._room.wait("producers", 1.0)  # seconds, in case that another producer got the wake-up
                 continue
             if submission.new:
                 self._send(todo)

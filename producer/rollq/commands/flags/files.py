@@ -9,9 +9,6 @@ from rollq.job import ENVIRONMENT_FILES, NAME, Json
 from rollq.pip_extras import install_line
 from rollq.worker_package import for_clients
 
-AGENT_FILES = (".py", ".sh")
-"""How the files of agent programs end."""
-
 
 class GivenName(str):
     """The name of an environment or an agent."""
@@ -62,7 +59,7 @@ def agent(text: str) -> GivenName:
     name, _, path = text.partition(":")
     if name == "few-shot" and path:
         return GivenName.of(name, name, {"examples": _examples(path)})
-    if name.endswith(AGENT_FILES) or "/" in name:
+    if name.endswith((".py", ".sh")) or "/" in name:
         return GivenName.of(_name_of_file(text, "add_agent_file"), text)
     if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
         raise argparse.ArgumentTypeError(

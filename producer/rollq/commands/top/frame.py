@@ -17,10 +17,6 @@ WIDE = 120
 """Columns of a terminal from which on there is room for everything."""
 LONGEST = {True: 48, False: 22}
 """Characters of a name that are shown, where the terminal is wide and where it is not."""
-LEAST_ROWS = 1
-"""Rows that each table has at least, however low the terminal is."""
-PACE_S = 60.0
-"""Seconds over which finished rollouts are counted."""
 GOOD, BAD, SLOW, QUIET = "green", "bold red", "yellow", "dim"
 STYLES = {READY: GOOD, AWAY: BAD, PAUSED: SLOW, STALLED: BAD, OUTDATED: BAD}
 NONE = "-"
@@ -58,7 +54,7 @@ class Pace:
         """Rollouts a minute by run; none before the second look."""
         at, now = fleet.server.at, {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs}
         self._looks.append((at, now))
-        while len(self._looks) > 2 and at - self._looks[1][0] >= PACE_S:
+        while len(self._looks) > 2 and at - self._looks[1][0] >= 60.0:  # counted over a minute
             self._looks.popleft()
         since, before = self._looks[0]
         if at <= since:
@@ -86,7 +82,7 @@ def fitted(page: Frame, room: int) -> list[tuple[Table, int]]:
     """The tables with as many rows as fit into so many lines, and how many are left out. A table has its title, and a
     line for what is left out."""
     tables = page.tables
-    shown = [min(len(table.rows), LEAST_ROWS) for table in tables]
+    shown = [min(len(table.rows), 1) for table in tables]  # on the lowest terminal, too
     left = room - 2 * len(tables) - sum(shown)
     while left > 0 and (short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]):
         shown[min(short, key=shown.__getitem__)] += 1  # all tables grow alike

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY_S = 10.0
 """Seconds between two frames where none replaces the one before."""
-MOST_LINES = 4
-"""Lines for what holds the fleet up; without a terminal it is whole."""
 BESIDE = 3
 """Lines that are kept free: the cursor's, and two between the head and the tables."""
 
@@ -118,7 +116,7 @@ def _drawn(frame: Frame | None, trouble: str, console: Console) -> RenderableTyp
         parts.append(Text(trouble, style=BAD))
     if frame:
         parts += [_line(line) for line in frame.head]
-        why = one_line(frame.holdup.text, MOST_LINES * console.width)
+        why = one_line(frame.holdup.text, 4 * console.width)  # lines; without a terminal it is whole
         parts.append(Text.assemble(("holds it up: ", "bold"), (why, frame.holdup.style)))
         used = sum(len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text))
         room = console.height - used - BESIDE - len(frame.tables)

@@ -24,7 +24,7 @@ class Tasks:
     tasks: range
     """Tasks A-B of the split, both included, or one."""
     tokenizer: str | None = None
-    """Fixes the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq worker` (the run's
+    """Pins the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq worker` (the run's
     first worker does)."""
     template: str | None = None
     """With tokenizer, a chat template in place of the tokenizer's own, as for `rollq worker`."""
@@ -106,7 +106,7 @@ class Plan:
             raise SettingsError(f"{'reward_args' if key == 'judge' else key}: {e}") from e
 
     def pin_tokenizer(self, client: Client) -> None:
-        """Fixes the tokenizer and the chat template that were named for the run.
+        """Pins the tokenizer and the chat template that were named for the run.
 
         Raises SettingsError when it cannot be loaded, when the run has another, and for template_kwargs that the
         template does not read.

@@ -105,7 +105,7 @@ def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client, l
     check_whole(client)
 
 
-def test_what_was_fixed_for_the_run_is_fixed_again(redis_url: str, ledger: Ledger) -> None:
+def test_what_was_pinned_for_the_run_is_pinned_again(redis_url: str, ledger: Ledger) -> None:
     tail = Tail(ledger.redis)
     with Client(redis_url, run="r", budgets={FailureClass.ENV: 3}) as client:
         client.pin_tokenizer("t1", "c1")

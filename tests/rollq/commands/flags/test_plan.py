@@ -73,7 +73,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused_where_it_is_know
     assert cli.main(line) == 0  # without a tokenizer it is left to the workers
 
 
-def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_pins_the_tokenizer(redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     line = (*SUBMIT, "--redis", redis_url, "--set", f"tokenizer={BUNDLED}")
     bundled = load_tokenizer()
     assert cli.main(line) == 0
@@ -88,7 +88,7 @@ def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkey
     assert "tokenizer needs the worker's packages: pip install" in _last_line(line)
 
 
-def test_the_template_is_fixed_with_the_tokenizer(redis_url: str, ledger: Ledger) -> None:
+def test_the_template_is_pinned_with_the_tokenizer(redis_url: str, ledger: Ledger) -> None:
     line = (*SUBMIT, "--redis", redis_url, "--set", "template=qwen3")
     assert "template needs tokenizer" in _last_line(line)
     assert cli.main([*line, "--set", f"tokenizer={BUNDLED}"]) == 0

@@ -89,17 +89,11 @@ def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not
     assert (stats["delivered"], stats["duplicates"]) == (2, 0)
 
 
-def test_a_hold_that_would_end_soon_after_an_outage_is_extended(held: Ledger) -> None:
-    seconds_pass(held, 58.0)
-    assert released(held) == []
-    assert seconds_left(held, "a") > 7.0
-
-
-def test_a_second_outage_extends_the_holds_again(held: Ledger) -> None:
-    seconds_pass(held, 100.0)
-    assert released(held) == []
-    seconds_pass(held, 100.0)
-    assert released(held) == []
+@pytest.mark.parametrize("outages", [[58.0], [100.0, 100.0]], ids=["one that ends just before a hold", "two"])
+def test_an_outage_extends_the_holds_that_would_end_soon(held: Ledger, outages: list[float]) -> None:
+    for seconds in outages:
+        seconds_pass(held, seconds)
+        assert released(held) == []
     assert seconds_left(held, "a") > 7.0
 
 

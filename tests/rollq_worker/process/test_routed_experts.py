@@ -15,7 +15,7 @@ from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.replay_engine import made_up_experts
+from rollq_worker.replay_engine import made_up
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.routed_experts import ASKED, SHAPE
 from tests.rollq.samples import reader
@@ -72,7 +72,7 @@ def check(ledger: Ledger) -> Trajectory:
     assert not isinstance(trajectory, ContractError)
     for segment, experts in zip(trajectory.segments(), segment_experts(trajectory), strict=True):
         ids = [*segment.prompt_ids, *segment.response_ids]
-        rows = [made_up_experts.row(id, place, SHAPE) for place, id in enumerate(ids[:-1])]
+        rows = [made_up.experts_of(id, place, SHAPE) for place, id in enumerate(ids[:-1])]
         assert experts.reshape(len(ids), -1)[:-1].tolist() == rows
     return trajectory
 

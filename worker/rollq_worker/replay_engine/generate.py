@@ -19,7 +19,7 @@ from typing import Any
 
 from rollq.errors import SettingsError
 from rollq.trajectory_extras import ExpertShape
-from rollq_worker.replay_engine import made_up_experts, made_up_logprobs
+from rollq_worker.replay_engine import made_up
 from rollq_worker.replay_engine.generate_request import GenerateRequest
 from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth
 from rollq_worker.replay_engine.scheduler import Generation, Scheduler
@@ -111,26 +111,23 @@ class ReplayEngine:
         self, request: GenerateRequest, rng: random.Random, fault: Fault | None = None
     ) -> dict[str, Any]:
         """The reply, as SGLang gives it. Raises HttpError for a duplicate request id and a full queue."""
-        sampling = request.sampling
-        if sampling.seed is not None:
-            rng = random.Random(f"{sampling.seed}:{zlib.crc32(request.ids.tobytes())}")
+        if (seed := request.sampling.get("sampling_seed")) is not None:
+            rng = random.Random(f"{seed}:{zlib.crc32(request.ids.tobytes())}")
         began = time.monotonic()
         plan = self.ground_truth.next_turn(request.ids, rng)
-        eos_ids = self.ground_truth.eos_ids
-        whole = cut_at_stop_token(plan.ids, self._filler, sampling, request.max_new_tokens, eos_ids)
-        whole = cut_at_stop_string(whole, sampling, self._tokenizer)
+        whole = cut_at_stop_token(plan.ids, self._filler, request, self.ground_truth.eos_ids)
+        whole = cut_at_stop_string(whole, request, self._tokenizer)
         seconds = self._latency(rng) * len(whole.ids) / len(plan.ids)
         generation = Generation(rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached)
         await self.scheduler.run(generation)
         if fault is Fault.ABORT and not generation.aborted and len(whole.ids) > 1:
             generation.abort_after(rng.randrange(1, len(whole.ids)))
         completion = _released(whole, generation)
-        reply = {
-            "text": visible_text(completion, sampling, self._tokenizer),
+        return {
+            "text": visible_text(completion, request, self._tokenizer),
             "output_ids": completion.ids.tolist(),
             "meta_info": self._meta_info(request, generation, completion) | {"e2e_latency": time.monotonic() - began},
         }
-        return {**reply, "prompt_token_ids": request.ids.tolist()} if request.return_prompt_ids else reply
 
     def _latency(self, rng: random.Random) -> float:
         mean = self.options.latency
@@ -159,36 +156,26 @@ class ReplayEngine:
         shape = self._experts
         if shape is not None and request.routed_from is not None and "prompt_tokens" in meta:
             tokens = request.ids + completion.ids
-            meta["routed_experts"] = made_up_experts.encoded(tokens, request.routed_from, shape)
+            meta["routed_experts"] = made_up.experts(tokens, request.routed_from, shape)
         return meta
 
     def _logprobs(self, request: GenerateRequest, said: array[int]) -> dict[str, Any]:
         start = request.logprob_start if request.logprob_start >= 0 else len(request.ids)
         scored, last = request.ids[start:], request.ids[-1]
-        input_scores = made_up_logprobs.prompt(request.ids, start)
-        output_scores = made_up_logprobs.continuation(last, said)
         found: dict[str, Any] = {
-            "input_token_logprobs": self._entries(zip(input_scores, scored, strict=True), request),
-            "output_token_logprobs": self._entries(zip(output_scores, said, strict=True), request),
+            "input_token_logprobs": _entries(zip(made_up.prompt(request.ids, start), scored, strict=True)),
+            "output_token_logprobs": _entries(zip(made_up.continuation(last, said), said, strict=True)),
             "output_token_logprobs_length": len(said),
         }
-        if ids := request.scored_ids:
-            rows = [[(made_up_logprobs.logprob(before, id), id) for id in ids] for before in [last, *said][:-1]]
-            found["output_token_ids_logprobs"] = [self._entries(row, request) for row in rows]
-        if request.top_logprobs:
-            first = [None] if scored else []  # no token before it was scored
-            found["input_top_logprobs"] = [*first, *self._best(scored, request)]
-            found["output_top_logprobs"] = self._best([last, *said], request)
+        if count := request.top_logprobs:
+            vocab = self._tokenizer.vocab_size
+            best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairwise(scored)]
+            found["input_top_logprobs"] = [None, *best] if scored else []  # no token before the first was scored
         return found
 
-    def _best(self, tokens: Iterable[int], request: GenerateRequest) -> list[Any]:
-        """For each of `tokens` but the first: the best tokens at its position."""
-        count, vocab = request.top_logprobs, self._tokenizer.vocab_size
-        return [self._entries(made_up_logprobs.best(*pair, count, vocab), request) for pair in pairwise(tokens)]
 
-    def _entries(self, scored: Iterable[tuple[float | None, int]], request: GenerateRequest) -> list[Any]:
-        decode = self._tokenizer.decode
-        return [[score, id, decode([id]) if request.text_in_logprobs else None] for score, id in scored]
+def _entries(scored: Iterable[tuple[float | None, int]]) -> list[Any]:
+    return [[score, id, None] for score, id in scored]
 
 
 def _released(whole: Completion, generation: Generation) -> Completion:

@@ -7,7 +7,6 @@ images, as a real one does.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import base64
-import binascii
 import re
 from array import array
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from rollq.env import Image
 from rollq.errors import EnvironmentFailure
 from rollq.images import ImageRef
-from rollq_worker.replay_engine.http_bodies import are_ints, are_texts, bad_body, bad_value
+from rollq_worker.replay_engine.http_bodies import bad_value
 from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.tokenizer import Tokenizer
 
@@ -27,14 +26,10 @@ _SHOWN = re.compile(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>")
 def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """The body without its images, and with as many placeholders in its prompt as they take. Raises HttpError."""
     rest = {name: value for name, value in body.items() if name != FIELD}
-    data: Any = body.get(FIELD)
-    ids: Any = body.get("input_ids")
+    data: list[Any] = body.get(FIELD) or []
     if not data or tokenizer.image_processor is None:
         return rest
-    if not are_texts(data) or not are_ints(ids):
-        raise bad_body(FIELD, "Input should be a list of data URLs, beside input_ids")
-    images = [_read(url) for url in data]
-    tokens = ImageTokens(tokenizer)
+    images, ids, tokens = [_read(url) for url in data], body["input_ids"], ImageTokens(tokenizer)
     if (placeholders := ids.count(tokens.placeholder)) != len(images):
         raise bad_value(f"Prompt has {placeholders} image placeholders but {len(images)} image inputs were provided")
     shown = {"content": [image.part for image in images]}
@@ -46,8 +41,8 @@ def without_images(text: str) -> str:
     return _SHOWN.sub("", text)
 
 
-def _read(url: str) -> ImageRef:
+def _read(url: Any) -> ImageRef:
     try:
         return Image(base64.b64decode(url.rpartition(",")[2], validate=True)).reference
-    except (binascii.Error, EnvironmentFailure) as e:
+    except (AttributeError, ValueError, EnvironmentFailure) as e:
         raise bad_value(f"An exception occurred while loading IMAGE data: {e}") from e

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import json
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,12 @@ from rollq_worker.replay_engine.ground_truth import GroundTruth
 from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
 from rollq_worker.replay_engine.images import with_placeholders
 from rollq_worker.replay_engine.task_progress import TaskIndex
-from rollq_worker.replay_engine.tokenize import tokenize
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
-LARGEST_BODY = 64 << 20
-"""Longest request in bytes."""
-HEALTH_TIMEOUT_S = 20.0
-"""Seconds that /health waits for the end of a pause before it answers 503, as SGLang's does."""
-SHUTDOWN_S = 0.1
-MODEL = "replay"
-UNLIMITED_TOKENS = 1 << 30
-PARALLELISM = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "ep_size": 1, "dtype": "auto", "quantization": None}
 UNFLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
     " finish them, then call /flush_cache."
 )
-PAUSE_MODES = ("abort", "retract", "in_place")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -51,45 +40,33 @@ class ReplayServer:
         self.engine = ReplayEngine(options, self.ground_truth)
         self.scheduler = self.engine.scheduler
         self.size = ModelSize(context=options.context_length, vocab=tokenizer.vocab_size)
-        self.first_model_path = options.tokenizer or MODEL
+        self.first_model_path = options.tokenizer or "replay"
         self.model_path = self.first_model_path
-        """Changes with the weights."""
+        """That of the weights of now."""
         self.weight_version = options.weight_version
         """As /model_info names it."""
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
-        for path, handler in (
-            ("/generate", self.generate),
-            ("/abort_request", self.abort_request),
-            ("/pause_generation", self.pause_generation),
-            ("/continue_generation", self.continue_generation),
-            ("/update_weight_version", self.update_weight_version),
-            ("/update_weights_from_disk", self.update_weights_from_disk),
-            ("/v1/chat/completions", self.chat_completions),
-            ("/tokenize", self.tokenize),
-            ("/v1/tokenize", self.tokenize),
-            ("/flush_cache", self.flush_cache),
-            ("/weights_checker", self.weights_checker),
-        ):
-            app.router.add_post(path, handler)
-        app.router.add_put("/generate", self.generate)
-        for path, handler in (
-            ("/", self.root),
-            ("/ping", self.ping),
-            ("/ready", self.ready),
-            ("/health", self.health),
-            ("/health_generate", self.health),
-            ("/model_info", self.model_info),
-            ("/get_model_info", self.model_info),
-            ("/server_info", self.server_info),
-            ("/get_server_info", self.server_info),
-            ("/v1/loads", self.loads),
-            ("/v1/models", self.models),
-            ("/flush_cache", self.flush_cache),
-            ("/weights_checker", self.weights_checker),
-        ):
-            app.router.add_get(path, handler)
+        app = web.Application(middlewares=[_errors], client_max_size=64 << 20)
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.post("/abort_request", self.abort_request),
+                web.post("/pause_generation", self.pause_generation),
+                web.post("/continue_generation", self.continue_generation),
+                web.post("/update_weight_version", self.update_weight_version),
+                web.post("/update_weights_from_disk", self.update_weights_from_disk),
+                web.post("/weights_checker", self.weights_checker),
+                web.post("/flush_cache", self.flush_cache),
+                web.post("/tokenize", self.tokenize),
+                web.post("/v1/chat/completions", self.chat_completions),
+                web.get("/ready", self.ready),
+                web.get("/health", self.health),
+                web.get("/model_info", self.model_info),
+                web.get("/server_info", self.server_info),
+                web.get("/v1/loads", self.loads),
+            ]
+        )
         return app
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -118,7 +95,7 @@ class ReplayServer:
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         mode = (await json_body(request)).get("mode", "abort")
-        if mode not in PAUSE_MODES:
+        if mode not in ("abort", "retract", "in_place"):
             raise bad_body("mode", "Input should be 'abort', 'retract' or 'in_place'")
         await self.scheduler.pause(mode)
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
@@ -165,8 +142,7 @@ class ReplayServer:
 
     async def weights_checker(self, request: web.Request) -> web.Response:
         """The checksum of the weights, which are their path."""
-        body = await json_body(request) if request.can_read_body else {}
-        if (action := body.get("action", "checksum")) != "checksum":
+        if (action := (await json_body(request)).get("action")) != "checksum":
             message = f"The replay engine knows no action {action!r}."
             return web.json_response({"success": False, "message": message}, status=400)
         weight = _checksum(self.model_path)
@@ -180,18 +156,12 @@ class ReplayServer:
         self.ground_truth.flush_cache()
         return web.Response(text="Cache flushed.\n")
 
-    async def root(self, request: web.Request) -> web.Response:
-        return web.json_response("SGLang is running")  # what clients of a real server look for
-
-    async def ping(self, request: web.Request) -> web.Response:
-        return web.Response()
-
     async def ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.scheduler.paused else 200)
 
     async def health(self, request: web.Request) -> web.Response:
         try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            async with asyncio.timeout(20.0):  # as SGLang does
                 await self.scheduler.wait_while_paused()
         except TimeoutError:
             return web.Response(status=503)
@@ -205,53 +175,39 @@ class ReplayServer:
                 "tokenizer_path": self.first_model_path,
                 "is_generation": True,
                 "weight_version": self.weight_version,
-                "reasoning_parser": None,
-                "tool_call_parser": None,
-                "model_type": MODEL,
-                "architectures": ["Replay"],
             }
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
+        parallelism = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "ep_size": 1, "dtype": "auto", "quantization": None}
         return web.json_response(
             {
                 "model_path": self.first_model_path,
-                "served_model_name": self.first_model_path,
                 "tokenizer_path": self.first_model_path,
                 "weight_version": self.options.weight_version,  # the one it was started with, as on the real server
                 "context_length": self.size.context,
                 "max_req_input_len": self.size.prompt,
-                "max_total_num_tokens": UNLIMITED_TOKENS,
+                "max_total_num_tokens": 1 << 30,  # it has no memory that could fill
                 "max_running_requests": self.options.max_running or None,
                 "max_queued_requests": self.options.max_queued or None,
-                **PARALLELISM,
+                **parallelism,
                 "version": f"rollq-{rollq.__version__}",
                 "internal_states": [],
             }
         )
 
     async def loads(self, request: web.Request) -> web.Response:
-        """Requests are counted, tokens are not: the engine has no memory that could fill."""
-        entry = {
-            "dp_rank": 0,
-            "num_running_reqs": self.scheduler.running,
-            "num_waiting_reqs": self.scheduler.waiting,
-            "num_used_tokens": 0,
-            "token_usage": 0.0,
-        }
-        return web.json_response({"loads": [entry]})
-
-    async def models(self, request: web.Request) -> web.Response:
-        card = {"id": self.model_path, "object": "model", "created": int(time.time()), "owned_by": "rollq"}
-        card |= {"root": self.model_path, "parent": None, "max_model_len": self.size.context}
-        return web.json_response({"object": "list", "data": [card]})
+        requests = {"num_running_reqs": self.scheduler.running, "num_waiting_reqs": self.scheduler.waiting}
+        return web.json_response({"loads": [{"dp_rank": 0, **requests, "num_used_tokens": 0, "token_usage": 0.0}]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await json_body(request, strictly=True)
-        return web.json_response(tokenize(body, self.tokenizer, self.size.context))
+        if not isinstance(text := (await json_body(request)).get("prompt"), str):
+            raise bad_body("prompt", "Input should be a valid string")
+        ids = self.tokenizer.encode(text).tolist()
+        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.size.context})
 
     async def chat_completions(self, request: web.Request) -> web.Response:
-        body = await json_body(request, strictly=True)
+        body = await json_body(request)
         if body.get("stream"):
             raise bad_value("The replay engine does not stream.")
         await self.scheduler.wait_while_paused()
@@ -267,12 +223,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except HttpError as e:
-        if isinstance(e.body, str):
-            return web.Response(text=e.body, status=e.status)
         return web.json_response(e.body, status=e.status)
-    except web.HTTPException as e:
-        if e.status < 400:
-            raise
+    except web.HTTPException as e:  # of a path or a method that there is not
         return web.json_response({"detail": e.reason}, status=e.status)
 
 
@@ -280,7 +232,7 @@ async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str
     """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is taken."""
     server = ReplayServer(options, load_tokenizer(options.tokenizer, options.template), TaskIndex.load(options.env))
     # A client that hangs up ends its generation, so that its request id is free again.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port).start()

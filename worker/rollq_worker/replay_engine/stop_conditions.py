@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
 
-from rollq_worker.replay_engine.generate_request import SamplingParameters
+from rollq_worker.replay_engine.generate_request import GenerateRequest
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 
@@ -25,18 +25,16 @@ class Completion:
     """The text, when a stop string has cut it."""
 
 
-def cut_at_stop_token(
-    plan: array[int], filler: array[int], sampling: SamplingParameters, longest: int, eos_ids: Set[int]
-) -> Completion:
-    """`plan` up to its first stop token, and at most `longest` tokens. Where stop tokens are ignored, `filler` follows
-    the plan."""
-    ids = array("I")
-    stop_ids = eos_ids | sampling.stop_token_ids
+def cut_at_stop_token(plan: array[int], filler: array[int], request: GenerateRequest, eos_ids: Set[int]) -> Completion:
+    """`plan` up to its first stop token, and no longer than the request wants. Where stop tokens are ignored, `filler`
+    follows the plan."""
+    ids, longest, sampling = array("I"), request.max_new_tokens, request.sampling
+    stop_ids = set() if sampling.get("ignore_eos") else eos_ids | set(sampling.get("stop_token_ids", ()))
     for token in chain(plan, cycle(filler)):
         if len(ids) >= longest:
             break
-        stop = token in stop_ids and not sampling.ignore_eos
-        if stop and len(ids) < sampling.min_new_tokens:
+        stop = token in stop_ids
+        if stop and len(ids) < sampling.get("min_new_tokens", 0):
             continue
         ids.append(token)
         if stop and len(ids) < longest:  # length is looked at first
@@ -44,10 +42,10 @@ def cut_at_stop_token(
     return Completion(ids, {"type": "length", "length": len(ids)})
 
 
-def cut_at_stop_string(whole: Completion, sampling: SamplingParameters, tokenizer: Tokenizer) -> Completion:
+def cut_at_stop_string(whole: Completion, request: GenerateRequest, tokenizer: Tokenizer) -> Completion:
     """End the completion with the token that completes the first stop string or pattern."""
-    patterns = [(stop, re.compile(re.escape(stop)), not sampling.no_stop_trim) for stop in sampling.stop]
-    patterns += [(stop, re.compile(stop), False) for stop in sampling.stop_regex]
+    patterns = [(stop, re.compile(re.escape(stop)), True) for stop in request.texts("stop")]
+    patterns += [(stop, re.compile(stop), False) for stop in request.texts("stop_regex")]
     text = tokenizer.decode(whole.ids) if patterns else ""
     if not any(pattern.search(text) for _, pattern, _ in patterns):
         return whole
@@ -60,11 +58,10 @@ def cut_at_stop_string(whole: Completion, sampling: SamplingParameters, tokenize
     return whole
 
 
-def visible_text(completion: Completion, sampling: SamplingParameters, tokenizer: Tokenizer) -> str:
-    """The reply's text: without the stop token, unless the request wants it."""
+def visible_text(completion: Completion, request: GenerateRequest, tokenizer: Tokenizer) -> str:
+    """The reply's text: without the stop token."""
     if completion.text is not None:
         return completion.text
-    ids = completion.ids
-    if isinstance(completion.finish.get("matched"), int) and not sampling.no_stop_trim:
-        ids = ids[:-1]
-    return tokenizer.decode(ids, sampling.skip_special_tokens)
+    stopped = isinstance(completion.finish.get("matched"), int)
+    ids = completion.ids[:-1] if stopped else completion.ids
+    return tokenizer.decode(ids, request.sampling.get("skip_special_tokens", True))

@@ -1,0 +1,60 @@
+"""Logprobs and routed experts for tokens that no model sampled or read.
+
+The invariant: a token's logprob depends only on itself and the token before it, and its experts only on itself and its
+place. So scoring a sequence again gives exactly what generating it gave, as from SGLang's cache.
+"""
+
+import base64
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rollq.trajectory_extras import ExpertShape
+
+RESOLUTION = 1 << 20
+
+
+def logprob(before: int, token: int) -> float:
+    """A logprob in (-3, 0), the same for the same two tokens."""
+    mixed = (before * 0x9E3779B1 + token * 0x85EBCA77) & 0xFFFFFFFF
+    mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return round(-3.0 * ((mixed >> 12) + 1) / (RESOLUTION + 1), 6)
+
+
+def continuation(before: int, tokens: Sequence[int]) -> list[float]:
+    """The logprobs of `tokens`, the first of which follows the token `before`."""
+    return [logprob(*pair) for pair in pairwise([before, *tokens])]
+
+
+def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
+    """The logprobs of `tokens[start:]`. The first is None, as in SGLang."""
+    rest = tokens[start:]
+    return [None, *continuation(rest[0], rest[1:])] if rest else []
+
+
+def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:
+    """The `count` highest logprobs of `token` and of some others in its place, with their ids, the best first.
+
+    Scoring the whole vocabulary in Python would take 0.1 s per token.
+    """
+    step = max(1, vocab // (count + 100))
+    ids = {token, *range(before % step, vocab, step)}
+    return sorted(((logprob(before, id), id) for id in ids), reverse=True)[:count]
+
+
+def experts(tokens: Sequence[int], start: int, shape: ExpertShape) -> str:
+    """Those of `tokens[start:]` but for the last token, as SGLang reports them: 32-bit ids in base64."""
+    ids = array("i")
+    for place in range(start, len(tokens) - 1):
+        ids.extend(experts_of(tokens[place], place, shape))
+    return base64.b64encode(ids.tobytes()).decode()
+
+
+def experts_of(token: int, place: int, shape: ExpertShape) -> list[int]:
+    """The experts of one token: layer after layer, all different within a layer."""
+    mixed = (token * 0x9E3779B1 + place * 0x85EBCA77) & 0xFFFFFFFF
+    return [
+        (mixed + layer * 0x2C1B3C6D + step) % shape.experts
+        for layer in range(shape.layers)
+        for step in range(shape.top_k)
+    ]

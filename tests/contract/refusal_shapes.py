@@ -11,14 +11,6 @@ def value_refusal(answer: requests.Response) -> str:
     return message
 
 
-def type_refusal(answer: requests.Response) -> str:
-    """The message of `{"error": ...}`: an unknown key or a wrong type in the sampling parameters."""
-    assert answer.status_code == 400, answer.text
-    message = answer.json()["error"]
-    assert isinstance(message, str)
-    return message
-
-
 def assert_body_refused(answer: requests.Response) -> None:
     """No JSON, or a wrong type elsewhere in the body."""
     assert answer.status_code == 400, answer.text

@@ -116,14 +116,14 @@ class TestVerification:
         slow_server.post("/continue_generation", {})
 
     def test_the_checksum_is_that_of_the_weights(self, slow_server: Server) -> None:
-        def checksum(body: Any = None) -> str:
-            answer = slow_server.post("/weights_checker", body)
+        def checksum() -> str:
+            answer = slow_server.post("/weights_checker", {"action": "checksum"})
             found = answer.json()
             assert answer.status_code == 200 and found["success"] is True
             assert all(rank["checksums"] and rank["per_gpu_checksum"] for rank in found["ranks"])
             return str(found["per_engine_checksum"])
 
-        before = checksum({"action": "checksum"})
+        before = checksum()
         slow_server.post("/pause_generation", {"mode": "retract"})
         assert checksum() == before  # also during a pause
         update(slow_server, "w2", flush_cache=False)

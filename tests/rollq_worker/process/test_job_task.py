@@ -4,36 +4,26 @@ import threading
 import time
 from typing import Any
 
-import msgpack
 import pytest
 import redis
 
 from rollq.env import Grade
-from rollq.errors import Fenced, SettingsError, Unwritable
-from rollq.job import Budget, Job
+from rollq.errors import Fenced, Unwritable
+from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
-from rollq_worker.process import episode_player, job_task, misfits
+from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
-from tests.rollq import samples
-from tests.rollq.client.fleets import live
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.process.ledgers import FailsFirst
-
-
-def submit(ledger: Ledger, **job: Any) -> str:
-    made = Job(**{"run": "r", "group": "g", "env": "shop", "task": 0, **job})
-    ledger.submit([made])
-    return made.id
+from tests.rollq_worker.process.ledgers import FailsFirst, submit
 
 
 def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
@@ -141,96 +131,6 @@ def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
         ledger.redis.rename("kept", keys[key])
     monkeypatch.setattr(loop, "play", play)
     assert runner.run(job_id)["stop"] == "done"
-
-
-class TestRunsOfOthers:
-    """Runs that this worker cannot play."""
-
-    @pytest.fixture(autouse=True)
-    def no_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(misfits, "FIRST_REST_S", 0.0)
-        monkeypatch.setattr(misfits, "LONGEST_REST_S", 0.0)
-
-    def test_another_tokenizer(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
-        ledger.pin_tokenizer("another", "template")
-        for job_id in jobs * 2:
-            assert runner.run(job_id) == {"stop": "refused: tokenizer"}
-        assert caplog.text.count("does not play run r: run r is played with another tokenizer (another, not") == 1
-        stats = reader(ledger).stats()
-        assert (stats["queued"], stats["claims"], stats["failures"]) == (3, 0, {})
-
-    def test_the_first_claim_fixes_tokenizer_and_template(self, runner: JobRunner, ledger: Ledger) -> None:
-        assert runner.run(submit(ledger))["stop"] == "done"
-        ledger.pin_tokenizer(runner.tokenizer.hash, runner.tokenizer.template_hash)
-        with pytest.raises(SettingsError):
-            ledger.pin_tokenizer("another", runner.tokenizer.template_hash)
-
-    def test_a_job_of_a_newer_schema(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("rollq.wire.blob.SCHEMA", 3)
-        monkeypatch.setattr("rollq.wire.codec.SCHEMA", 3)
-        jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
-        monkeypatch.undo()
-        before = {job_id: ledger.redis.hgetall(ledger.keys.job(job_id)) for job_id in jobs}
-        for job_id in jobs * 2:
-            assert runner.run(job_id) == {"stop": "refused: schema"}
-        assert {job_id: ledger.redis.hgetall(ledger.keys.job(job_id)) for job_id in jobs} == before
-        errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
-        assert len(errors) == 1 and "schema 3" in errors[0] and "pgrade rollq" in errors[0]
-
-    def test_a_job_whose_group_does_not_say_its_schema(self, runner: JobRunner, ledger: Ledger) -> None:
-        job_id = submit(ledger)
-        ledger.redis.hdel(ledger.keys.group("g"), "schema")
-        ledger.redis.hset(ledger.keys.group("g"), "body", msgpack.packb([1, "job", "as it was"]))
-        assert runner.run(job_id) == {"stop": "refused: schema"}
-        stats = reader(ledger).stats()
-        assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
-
-    def test_a_journal_of_a_newer_schema(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        job_id, sibling = submit(ledger), submit(ledger, group="h")
-        begun = ledger.claim(
-            job_id,
-            worker="w",
-            token="t",
-            tokenizer_hash=runner.tokenizer.hash,
-            template_hash=runner.tokenizer.template_hash,
-        )
-        assert isinstance(begun, Claim)
-        ledger.redis.rpush(ledger.keys.journal(job_id), newer := msgpack.packb([3, "header", "what is new"]))
-        ledger.release(job_id, begun.lease)
-        assert runner.run(job_id) == {"job": job_id, "stop": "released"}
-        for message in (job_id, sibling):
-            assert runner.run(message) == {"stop": "refused: left to other workers"}
-        stats = reader(ledger).stats()
-        assert (stats["queued"], stats["claims"], stats["failures"]) == (2, 2, {})
-        assert ledger.redis.lrange(ledger.keys.journal(job_id), 0, -1) == [newer]
-        for queues, takes in ((("other",), set()), (("rollq",), {job_id, sibling})):
-            live(ledger, name="another", queues=queues)
-            for message in (job_id, sibling):
-                runner.run(message)
-            assert set(samples.reap(ledger)) == takes  # other workers get them at once; where there are none, later
-        errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
-        assert len(errors) == 1 and "pgrade rollq" in errors[0]
-        monkeypatch.setattr(misfits, "time", clock := Clock())
-        clock.ahead += misfits.LEAVE_S
-        assert runner.run(sibling)["stop"] == "done"
-
-    def test_a_job_whose_environment_is_a_file_that_is_not_here(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        job_id = submit(ledger, env="game@0123456789ab")
-        assert runner.run(job_id) == {"job": job_id, "stop": "released"}
-        assert runner.misfits.met().keys() == {ledger.run} and runner.misfits.leaves(ledger.run)
-        stats = reader(ledger).stats()
-        assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
-        [error] = [r.message for r in caplog.records if r.levelname == "ERROR"]
-        assert "game@0123456789ab" in error and "rollq worker --env FILE" in error
 
 
 def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(

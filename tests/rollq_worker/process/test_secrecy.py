@@ -7,14 +7,14 @@ import pytest
 
 PROGRAM = """
 import ctypes, os, subprocess
-from rollq_worker.process.secrecy import PR_SET_DUMPABLE, hide_addresses, hide_memory
+from rollq_worker.process.secrecy import hide_addresses, hide_memory
 
 def child(command):
     return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True).stdout
 
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)  # root may read everything
-ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
 assert "SECRET" in child("cat /proc/$PPID/environ; env")
 hide_memory()
 hide_addresses()

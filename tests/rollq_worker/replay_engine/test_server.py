@@ -125,12 +125,6 @@ class TestRefusals:
         answer = generate(address, **body)
         assert answer.status_code == 400 and "one prompt" in answer.json()["message"]
 
-    @pytest.mark.parametrize("more", [{"tools": [{}]}, {"continue_final_message": True}], ids=repr)
-    def test_a_conversation_that_it_cannot_tokenize(self, address: str, more: dict[str, Any]) -> None:
-        body = {"messages": [{"role": "user", "content": "a"}], **more}
-        answer = requests.post(f"{address}/tokenize", json=body, timeout=60)
-        assert answer.status_code == 400 and "replay engine" in answer.json()["message"]
-
 
 class TestProcess:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -40,23 +40,10 @@ BROKER_TIMEOUT_S = 3.0
 CHECK_EVERY_S = 5
 """Seconds between two looks at whether the answer to a wait for a message (1 s) is overdue. It is after as long, so a
 silent connection is given up after 6 to 11 s."""
-REFUSED_PAUSE_S = 1.0
-"""Seconds before a worker tries again at a broker that takes no writes."""
-HEARTBEAT_S = 3.0
-"""Seconds between two events of a worker that say that it is there. A Flower that has just started shows no worker
-before, and for Flower a worker is offline after two missed."""
-EVENTS_S = 1.0
-"""Seconds between two messages with the events of tasks, for Flower."""
-MOST_EVENTS = 240
-"""Number of events after which a message does not wait for the second to end. The event that fills it wakes no loop."""
-TICK_S = 1.0
-"""Seconds between two notes that Celery's event loop turns."""
 STUCK_S = 30.0
 """Seconds without a note after which the loop counts as stuck. A worker that waits for its broker has none either."""
 BROKEN = 1
 """Exit code of a worker that cannot bear its broker."""
-LONGEST_ERROR = 200
-"""Number of characters that are shown of an error at the broker."""
 KEY_REMEDY = (
     "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends its jobs again, and only"
     " then a worker starts"
@@ -147,12 +134,12 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         if isinstance(exc, self.channel_errors):  # a refusal of Redis
             if not refuses_writes(exc):
                 raise exc
-            time.sleep(REFUSED_PAUSE_S)
+            time.sleep(1.0)
             exc = ConnectionError(f"the broker takes no writes: {exc}")  # Celery logs its type and text
         super().on_connection_error_after_connected(exc)
 
     def on_ready(self) -> None:
-        self.event_dispatcher.buffer_limit = MOST_EVENTS
+        self.event_dispatcher.buffer_limit = 240  # more do not wait for the second to end
         super().on_ready()
 
     def on_send_event_buffered(self) -> None:
@@ -183,7 +170,7 @@ class LoopClock:
 
     def start(self, timer: Any) -> None:
         """Note the time from now on, by this timer of Celery's loop. It goes on after lost connections."""
-        timer.call_repeatedly(TICK_S, self._tick)
+        timer.call_repeatedly(1.0, self._tick)
 
     def is_alive(self) -> bool:
         return time.monotonic() - self._ticked < STUCK_S
@@ -258,7 +245,7 @@ def why_it_ends(app: celery.Celery, error: Exception) -> str:
     queues = ", ".join(app.amqp.queues.consume_from)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-    return f"queues {queues}: {type(error).__name__}: {str(error)[:LONGEST_ERROR]} ({where}). {MESSAGE_REMEDY}"
+    return f"queues {queues}: {type(error).__name__}: {str(error)[:200]} ({where}). {MESSAGE_REMEDY}"
 
 
 def make_worker(
@@ -272,7 +259,7 @@ def make_worker(
 
     def ready(sender: Any, **_: object) -> None:
         signals.worker_ready.disconnect(ready)  # Celery sends it again after every lost connection
-        sender.timer.call_repeatedly(EVENTS_S, sender.send_events)
+        sender.timer.call_repeatedly(1.0, sender.send_events)
         on_ready(sender)
 
     warnings.filterwarnings("ignore", category=SecurityWarning)  # of pickles, as root; only JSON is accepted
@@ -287,7 +274,7 @@ def make_worker(
         without_mingle=True,
         without_gossip=True,
         task_events=True,
-        heartbeat_interval=HEARTBEAT_S,
+        heartbeat_interval=3.0,  # for Flower a worker is offline after two that it missed
         consumer_cls=partial(Consumer, on_broken=on_broken),
         quiet=True,
     )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,7 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
-from rollq_worker.process.fresh_weights import FreshEngine
-from rollq_worker.protocols import Engine
+from rollq_worker.protocols import Engine, Generated, SampleRequest
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
@@ -80,11 +80,14 @@ class EpisodePlayer:
             else:
                 environment = found.open(job.split, job.task, job.env_args)
                 if close := getattr(environment, "close", None):
-                    what = f"closing {job.env}"
-                    stack.callback(attempt.time_limits.run, EnvironmentFailure, what, STEP_LIMIT_S, close)
+                    stack.callback(self._close, attempt, close)
             opened = stack.pop_all()
         with opened:
             return self._play_episode(environment, attempt, claim, found, task)
+
+    def _close(self, attempt: Attempt, close: Callable[[], object]) -> None:
+        with attempt.time_limits.call(EnvironmentFailure, f"closing {attempt.job.env}", STEP_LIMIT_S):
+            close()
 
     def _settle(self, env: str) -> None:
         """After the first load of an environment. Its data stays."""
@@ -163,3 +166,28 @@ class EpisodePlayer:
             if isinstance(event, Sampled):
                 self._engine.admit(event.ids)
         return events
+
+
+class FreshEngine:
+    """`protocols.Engine` for one attempt: only weights of the `oldest` step or a later one sample for it.
+
+    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the step that was published
+    when its job was claimed, and of later steps, keep the run's bound on staleness.
+    """
+
+    def __init__(self, engine: Engine, attempt: Attempt, oldest: int) -> None:
+        self.room = engine.room
+        self._engine = engine
+        self._attempt = attempt
+        self._oldest = oldest
+        self._fresh: set[str] = set()
+        """Versions that are known to be new enough."""
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
+        return self._engine.generate(replace(request, accepts=self._accepts))
+
+    def _accepts(self, version: str) -> bool:
+        if version not in self._fresh and self._attempt.are_fresh(version, self._oldest):
+            self._fresh.add(version)
+        return version in self._fresh

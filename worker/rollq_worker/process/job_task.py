@@ -56,9 +56,6 @@ LATER_S = 10.0
 than constants.SENDING_S, because the confirmation of its last message may be on its way."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
-REASON_HEAD = 200
-"""Number of characters that are kept from the beginning of a reason that is cut. The rest is kept from the end, where a
-traceback says most."""
 
 Summary = dict[str, Any]
 """What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
@@ -237,7 +234,7 @@ class JobRunner:
         if failure.__cause__ and not trace:
             trace = "".join(traceback.format_exception(failure.__cause__))
         reason = f"{failure}\n{trace}".strip()
-        reason = reason[:REASON_HEAD] + reason[REASON_HEAD:][REASON_HEAD - LONGEST_REASON :]
+        reason = reason[:200] + reason[200:][200 - LONGEST_REASON :]  # a traceback says most at its end
         try:
             outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, PoisonJob))
         except Drained:

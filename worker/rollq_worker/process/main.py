@@ -30,11 +30,6 @@ from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("rollq.worker")
 
-ABORT_WAIT_S = 1.5
-"""Seconds that a stopping worker waits for the engine to return partial generations."""
-SLOTS_LOST = 75
-"""Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
-
 
 def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda runner: None) -> int:
     """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner` is told what runs its
@@ -51,7 +46,7 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     startup_checks.check(settings, connection)
     engine_list = EngineList(settings.engine_urls, connection)
     engine = make_engine(settings, connection, tokenizer, engine_list.read())
-    on_slots_lost = partial(shutdown.request, SLOTS_LOST)
+    on_slots_lost = partial(shutdown.request, os.EX_TEMPFAIL)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
     on_runner(runner)
     runner.episodes.isolation.start()
@@ -101,7 +96,7 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
 
 def end_engine_waits(engine: EnginePool) -> None:
     """End the episodes' waits for the engine. They get their partial tokens where the engine returns them."""
-    until = time.monotonic() + ABORT_WAIT_S
+    until = time.monotonic() + 1.5
     # Repeated, because an abort misses a request that is just being sent.
     while engine.abort_running() and time.monotonic() < until:
         time.sleep(0.1)

@@ -7,13 +7,6 @@ import ctypes
 import gc
 from contextlib import suppress
 
-THRESHOLDS = (20_000, 20, 50)
-"""Of the collector, by generation. An episode's objects live for all its turns, so looks for cycles among them find
-little. With Python's own thresholds they are frequent, and at a thousand episodes each stops all threads for 0.1 s."""
-
-M_ARENA_MAX = -8
-"""glibc's name of an option (malloc.h)."""
-
 
 def use_one_arena() -> None:
     """Let all threads that start from now on allocate from one heap.
@@ -22,7 +15,7 @@ def use_one_arena() -> None:
     contend for the one, because the interpreter's lock lets one of them run at a time.
     """
     with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX (malloc.h)
 
 
 def settle(collect: bool = True) -> None:
@@ -33,6 +26,8 @@ def settle(collect: bool = True) -> None:
     if collect:
         gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    # An episode's objects live for all its turns, so looks for cycles among them find little. With Python's own
+    # thresholds they are frequent, and at a thousand episodes each stops all threads for 0.1 s.
+    gc.set_threshold(20_000, 20, 50)
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)  # without the interpreter's lock

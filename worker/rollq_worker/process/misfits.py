@@ -19,8 +19,6 @@ LEAVE_S = 60.0
 """Seconds for which nothing is claimed of a run after one of its jobs turned out to be for others."""
 TOLD_S = 120.0
 """Seconds for which a run counts as met. A rest and a look at a run that is left alone are shorter."""
-MOST_TOLD = 256
-"""Number of logged runs that are remembered."""
 
 
 class Misfits:
@@ -34,7 +32,6 @@ class Misfits:
         """When each run was met last, and why it is for others."""
         self._left: dict[str, float] = {}
         """Runs that nothing is claimed of, and until when (monotonic time)."""
-        self._told: set[str] = set()
         self._rest_s = FIRST_REST_S
         self._until = 0.0
         self._resting = 0
@@ -44,18 +41,15 @@ class Misfits:
         return self._left.get(run, 0.0) > time.monotonic()
 
     def meet(self, run: str, why: str, *, leave: bool = False) -> None:
-        """A job of the run is for other workers. Logged once a run."""
+        """A job of the run is for other workers. Logged when it was not met lately."""
         now = time.monotonic()
         with self._lock:
-            self._met = {name: met for name, met in self._met.items() if met[0] + TOLD_S > now} | {run: (now, why)}
+            before = self.met()
+            self._met = {name: met for name, met in self._met.items() if name in before} | {run: (now, why)}
             if leave:
                 self._left = {name: until for name, until in self._left.items() if until > now} | {run: now + LEAVE_S}
-            if run in self._told:
-                return
-            if len(self._told) >= MOST_TOLD:
-                self._told.clear()
-            self._told.add(run)
-        log.error("this worker does not play run %s: %s", run, why)
+        if run not in before:
+            log.error("this worker does not play run %s: %s", run, why)
 
     def met(self) -> Mapping[str, str]:
         """The runs that were met lately, and why they are for others."""

@@ -17,9 +17,6 @@ from rollq.servers.connection import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 5.0
-"""Seconds for which a count of the broker's messages is used."""
-
 
 class Outbox:
     """One broker, one call at a time."""
@@ -33,8 +30,8 @@ class Outbox:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Number of messages at the broker for each queue (`Job.queue`) where that is known."""
-        return self._counts if time.monotonic() - self._counted < FRESH_S else {}
+        """Number of messages at the broker for each queue (`Job.queue`) that was counted in the last seconds."""
+        return self._counts if time.monotonic() - self._counted < 5.0 else {}
 
     @property
     def busy(self) -> bool:

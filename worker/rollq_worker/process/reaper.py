@@ -45,8 +45,6 @@ PATIENCE_S = 0.3
 must not hold up the others."""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
-ROUNDS = 20
-"""Most calls for one run in a tick."""
 MOST_MESSAGES = 10_000
 """Most messages at the broker, beyond two for each queued job. When there are more, no message is added.
 
@@ -56,8 +54,6 @@ minutes.
 LOOK_EVERY_S = 5.0
 """Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A run that cannot be
 read, or whose server is away, is left alone for as long."""
-WORKERS_EVERY_S = 2.0
-"""Seconds between two looks at the live workers, while any run is active."""
 
 
 class Reaper:
@@ -155,7 +151,7 @@ class Reaper:
         self._list_runs()
         sent, more = 0, list(self._runs.values())
         random.shuffle(more)
-        for _ in range(ROUNDS):
+        for _ in range(20):  # most calls for one run
             due, more = self._reap(more)
             sent += self._outbox.send(due, self._queues_to_count(), until)
             if not more or self._outbox.busy or time.monotonic() >= until:
@@ -225,7 +221,7 @@ class Reaper:
 
     def _live_workers(self) -> Sequence[LiveWorker]:
         """This worker is live, whatever the ledger says. Empty when the ledger cannot say."""
-        if time.monotonic() - self._workers_read >= WORKERS_EVERY_S:
+        if time.monotonic() - self._workers_read >= 2.0:
             self._workers_read = time.monotonic()
             try:
                 self._workers = [*live_workers(self.connection), self._describe()]

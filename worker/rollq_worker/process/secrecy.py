@@ -7,14 +7,10 @@ import ctypes
 import os
 import sys
 
-PR_SET_DUMPABLE = 4  # linux/prctl.h
-ADDRESSES = ("ROLLQ_REDIS_URL", "ROLLQ_BROKER_URL")
-"""Variables that may hold a password, and that no child process needs."""
-
 
 def hide_addresses() -> None:
-    """Children are not given the addresses of Redis and the broker, which have been read."""
-    for name in ADDRESSES:
+    """Children are not given the addresses of Redis and the broker, which have been read and may hold a password."""
+    for name in ("ROLLQ_REDIS_URL", "ROLLQ_BROKER_URL"):
         os.environ.pop(name, None)
 
 
@@ -22,4 +18,4 @@ def hide_memory() -> None:
     """Programs of this user cannot read this process: its memory, and the variables that it was started with. It leaves
     no core file, and py-spy and debuggers need root. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE (linux/prctl.h)

@@ -26,9 +26,6 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("rollq.worker")
 
-OTHER_FILES = 64
-"""Open files of a worker besides those of its slots: libraries, logs, Redis and the broker."""
-
 
 def check(settings: Settings, connection: Any) -> None:
     """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is unwise."""
@@ -110,8 +107,8 @@ def _check_isolated(patterns: Sequence[str]) -> None:
 
 
 def _check_open_files(slots: int) -> None:
-    """Each slot holds a connection while the engine generates."""
-    needed, (allowed, most) = slots + OTHER_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Each slot holds a connection while the engine generates; libraries, logs and Redis have files, too."""
+    needed, (allowed, most) = slots + 64, resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise SettingsError(
             f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and this process may open"

@@ -24,8 +24,6 @@ LOOK_S = 1.0
 """Seconds between two looks."""
 REPORT_S = 5.0
 """Seconds between two reports to the ledger."""
-STOP_S = 1.0
-"""Longest wait in seconds for the last report. Redis may be away."""
 
 
 class TimeSpent:
@@ -53,7 +51,7 @@ class TimeSpent:
         """Report a last time."""
         self._end.set()
         if self._thread.is_alive():
-            self._thread.join(STOP_S)
+            self._thread.join(1.0)  # Redis may be away
 
     def look(self, passed_s: float, late_s: float) -> None:
         """Count the `passed_s` seconds since the last look, which came `late_s` seconds too late."""

@@ -39,8 +39,8 @@ def next_line(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> str:
     said = sum(message.get("role") == "assistant" for message in messages)
     for message in messages:
         if message.get("role") == "system" and (task := tasks.by_instruction(_text(message))):
-            lines: list[str] = [task.opening, *task.replies]
-            return lines[min(said, len(task.replies))]
+            line: str = [task.opening, *task.replies][min(said, len(task.replies))]
+            return line
     return POLITE
 
 

@@ -7,10 +7,10 @@ knows nothing of ledgers or leases.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from rollq.env import Action, Environment, Grade, Observation, RewardFunction, User
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
@@ -18,9 +18,6 @@ from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import raise_in, typed
 from rollq_worker.whole_text import whole
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 STEP_LIMIT_S = 60.0
 """Longest reset, step or grade of an environment in seconds, without the time that its user takes."""
@@ -87,20 +84,6 @@ class TimeLimits:
                 if self._calls:
                     self._calls[-1].since += time.monotonic() - began
 
-    def run(
-        self,
-        failure: type[RolloutFailure],
-        what: str,
-        limit_s: float,
-        foreign: Callable[P, T],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """The result of foreign code, called in a block of `call`."""
-        with self.call(failure, what, limit_s):
-            return foreign(*args, **kwargs)
-
     @contextmanager
     def away(self, what: str) -> Iterator[None]:
         """A block in which the innermost call waits for something that is away. Its clock stands still."""
@@ -156,26 +139,21 @@ class TimedEnvironment:
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
-        return self._limits.run(EnvironmentFailure, "environment.reset", STEP_LIMIT_S, self._reset, timed)
-
-    def _reset(self, user: User) -> str | Observation:
-        opening: str | Observation = _whole(self._environment.reset(user))
-        return opening
+        with self._limits.call(EnvironmentFailure, "environment.reset", STEP_LIMIT_S):
+            opening: str | Observation = _whole(self._environment.reset(timed))
+            return opening
 
     def step(self, action: Action) -> Observation:
-        return self._limits.run(
-            EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S, self._step, action
-        )
-
-    def _step(self, action: Action) -> Observation:
-        observation: Observation = _whole(self._environment.step(action))
-        if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
-            size = len(observation.text)
-            raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
-        return observation
+        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S):
+            observation: Observation = _whole(self._environment.step(action))
+            size = len(observation.text) if isinstance(observation.text, str) else 0
+            if size > MAX_OBSERVATION_CHARS:
+                raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
+            return observation
 
     def grade(self) -> Grade:
-        return self._limits.run(EnvironmentFailure, "environment.grade", STEP_LIMIT_S, self._environment.grade)
+        with self._limits.call(EnvironmentFailure, "environment.grade", STEP_LIMIT_S):
+            return self._environment.grade()
 
 
 def _whole(said: Any) -> Any:
@@ -189,7 +167,8 @@ def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> 
     """The reward function, with a limit on its time."""
 
     def timed(trajectory: Trajectory, grade: Grade) -> float | Grade:
-        return limits.run(RewardFailure, "the reward function", limit_s, reward, trajectory, grade)
+        with limits.call(RewardFailure, "the reward function", limit_s):
+            return reward(trajectory, grade)
 
     return timed
 
@@ -201,10 +180,12 @@ class _TimedUser:
         self._limit_s = limit_s
 
     def open(self) -> str:
-        return self._limits.run(UserFailure, "the user", self._limit_s, self._user.open)
+        with self._limits.call(UserFailure, "the user", self._limit_s):
+            return self._user.open()
 
     def reply(self, message: str) -> str:
-        return self._limits.run(UserFailure, "the user", self._limit_s, self._user.reply, message)
+        with self._limits.call(UserFailure, "the user", self._limit_s):
+            return self._user.reply(message)
 
     def recall(self, heard: str | None, said: str) -> None:
         self._user.recall(heard, said)

@@ -1,11 +1,10 @@
 """Child processes that end with their parent, and whose output is kept for the error message.
 
-However the parent ends (return, Ctrl-C, kill -9), the kernel ends its children on Linux, and a watchdog process at the
-end of a pipe elsewhere. Start children from the main thread: Linux ties their life to the thread that started them.
-Knows nothing of Redis or workers.
+However the parent ends (return, Ctrl-C, kill -9), Linux ends its children. Elsewhere a parent that is killed leaves
+them. Start children from the main thread: Linux ties their life to the thread that started them. Knows nothing of Redis
+or workers.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -16,38 +15,6 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-WATCHDOG = """
-import os, signal, sys
-pids = set()
-for line in sys.stdin:  # ends when the parent's end of the pipe closes, however the parent went
-    pids ^= {int(line)}
-for pid in pids:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass
-"""
-
-
-class Watchdog:
-    """A process that kills the registered pids once this process is gone."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", WATCHDOG],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
-        )
-
-    def toggle(self, pid: int) -> None:
-        """Registers the pid. A second call removes it, so that a later process with the same number is not killed."""
-        if pipe := self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.write(f"{pid}\n".encode())
-                pipe.flush()
-
 
 class Child:
     """One running child process."""
@@ -56,7 +23,6 @@ class Child:
         """Starts the child in its own session. So Ctrl-C reaches only the parent, which stops its children in order."""
         self.name = name
         self.log = log
-        self._watchdog = None if sys.platform == "linux" else _watchdog()
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 command,
@@ -67,8 +33,6 @@ class Child:
                 start_new_session=True,
                 preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
             )
-        if self._watchdog:
-            self._watchdog.toggle(self.pid)
 
     @property
     def pid(self) -> int:
@@ -102,9 +66,6 @@ class Child:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
-            if self._watchdog:
-                self._watchdog.toggle(self.pid)
-                self._watchdog = None
 
 
 def _die_with_parent() -> Callable[[], None]:
@@ -118,12 +79,3 @@ def _die_with_parent() -> Callable[[], None]:
             os._exit(1)
 
     return request_signal
-
-
-_shared: list[Watchdog] = []
-
-
-def _watchdog() -> Watchdog:
-    if not _shared:
-        _shared.append(Watchdog())
-    return _shared[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.processes.child import Child, Watchdog
+from rollq.processes.child import Child
 from tests.processes import alive
 from tests.waiting import until
 
@@ -36,37 +36,19 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from rollq.processes import child
-from tests.processes import alive
-child.sys.platform = sys.argv[2]  # linux: the kernel's way; anything else: the watchdog's
-child = child.Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
+from rollq.processes.child import Child
+child = Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("way", ["linux", "elsewhere"])
-def test_children_die_with_a_killed_parent(tmp_path: Path, way: str) -> None:
-    if way == "linux" and sys.platform != "linux":
-        pytest.skip("this way is Linux's")
-    command = [sys.executable, "-c", PARENT, str(tmp_path / "log"), way]
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's way is Linux's")
+def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
         parent.wait(10)
     until(lambda: not alive(pid))
-
-
-def test_the_watchdog_spares_a_pid_that_was_removed(tmp_path: Path) -> None:
-    watchdog = Watchdog()
-    spared = Child("spared", SLEEPER, log=tmp_path / "spared")
-    doomed = Child("doomed", SLEEPER, log=tmp_path / "doomed")
-    for pid in (spared.pid, doomed.pid, spared.pid):
-        watchdog.toggle(pid)
-    process = watchdog._process
-    process.stdin.close()  # what the kernel does when the parent dies
-    assert process.wait(60) == 0
-    until(lambda: doomed.exit_code == -signal.SIGKILL)
-    assert spared.exit_code is None
-    spared.stop()

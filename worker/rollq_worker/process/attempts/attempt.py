@@ -91,14 +91,9 @@ class Attempt:
         return self.job.budget.deadline_s + self.stopped_s - (time.monotonic() - self._started)
 
     @property
-    def age_s(self) -> float:
-        """Seconds since its claim."""
-        return time.monotonic() - self._started
-
-    @property
     def overdue(self) -> bool:
         # The first is cheap, and asked several times a turn.
-        return self.age_s > self.job.budget.deadline_s and self.left_s < 0
+        return time.monotonic() - self._started > self.job.budget.deadline_s and self.left_s < 0
 
     @property
     def waits_for(self) -> tuple[str, float]:

@@ -5,7 +5,7 @@ and the attempt fails. The worker only waits on a pipe, so it stays responsive. 
 environment's messages to it come over the pipe.
 
 These processes end with the worker, however it ends. A process whose interpreter is locked would never see its pipe
-close. So on Linux the kernel kills it, and elsewhere a watchdog process does.
+close, so the kernel kills it (Linux only).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from typing import Any
 from rollq.env import Action, Grade, Observation, User
 from rollq.errors import EnvironmentFailure, ForOtherWorkers, RolloutFailure
 from rollq.job import Json
-from rollq.processes.child import PR_SET_PDEATHSIG, Watchdog
+from rollq.processes.child import PR_SET_PDEATHSIG
 from rollq_worker.environments import domain
 
 CHECK_S = 0.25
@@ -41,11 +41,9 @@ MAX_ANSWER_BYTES = 1 << 24
 PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
-"""Environment variable: pid of the worker with which the fork server ends. Unset where a watchdog process is used."""
-KERNEL_KILLS = sys.platform == "linux"
-"""Whether the kernel can end a process together with its parent."""
+"""Environment variable: pid of the worker with which the fork server ends. Only set on Linux."""
 _server = 0
-"""Pid of the fork server, set in it and in the processes forked from it. 0 where a watchdog process is used."""
+"""Pid of the fork server, set in it and in the processes forked from it, on Linux."""
 
 
 class Isolation:
@@ -57,7 +55,6 @@ class Isolation:
         self._context: ForkServerContext | None = None
         self._lock = Lock()  # multiprocessing's list of its processes is not thread-safe
         self._server = _ForkServerStarter()
-        self._watchdog: Watchdog | None = None
 
     def applies(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
@@ -67,11 +64,8 @@ class Isolation:
         if not self._patterns:
             return
         os.environ[PRELOAD_VARIABLE] = " ".join(name for name in self._patterns if "*" not in name)
-        if KERNEL_KILLS:
+        if sys.platform == "linux":
             os.environ[WORKER_VARIABLE] = str(os.getpid())
-        else:
-            os.environ.pop(WORKER_VARIABLE, None)
-            self._watchdog = Watchdog()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["rollq_worker.process.attempts.forkserver_preload", "rollq.cli"])
         self._server.start()
@@ -91,9 +85,6 @@ class Isolation:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs, name, split, task, dict(args)), daemon=True)
             process.start()
-            assert process.pid is not None
-            if self._watchdog:
-                self._watchdog.toggle(process.pid)
             theirs.close()
         try:
             yield IsolatedEnvironment(ours, process, check)
@@ -102,8 +93,6 @@ class Isolation:
                 ours.close()
                 process.kill()
                 process.join(5.0)
-                if self._watchdog and process.pid is not None:
-                    self._watchdog.toggle(process.pid)
                 process.close()
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rollq.errors import RollqError, SettingsError
 from rollq.processes.child import Child
+from rollq.servers.connection import CONNECTION_ERRORS, connect
 
 HOST = "127.0.0.1"
 
@@ -167,17 +168,12 @@ class EmbeddedRedis:
 
     def _answers(self) -> bool:
         """Whether this server has loaded its data and answers, and not another one that took the port first."""
-        try:
-            with socket.create_connection((HOST, self.port), timeout=1.0) as s:
-                s.sendall(b"INFO server\r\nPING\r\n")  # while it loads, it answers only the first
-                reply = b""
-                while not reply.endswith((b"+PONG\r\n", b"memory\r\n")):
-                    if not (chunk := s.recv(65536)):
-                        return False
-                    reply += chunk
-        except OSError:
-            return False
-        return reply.endswith(b"+PONG\r\n") and f"process_id:{self.child.pid}\r\n".encode() in reply
+        with connect(self.url, patience_s=0) as client:
+            try:
+                client.ping()  # refused while it loads
+                return bool(client.info("server")["process_id"] == self.child.pid)
+            except CONNECTION_ERRORS:
+                return False
 
     def stop(self) -> None:
         """Stops the server. Without a folder, deletes its data. Safe to repeat."""

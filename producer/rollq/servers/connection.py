@@ -31,11 +31,8 @@ SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """Exceptions that a call raises when it gives up."""
-CONNECT_TIMEOUT_S = 3.0
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
 """What a server answers that is no primary any more, or is one without its replicas."""
-LOOK_EVERY_S = 1.0
-"""Seconds between two questions to Sentinels who the primary is."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
@@ -53,7 +50,7 @@ def connect(url: str, *, max_connections: int = 256, patience_s: float = PATIENC
     check_url(url)
     options: dict[str, Any] = {
         "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_connect_timeout": 3.0,
         "max_connections": max_connections,
     }
     several = url.partition("://")[0] in EXPECTED
@@ -130,7 +127,7 @@ class OneServer(redis.Redis):
 class SentinelClient(OneServer):
     """A client of the server that Sentinels call the primary.
 
-    Connections ask the Sentinels when they connect. The client also asks every LOOK_EVERY_S, because a server that was
+    Connections ask the Sentinels when they connect. The client also asks every second, because a server that was
     replaced and lives takes writes for seconds more, which are lost.
     """
 
@@ -150,7 +147,7 @@ class SentinelClient(OneServer):
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + LOOK_EVERY_S
+        self._look_at = now + 1.0
         with suppress(redis.RedisError):
             before, self._primary = self._primary, self.find_primary()
             if before not in (None, self._primary):

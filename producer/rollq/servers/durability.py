@@ -80,7 +80,7 @@ def _check_replica(server: Any, proof: list[Any]) -> None:
 
 def _ask_disk(pipe: Any) -> None:
     pipe.execute_command("WAITAOF", 1, 0, CONFIRM_MS)
-    pipe.execute_command("CONFIG", "GET", "append*")
+    pipe.config_get("append*")
 
 
 def _check_disk(server: Any, proof: list[Any]) -> None:
@@ -93,8 +93,7 @@ def _check_disk(server: Any, proof: list[Any]) -> None:
         ) from config
     if isinstance(config, redis.ResponseError):
         raise config
-    found = _settings(config)
-    appends, flushes = found.get("appendonly"), found.get("appendfsync")
+    appends, flushes = config.get("appendonly"), config.get("appendfsync")
     if appends == "yes" and flushes == "always":
         return
     if appends != "yes" or isinstance(waited, redis.ResponseError) or not _waitaof_is_true(server):
@@ -113,13 +112,3 @@ def _waitaof_is_true(server: Any) -> bool:
     """Whether WAITAOF waits for the disk. Redis 7.2 to 7.4 and Valkey answer too early (redis/redis pull 13793)."""
     about = server.info("server")
     return "valkey_version" not in about and int(str(about["redis_version"]).split(".")[0]) >= 8
-
-
-def _settings(config: Any) -> dict[str, str]:
-    """The reply to CONFIG GET, which redis-py makes a mapping or leaves as a list."""
-    pairs = config.items() if isinstance(config, dict) else zip(config[::2], config[1::2], strict=True)
-    return {_text(name): _text(value) for name, value in pairs}
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -23,8 +23,6 @@ SHORT = 0.8
 CALLS = 20
 SLOW_MS = 5.0
 """Milliseconds from which a Redis is slow to answer. A turn waits for one answer or two."""
-SET_POLICY = "set it to noeviction"
-SET_APPENDONLY = "start it with --appendonly yes"
 
 
 class Level(StrEnum):
@@ -127,14 +125,15 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
     details = {"maxmemory_policy": policy}
     if policy != "noeviction":
         says = f"Redis evicts keys when memory is short (maxmemory-policy {policy})"
-        return Finding("redis eviction", Level.FAIL, says, SET_POLICY, details=details)
+        return Finding("redis eviction", Level.FAIL, says, "set it to noeviction", details=details)
     return Finding("redis eviction", Level.OK, "evicts nothing", details=details | {"evicted_keys": evicted})
 
 
 def _persistence(info: Mapping[str, Any]) -> Finding:
     name = "redis persistence"
     if not info["aof_enabled"]:
-        return Finding(name, Level.FAIL, "Redis forgets everything when it restarts", SET_APPENDONLY)
+        says, remedy = "Redis forgets everything when it restarts", "start it with --appendonly yes"
+        return Finding(name, Level.FAIL, says, remedy)
     status = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     if wrong := [name for name in status if info.get(name) == "err"]:
         says = f"Redis could not write to its disk the last time ({', '.join(wrong)}: err)"

@@ -1,6 +1,8 @@
-"""Claimed jobs of a real ledger, ledger methods that fail first, and a broker without a broker."""
+"""Jobs of a real ledger, what runs them, ledger methods that fail first, and a broker without a broker."""
 
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rollq.job import Budget, Job
@@ -8,6 +10,10 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, JobMessage
 from rollq.ledger.workers.live_workers import LiveWorker
+from rollq.settings import Settings
+from rollq_worker.engine.pool import EnginePool
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
 def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0, **more: Any) -> Claim:
@@ -24,6 +30,30 @@ def submit(ledger: Ledger, **job: Any) -> str:
     made = Job(**{"run": "r", "group": "g", "env": "shop", "task": 0, **job})
     ledger.submit([made])
     return made.id
+
+
+@contextmanager
+def running(
+    ledger: Ledger, engine_url: str, tokenizer: Tokenizer | None = None, pool: type[EnginePool] = EnginePool
+) -> Iterator[JobRunner]:
+    """A worker's job runner on that engine."""
+    tokenizer = tokenizer or load_tokenizer(None)
+    engine = pool([engine_url], vocab_size=tokenizer.vocab_size)
+    settings = Settings(engine_urls=(engine_url,), concurrency=4)
+    yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
+    engine.close()
+
+
+def drain_at(runner: JobRunner, ledger: Ledger, job_id: str, entries: int) -> None:
+    """The worker is stopped once the job's journal has that many entries."""
+    real_append = runner.ledger(ledger.run).append
+
+    def append(*args: Any, **options: Any) -> None:
+        real_append(*args, **options)
+        if len(ledger.journal(job_id)) == entries:
+            runner.draining.set()
+
+    runner.ledger(ledger.run).append = append  # type: ignore[method-assign]
 
 
 class FailsFirst:

@@ -23,7 +23,7 @@ from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.process.ledgers import FailsFirst, submit
+from tests.rollq_worker.process.ledgers import FailsFirst, drain_at, submit
 
 
 def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
@@ -163,14 +163,7 @@ class TestDraining:
 
     def test_a_running_episode_is_released_and_resumed(self, runner: JobRunner, ledger: Ledger) -> None:
         job_id = submit(ledger)
-        real_append = runner.ledger("r").append
-
-        def append(*args: Any, **options: Any) -> None:
-            real_append(*args, **options)
-            if len(ledger.journal(job_id)) == 4:
-                runner.draining.set()
-
-        runner.ledger("r").append = append  # type: ignore[method-assign]
+        drain_at(runner, ledger, job_id, 4)
         assert runner.run(job_id) == {"job": job_id, "stop": "released"}
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["released"], stats["failures"]) == (1, 1, {})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rollq.env import Grade
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import files
 from rollq_worker.process import episode_player
 from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import submit
 
 BROKEN = """
 from rollq.errors import JobFailure
@@ -63,11 +63,6 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.FILES.variable, "")
 
 
-def submit(ledger: Ledger, env: str, **job: Any) -> str:
-    (job_id,) = ledger.submit([Job(run="r", group="g", env=env, task=0, **job)]).new
-    return job_id
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "says"),
     [
@@ -82,7 +77,7 @@ def test_an_environment_that_breaks_costs_its_own_attempt(
 ) -> None:
     file = tmp_path / "broken.py"
     file.write_text(BROKEN.replace("{fault}", fault))
-    summary = runner.run(submit(ledger, files.add_file(str(file))))
+    summary = runner.run(submit(ledger, env=files.add_file(str(file))))
     assert (summary["stop"], summary["failure"]) == ("failed", failure)
     state = reader(ledger).job("r/g/0")
     assert state is not None and re.search(says, state.reason), state
@@ -98,7 +93,7 @@ def test_a_reward_by_name_grades_what_a_dataset_asked(
         return 0.5
 
     monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: half)
-    summary = runner.run(submit(ledger, files.add_file(str(file)), reward="half"))
+    summary = runner.run(submit(ledger, env=files.add_file(str(file)), reward="half"))
     assert (summary["stop"], summary["reward"]) == ("done", 0.5)
 
 
@@ -112,5 +107,5 @@ def test_a_datasets_reward_that_is_none_is_never_0(
         "from pathlib import Path\nfrom rollq_worker.environments.dataset import dataset\n"
         f"load = dataset(Path(__file__).with_name('maths.jsonl'), reward=lambda answer, row: {returned})\n"
     )
-    summary = runner.run(submit(ledger, files.add_file(str(file))))
+    summary = runner.run(submit(ledger, env=files.add_file(str(file))))
     assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "env", "queued")

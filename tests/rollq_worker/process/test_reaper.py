@@ -1,7 +1,7 @@
 """The reaper's tick: what is due is sent and confirmed, whatever else is broken."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from rollq.ledger.keys import ACTIVE, RUNS, WORKERS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, JobMessage
 from rollq.ledger.workers.live_workers import register, unregister
-from rollq.servers.connection import connect
 from rollq_worker.process import outbox as outbox_module
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
@@ -22,13 +21,6 @@ from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import FakeBroker, live_worker
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    client = connect(redis_url)
-    yield client
-    client.close()
 
 
 @pytest.fixture(autouse=True)

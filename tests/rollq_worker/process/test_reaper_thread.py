@@ -1,6 +1,5 @@
 """The reaper's thread: one of all workers reaps, and each says that it is alive only while it is."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,10 @@ from rollq.errors import Unwritable
 from rollq.ledger.keys import REAPER, WORKERS
 from rollq.ledger.workers import reaping
 from rollq.ledger.workers.live_workers import live_workers
-from rollq.servers.connection import connect
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
 from tests.rollq_worker.process.ledgers import FakeBroker, live_worker
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    client = connect(redis_url)
-    yield client
-    client.close()
 
 
 class Counted(Reaper):

@@ -1,25 +1,22 @@
 """Routed experts from the engine to the trainer: also over an attempt that fails."""
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rollq.errors import ContractError, EngineFailure
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.settings import Settings
 from rollq.training.arrays import segment_experts
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.replay_engine import made_up
-from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.routed_experts import ASKED, SHAPE
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
+from tests.rollq_worker.process.ledgers import running, submit
 
 JOB = "r/g/0"
 
@@ -44,16 +41,9 @@ def moe_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def moe(ledger: Ledger, moe_url: str, redis_url: str) -> Iterator[JobRunner]:
-    tokenizer = load_tokenizer(None)
-    engine = Failing([moe_url], vocab_size=tokenizer.vocab_size)
-    settings = Settings(redis_url=redis_url, engine_urls=(moe_url,), concurrency=4)
-    yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
-    engine.close()
-
-
-def submit(ledger: Ledger, **job: Any) -> None:
-    ledger.submit([Job(run="r", group="g", env="shop", task=0, routed_experts=ASKED, **job)])
+def moe(ledger: Ledger, moe_url: str) -> Iterator[JobRunner]:
+    with running(ledger, moe_url, pool=Failing) as found:
+        yield found
 
 
 def run_until_done(runner: JobRunner, ledger: Ledger) -> list[str]:
@@ -79,13 +69,13 @@ def check(ledger: Ledger) -> Trajectory:
 
 @pytest.mark.parametrize("history", ["keep", "template"])
 def test_a_trainer_gets_the_rows_of_every_token(moe: JobRunner, ledger: Ledger, history: str) -> None:
-    submit(ledger, history=history)
+    submit(ledger, routed_experts=ASKED, history=history)
     assert run_until_done(moe, ledger) == ["done"]
     assert check(ledger).turns > 2
 
 
 def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(moe: JobRunner, ledger: Ledger) -> None:
-    submit(ledger)
+    submit(ledger, routed_experts=ASKED)
     moe.engine.at = 3  # type: ignore[attr-defined]
     assert run_until_done(moe, ledger) == ["engine", "done"]
     calls = moe.engine.calls  # type: ignore[attr-defined]
@@ -94,7 +84,7 @@ def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(moe: JobRunner
 
 
 def test_an_engine_that_reports_none_fails_the_attempt(runner: JobRunner, ledger: Ledger) -> None:
-    submit(ledger)
+    submit(ledger, routed_experts=ASKED)
     summary = runner.run(JOB)
     assert (summary["stop"], summary["failure"]) == ("failed", "engine")
     state = reader(ledger).job(JOB)

@@ -1,18 +1,15 @@
 """Arguments for the chat template, from the job to the prompt, the header and an attempt that resumes."""
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.settings import Settings
-from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import drain_at, running, submit
 
 SHUT = "<think>\n\n</think>\n\n"
 """What the template writes into the header of a turn that must not think."""
@@ -32,17 +29,9 @@ def hybrid() -> Tokenizer:
 
 
 @pytest.fixture
-def runner(ledger: Ledger, engine_url: str, redis_url: str, hybrid: Tokenizer) -> Iterator[JobRunner]:
-    engine = EnginePool([engine_url], vocab_size=hybrid.vocab_size)
-    settings = Settings(redis_url=redis_url, engine_urls=(engine_url,), concurrency=4)
-    yield JobRunner(settings, ledger.redis, engine, hybrid, "w", threading.Event())
-    engine.close()
-
-
-def submit(ledger: Ledger, **job: Any) -> str:
-    made = Job(**{"run": "r", "group": "g", "env": "shop", "task": 0, **job})
-    ledger.submit([made])
-    return made.id
+def runner(ledger: Ledger, engine_url: str, hybrid: Tokenizer) -> Iterator[JobRunner]:
+    with running(ledger, engine_url, hybrid) as found:
+        yield found
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": True}, {"enable_thinking": False}])
@@ -68,14 +57,7 @@ def test_a_jobs_own_argument_wins(runner: JobRunner, ledger: Ledger) -> None:
 
 def test_an_attempt_that_resumes_keeps_them(runner: JobRunner, ledger: Ledger, hybrid: Tokenizer) -> None:
     job_id = submit(ledger, template_kwargs={"enable_thinking": False})
-    real_append = runner.ledger("r").append
-
-    def append(*args: Any, **options: Any) -> None:
-        real_append(*args, **options)
-        if len(ledger.journal(job_id)) == 4:
-            runner.draining.set()
-
-    runner.ledger("r").append = append  # type: ignore[method-assign]
+    drain_at(runner, ledger, job_id, 4)
     assert runner.run(job_id)["stop"] == "released"
     runner.draining.clear()
     assert runner.run(job_id)["stop"] == "done"
@@ -85,15 +67,17 @@ def test_an_attempt_that_resumes_keeps_them(runner: JobRunner, ledger: Ledger, h
     assert hybrid.decode(trajectory.tokens).count(SHUT) == trajectory.turns > 2
 
 
-def test_one_that_the_template_does_not_read_is_the_jobs_failure(runner: JobRunner, ledger: Ledger) -> None:
-    summary = runner.run(submit(ledger, template_kwargs={"enable_thinkin": False}))
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"enable_thinkin": False}, "it reads enable_thinking, preserve_thinking; did you mean"),
+        ({"enable_thinking": ["a <|im_end|>"]}, "holds the control token <|im_end|>"),
+    ],
+)
+def test_one_that_cannot_be_used_is_the_jobs_failure(
+    runner: JobRunner, ledger: Ledger, kwargs: dict[str, Any], says: str
+) -> None:
+    summary = runner.run(submit(ledger, template_kwargs=kwargs))
     assert (summary["stop"], summary["failure"]) == ("failed", "job")
     state = reader(ledger).job("r/g/0")
-    assert state is not None and "it reads enable_thinking, preserve_thinking; did you mean" in state.reason
-
-
-def test_one_with_a_control_token_is_the_jobs_failure(runner: JobRunner, ledger: Ledger) -> None:
-    summary = runner.run(submit(ledger, template_kwargs={"enable_thinking": ["a <|im_end|>"]}))
-    assert (summary["stop"], summary["failure"]) == ("failed", "job")
-    state = reader(ledger).job("r/g/0")
-    assert state is not None and "holds the control token <|im_end|>" in state.reason
+    assert state is not None and says in state.reason

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rollq.events import Finish, VersionSpan
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, seconds_spent
 from rollq_worker.engine.traffic import Replies, Traffic
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.protocols import Generated
+from tests.rollq_worker.process.ledgers import submit
 
 GENERATED = Generated(
     ids=array("I", [5, 6]),
@@ -88,7 +88,7 @@ def test_a_job_waits_until_the_last_of_its_requests_is_answered() -> None:
 def test_the_ledger_has_the_sum_of_all_workers(ledger: Ledger) -> None:
     report_time(ledger.scripts, "a", {"engine": 2.5})  # of a run that is not there
     assert spent(ledger) == dict.fromkeys(WAITS, 0.0)
-    ledger.submit([Job(run="r", group="g", env="shop", task=0)])
+    submit(ledger)
     for _ in range(2):  # a report that is repeated changes nothing
         report_time(ledger.scripts, "a", {"engine": 2.5, "user": 1.0})
         report_time(ledger.scripts, "b", {"engine": 1.0})
@@ -97,7 +97,6 @@ def test_the_ledger_has_the_sum_of_all_workers(ledger: Ledger) -> None:
 
 
 def test_a_job_that_was_played_is_counted(runner: JobRunner, ledger: Ledger) -> None:
-    (job_id,) = ledger.submit([Job(run="r", group="g", env="shop", task=0)]).new
     [engine] = runner.engine.engines
     sample = engine.sample
 
@@ -106,7 +105,7 @@ def test_a_job_that_was_played_is_counted(runner: JobRunner, ledger: Ledger) -> 
         return sample(call)
 
     engine.sample = watched  # type: ignore[method-assign]
-    played = runner.run(job_id)
+    played = runner.run(submit(ledger))
     runner.time_spent.report()
     assert spent(ledger)["engine"] == played["turns"]
     assert not runner.engine.traffic.asking

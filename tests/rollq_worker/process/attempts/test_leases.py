@@ -100,7 +100,7 @@ class TestRenewing:
         leases.start()
         leases._thread.join(60)
         assert not leases._thread.is_alive()
-        assert "heartbeat: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
+        assert "heartbeat: all: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
 
 
 class TestLateWrites:

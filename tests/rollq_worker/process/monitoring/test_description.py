@@ -5,21 +5,20 @@ from typing import cast
 
 import pytest
 
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, STALLED, EngineUse, live_workers, register
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling.load_watch import Idle
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.description import WINDOW_S, Description
+from tests.rollq_worker.process.ledgers import submit
 
 
 def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) -> None:
     clock = [100.0]
     describe = Description(runner, cast(EnginePool, runner.engine), lambda: clock[0])
     assert (describe().turns_s, describe().tokens_s) == (0.0, 0.0)
-    (job_id,) = ledger.submit([Job(run="r", group="g", env="shop", task=0)]).new
-    runner.run(job_id)
+    runner.run(submit(ledger))
     clock[0] += 10.0
     worker = describe()
     sampled = runner.engine.traffic.replies().sampled_tokens
@@ -33,8 +32,7 @@ def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) 
 
 
 def test_runs_that_are_left_to_other_workers_are_told_with_the_reason(runner: JobRunner, ledger: Ledger) -> None:
-    (job_id,) = ledger.submit([Job(run="r", group="g", env="game@0123456789ab", task=0)]).new
-    assert runner.run(job_id)["stop"] == "released"
+    assert runner.run(submit(ledger, env="game@0123456789ab"))["stop"] == "released"
     worker = Description(runner, cast(EnginePool, runner.engine))()
     [(run, why)] = worker.left_alone
     assert run == "r" and "game@0123456789ab" in why and "rollq worker --env FILE" in why

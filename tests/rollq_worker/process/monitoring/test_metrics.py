@@ -4,11 +4,11 @@ from typing import Any
 
 from rollq.errors import EngineFailure
 from rollq.events import Sampled
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.metrics import WORKER_METRICS, worker_metrics
 from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import submit
 
 
 def values(runner: JobRunner) -> dict[tuple[str, ...], float]:
@@ -18,12 +18,6 @@ def values(runner: JobRunner) -> dict[tuple[str, ...], float]:
     assert {sample.metric for sample in samples} == set(WORKER_METRICS)
     assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
     return found
-
-
-def submit(ledger: Ledger, **job: Any) -> str:
-    made = Job(**{"run": "r", "group": "g", "env": "shop", "task": 0, **job})
-    ledger.submit([made])
-    return made.id
 
 
 def test_before_the_first_job_all_totals_are_there(runner: JobRunner) -> None:

@@ -8,7 +8,7 @@ from rollq.errors import EnvironmentFailure
 from rollq.ledger.ledger import Ledger
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.task_events import LONGEST_WHY, TaskEvents, outcome
-from tests.rollq_worker.process.test_job_task import submit
+from tests.rollq_worker.process.ledgers import submit
 
 WHY = {"stop": "failed", "why": "engine: HTTP 500\nTraceback (most recent call last)"}
 

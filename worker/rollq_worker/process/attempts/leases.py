@@ -142,13 +142,8 @@ class Leases:
 
     def _loop(self) -> None:
         while not self._stop.wait(TICK_S):
-            try:
+            with _logged("all"):  # this thread alone keeps every lease alive: it must outlive whatever one tick raises
                 self.tick()
-            except (RollqError, *CONNECTION_ERRORS) as e:
-                log.warning("heartbeat: %s: %s", type(e).__name__, e)
-            except Exception:
-                # This thread alone keeps every lease alive: it must outlive whatever one tick raises.
-                log.exception("heartbeat failed; trying again in %g s", TICK_S)
 
     def _write_late(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):

@@ -40,9 +40,6 @@ class RendererCache:
         self._slots: dict[_Key, _Slot] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
     def get(self, job: Job, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> ChatRenderer:
         """The renderer for a job whose environment has these tools.
 

@@ -115,11 +115,11 @@ def test_tools_whose_keys_stand_in_another_order_are_other_tools() -> None:
 def test_the_renderers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, **options: object())
     made = RendererCache(load_tokenizer(None))
-    first = made.get(job(), tools("t0"))
-    for n in range(1, MAX_RENDERERS + 20):
-        made.get(job(), tools(f"t{n}"))
-        assert made.get(job(), tools("t0")) is first
-    assert len(made) == MAX_RENDERERS
+    first, *others = [made.get(job(), tools(f"t{n}")) for n in range(MAX_RENDERERS)]
+    assert made.get(job(), tools("t0")) is first
+    made.get(job(), tools("one more"))
+    assert made.get(job(), tools("t0")) is first and made.get(job(), tools("t2")) is others[1]
+    assert made.get(job(), tools("t1")) is not others[0]
 
 
 def test_malformed_tools_are_the_environments_failure(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:

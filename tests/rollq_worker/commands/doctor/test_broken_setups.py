@@ -1,24 +1,16 @@
 """Set-ups that are broken in one place, with real servers: the doctor names that place, and what to do there."""
 
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollq.ledger.workers.live_workers import live_workers
 from rollq_worker.commands.doctor import checks
 from tests.conftest import free_port
 from tests.rollq_worker.commands.doctor.conftest import Doctor
-from tests.rollq_worker.engine.engine_servers import replaying
+from tests.rollq_worker.engine.engine_servers import replaying, scripted_engine
 from tests.servers import HOST, Server
-from tests.waiting import until
 
 Set = Callable[..., None]
 Judge = Callable[..., Mapping[str, Any]]
@@ -133,16 +125,10 @@ def test_a_right_is_missing(
     assert words in found["missing"]["worker"][0] and "docs/deploy.md" in found["next"]
 
 
-def test_an_engine_that_is_not_sglang(given: Set, judged: Judge, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "http.server", "--bind", HOST, "--directory", str(tmp_path), str(port := free_port())]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: _answers(port))
-        given(ENGINE_URL=f"http://{HOST}:{port}")
+def test_an_engine_that_is_not_sglang(given: Set, judged: Judge) -> None:
+    with scripted_engine(then=(405, {"detail": "Method Not Allowed"})) as other:
+        given(ENGINE_URL=other.url)
         assert "is not an SGLang server" in judged("engine")["says"]
-    finally:
-        process.kill()
-        process.wait(60)
 
 
 def test_an_engine_with_another_vocabulary(given: Set, judged: Judge, qwen_folder: Path) -> None:
@@ -202,29 +188,17 @@ def test_an_environment_that_fails_its_oracle(given: Set, doctor: Doctor, tmp_pa
     assert "the ground truth earns 0.5, not 1.0" in found["says"] and "rollq env check" in found["next"]
 
 
-class _Keyed(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        good = self.headers.get("Authorization") == "Bearer sk-secret-4"
-        body = {"data": [{"id": "some/model"}]} if good else {"error": {"message": "wrong key sk-secret-5"}}
-        content = json.dumps(body).encode()
-        self.send_response(200 if good else 401)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    server = HTTPServer((HOST, 0), _Keyed)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://{HOST}:{server.server_address[1]}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """The address of a server that takes one key."""
+    with scripted_engine() as server:
+
+        def models(body: object) -> Any:
+            good = server.requests[-1][2].get("Authorization") == "Bearer sk-secret-4"
+            return (200, {"data": [{"id": "some/model"}]}) if good else (401, {"error": "wrong key sk-secret-5"})
+
+        server.paths["/v1/models"] = models
+        yield f"{server.url}/v1"
 
 
 def test_a_user_model_with_a_wrong_key(
@@ -242,22 +216,6 @@ def test_a_user_model_with_a_wrong_key(
     assert "does not answer" in judged("user model gpt")["says"]
 
 
-OLD = "import rollq; rollq.__version__ = '0.0.9'; from rollq.cli import main; main(['worker', '-c', '2'])"
-
-
-def test_an_old_worker_is_alive(given: Set, judged: Judge, server: Server, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", OLD], env=os.environ, stdout=log, stderr=log)
-    try:
-        until(lambda: bool(live_workers(server.client)), 120)
-        found = judged("workers", "warn")
-    finally:
-        process.terminate()
-        process.wait(60)
-    assert "runs rollq 0.0.9, not " in found["says"] and "restart those workers" in found["next"]
-    assert found["workers"][0]["version"] == "0.0.9"
-
-
 HANGS = """\
 import threading
 
@@ -273,12 +231,3 @@ def test_a_check_that_hangs(given: Set, doctor: Doctor, tmp_path: Path, monkeypa
     code, report = doctor("--env", f"{tmp_path / 'hangs.py'}:load")
     (name,) = [name for name in report["checks"] if name.startswith("environment hangs@")]
     assert code == 1 and "not checked: the check did not end within 0.3 s" in report["checks"][name]["says"]
-
-
-def _answers(port: int) -> bool:
-    import requests
-
-    try:
-        return requests.get(f"http://{HOST}:{port}", timeout=5).status_code == 200
-    except requests.ConnectionError:
-        return False

@@ -104,8 +104,9 @@ class TestPause:
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
     def test_a_pause_stops_everything_and_new_weights_show(self, slow_server: Server, mode: str) -> None:
         slow_server.close_gate()
+        length = 60 if slow_server.gate else 600  # without a gate it goes on until the pause
         with BackgroundRequests(slow_server) as requests:
-            reply = requests.start("over-a-pause", max_new_tokens=60, ignore_eos=True)
+            reply = requests.start("over-a-pause", max_new_tokens=length, ignore_eos=True)
             requests.wait_for(1)
             paused = slow_server.post("/pause_generation", {"mode": mode})
             assert (paused.status_code, paused.json()["status"]) == (200, "ok")
@@ -121,7 +122,7 @@ class TestPause:
             meta = reply.result(60).json()["meta_info"]
             assert late.result(60).json()["meta_info"]["finish_reason"]["type"] == "length"
         assert slow_server.get("/ready").status_code == 200
-        assert meta["finish_reason"] == {"type": "length", "length": 60}
+        assert meta["finish_reason"] == {"type": "length", "length": length}
         assert [version for version, _, _ in spans_of(meta)][-1] == "v2"
         assert meta["num_retractions"] == (mode == "retract")
 

@@ -63,13 +63,17 @@ class TestBudgets:
         again = play(agent, "hi", recorded=[event for event in played.events if not isinstance(event, Closed)])
         assert (again.stop, len(again.events)) == (played.stop, len(played.events))
 
-    def test_requests_that_the_journal_has_no_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("where", ["messages", "asked"])
+    def test_requests_that_the_journal_has_no_room_for(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         monkeypatch.setattr(growth, "LARGEST", 30_000)
 
         def agent(episode: Episode) -> None:
             with pytest.raises(Refused, match="400 journal_full"):
                 for n in range(20):
-                    ask(episode, [user("x" * 500 + str(n))])
+                    if where == "messages":
+                        ask(episode, [user("x" * 500 + str(n))])
+                    else:
+                        ask(episode, [user(str(n))], stop=["x" * 3000])
 
         assert 3 < play(agent, "hi", budget={"max_turns": 20}).turns < 12
 

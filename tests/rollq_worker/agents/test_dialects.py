@@ -1,8 +1,11 @@
 """The endpoint as the anthropic and openai packages see it: the same turns in each dialect."""
 
+import gc
 import inspect
 import json
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -10,15 +13,16 @@ import openai
 import pytest
 from anthropic.resources.messages import Messages
 from openai.resources.responses import Responses as OpenAIResponses
+from openai.types.responses import Response
 
 from rollq.env import Episode
 from rollq_worker.agents.dialects import messages
 from rollq_worker.agents.dialects.responses import PARAMETERS as RESPONSES
 from rollq_worker.agents.dialects.responses import Responses
-from rollq_worker.agents.turn_request import RequestRefused
+from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
 from rollq_worker.fakes import FakeRenderer
 from rollq_worker.protocols import ReadTurn
-from tests.rollq_worker.agents.played import TOOL, play, text_of
+from tests.rollq_worker.agents.played import TOOL, play, post, text_of, user
 
 CALL = '{"name": "look", "arguments": {"at": 1}}'
 FUNCTION: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]
@@ -111,6 +115,70 @@ def test_another_attempt_goes_on_from_an_earlier_response() -> None:
     assert (again.tokens, again.traces) == (whole.tokens, whole.traces)
 
 
+class Noted(dict[str, Any]):
+    """A message of which can be told whether it is kept."""
+
+
+def test_what_is_kept_of_a_response_is_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send their whole history each time, which would fill the worker's memory."""
+    read, asked, kept = Responses.read, list[list[Any]](), list[list[bool]]()
+
+    def noted(self: Responses, body: Any) -> TurnRequest:
+        request = read(self, body)
+        messages = [Noted(message) for message in request.messages]
+        asked.append([weakref.ref(message) for message in messages])
+        return replace(request, messages=messages)
+
+    monkeypatch.setattr(Responses, "read", noted)
+
+    def agent(episode: Episode) -> None:
+        items: list[Any] = [user("a")]
+        with with_openai(episode) as client:
+            for _ in range(3):
+                items += [*client.responses.create(model="any", input=items).output, user("more")]
+        gc.collect()
+        kept.append([one() is not None for one in asked[1]])
+
+    assert len(play(agent, "1", "2", "3").traces) == 1
+    assert kept == [[False, False, True]]  # the journal has the reply
+
+
+def test_a_response_has_what_its_class_has_and_what_was_asked() -> None:
+    def agent(episode: Episode) -> None:
+        asked = {"input": "a", "tools": [OPENAI_TOOL], "tool_choice": "none", "parallel_tool_calls": False}
+        got = Response.model_validate(post(episode, asked, path="/responses"))
+        assert (got.tool_choice, got.parallel_tool_calls) == ("none", False)
+
+    play(agent, "hi")
+
+
+def test_an_empty_turn_is_an_item_too() -> None:
+    def agent(episode: Episode) -> None:
+        with with_openai(episode) as client:
+            first = client.responses.create(model="any", input="a")
+            assert [item.type for item in first.output] == ["message"]
+            items: Any = [user("a"), *first.output, user("well?")]
+            client.responses.create(model="any", input=items)
+
+    assert len(play(agent, "", "hi").traces) == 1
+
+
+def test_the_tool_runner_of_the_anthropic_package() -> None:
+    """It asks for a thread at Anthropic, and goes on without."""
+
+    @anthropic.beta_tool
+    def look(at: int) -> str:
+        return f"seen at {at}"
+
+    def agent(episode: Episode) -> None:
+        hello: Any = [{"role": "user", "content": "hello"}]
+        with with_anthropic(episode) as client:
+            client.beta.messages.tool_runner(messages=hello, tools=[look], **ASKED).until_done()
+
+    played = play(agent, CALL, "done")
+    assert text_of(played.tokens) == f"[user]hello[assistant]{CALL}[tool]seen at 1[assistant]done"
+
+
 class Thinks(FakeRenderer):
     def read(self, ids: Any) -> ReadTurn:
         return ReadTurn(text_of(ids), (), (), reasoning="because")
@@ -183,8 +251,10 @@ def test_errors_have_the_form_of_the_dialect() -> None:
             with pytest.raises(anthropic.NotFoundError):
                 client.messages.batches.list()
             client.messages.create(messages=hello, **ASKED)
-        with with_openai(episode) as openai_client, pytest.raises(openai.NotFoundError, match="no response resp_9"):
-            openai_client.responses.create(model="any", input="b", previous_response_id="resp_9")
+        with with_openai(episode) as openai_client:
+            with pytest.raises(openai.BadRequestError, match="no response resp_9") as refused:
+                openai_client.responses.create(model="any", input="b", previous_response_id="resp_9")
+            assert refused.value.code == "previous_response_not_found"
 
     play(agent, "hi")
 
@@ -200,6 +270,7 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
     [
         (0, {"messages": []}, "messages must be a list with at least one"),
         (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),
+        (0, {"messages": [{"role": "x" * 999, "content": ""}]}, "has the role 'x{79};"),
         (0, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),
         (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
         (0, {"messages": [{"role": "user", "content": [1]}]}, "no JSON object"),
@@ -214,6 +285,7 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (1, {"input": []}, "input must be a text"),
         (1, {"input": [{"type": "item_reference", "id": "x"}]}, "is a item_reference"),
         (1, {"input": [{"role": "robot", "content": ""}]}, "message of robot"),
+        (1, {"input": [{"role": ["user"], "content": ""}]}, "is not supported here"),
         (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),
         (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]}, "text"),
         (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
@@ -247,8 +319,6 @@ def test_every_parameter_of_the_packages_is_known_or_refused(
     read, good = READ[dialect]
     passed = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "instructions", "system"}
     for name in set(inspect.signature(method).parameters) - passed - labels:
-        if name in ("prompt_cache_retention", "stream_options"):
-            continue
         with pytest.raises(RequestRefused, match=name.split("_")[0]):
             read({**good, name: {"surely": ["not", "this"]}})
 
@@ -258,6 +328,7 @@ def test_a_turn_of_several_items_is_one_message() -> None:
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "reasoning", "id": "x", "summary": [], "content": [{"type": "reasoning_text", "text": "because"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "reasoning", "id": "y", "summary": [], "content": [{"type": "reasoning_text", "text": " of it"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "seen"},
         {"type": "reasoning", "id": "y", "summary": [], "encrypted_content": "..."},
@@ -265,7 +336,7 @@ def test_a_turn_of_several_items_is_one_message() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert Responses().read({"input": items}).messages == [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "so", "reasoning_content": "because", "tool_calls": [call]},
+        {"role": "assistant", "content": "so", "reasoning_content": "because of it", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "seen"},
     ]
 

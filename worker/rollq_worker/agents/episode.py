@@ -1,4 +1,4 @@
-"""One episode of an agent program: it asks for turns as an OpenAI client does, and may act in an environment.
+"""One episode of an agent program: it asks for turns as the client of a model does, and may act in an environment.
 
 The invariant: the program is given a turn, or the result of a step, once that is in the journal. Requests come from
 any thread, also several at once; steps are made by the attempt's own thread, one after the other. It knows

@@ -2,7 +2,7 @@
 
 import json
 
-from rollq.events import Acted, Event, Observed, Prompt, Stop
+from rollq.events import Acted, Event, Observed, Prompt, Sampled, Stop
 from rollq.job import Json
 from rollq_worker.agents.turn_request import RequestRefused
 
@@ -31,6 +31,8 @@ class Growth:
         match event:
             case Prompt():
                 texts = [list(event.messages), list(event.tools)]
+            case Sampled():
+                texts = [dict(event.asked)]
             case Observed():
                 texts = [event.message, list(event.replies)]
             case Acted():

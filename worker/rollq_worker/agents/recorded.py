@@ -108,8 +108,7 @@ class Answers:
 
 def _difference(turn: Turn, request: TurnRequest) -> str:
     """Where a request differs from the one that a turn answered."""
-    before = turn.trace.messages
-    known = before[: _count(turn)]
+    known = turn.conversation
     for n, (was, now) in enumerate(zip(known, request.messages, strict=False)):
         if longer(b"", was) != longer(b"", now):
             return f"message {n} of the agent's request was {_brief(was)} and is {_brief(now)} now"
@@ -118,12 +117,6 @@ def _difference(turn: Turn, request: TurnRequest) -> str:
     if asked_key(turn.pieces[-1].asked) != asked_key(request.asked):
         return f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for {request.asked!r:.200} now"
     return "the agent's request has other tools than before"
-
-
-def _count(turn: Turn) -> int:
-    """Number of messages that the turn answers."""
-    messages, digests = turn.trace.messages, chains(turn.trace.tools, turn.trace.messages)
-    return digests.index(turn.digest) if turn.digest in digests else len(messages)
 
 
 def _brief(message: Message) -> str:

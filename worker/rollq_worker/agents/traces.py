@@ -35,6 +35,8 @@ class Turn:
     """Of the conversation that it answers."""
     begin: int
     """Number of ids in its trace before it."""
+    behind: int
+    """Number of its trace's messages before it."""
     job: Job
     """With what its request asks for."""
     pieces: list[Sampled] = field(default_factory=list)
@@ -54,6 +56,11 @@ class Turn:
     @property
     def sampled(self) -> array[int]:
         return self.trace.ids[self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)]
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages that it answers."""
+        return self.trace.messages[: self.behind]
 
     def observed(self, replies: Sequence[Message], ids: array[int], seconds: float = 0.0) -> Observed:
         """What ends the turn, which is over: the replies to it, and the bridge behind them."""
@@ -185,7 +192,7 @@ class TraceTree:
         waiting = self._waiting.pop(trace.digest, [])
         if others := [other for other in waiting if other is not trace]:
             self._waiting[trace.digest] = others
-        trace.turn = Turn(number, trace, trace.digest, len(trace.ids), job)
+        trace.turn = Turn(number, trace, trace.digest, len(trace.ids), len(trace.messages), job)
         trace.checks.sampled_as(job)
         trace.checks.turn = number
         return trace.turn

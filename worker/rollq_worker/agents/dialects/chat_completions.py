@@ -100,7 +100,7 @@ def _message(message: Any, where: str) -> Message:
     given = {key: value for key, value in object_of(message, where).items() if value != []}
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise RequestRefused(f"{where} has the role {role!r}; there is {', '.join(sorted(ROLES))}", param=where)
+        raise RequestRefused(f"{where} has the role {role!r:.80}; there is {', '.join(sorted(ROLES))}", param=where)
     if "reasoning" in given:  # what OpenRouter and vLLM call it
         given.setdefault("reasoning_content", given.pop("reasoning"))
     if unknown := sorted(given.keys() - KNOWN_KEYS - IGNORED_KEYS):

@@ -50,6 +50,8 @@ def read(body: Any) -> TurnRequest:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
         raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+    if "thread" in given:  # by this code the anthropic package's tool runner knows that it can go on without
+        raise RequestRefused("thread is not supported here", param="thread", code="thread_unsupported_request")
     if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
     asked: dict[str, Json] = {}
@@ -89,7 +91,7 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
     if role == "assistant":
         return [_assistant(_blocks(content, where), where)]
     if role not in ("user", "system"):
-        raise RequestRefused(f"{where} has the role {role!r}; there is assistant, system, user", param=where)
+        raise RequestRefused(f"{where} has the role {role!r:.80}; there is assistant, system, user", param=where)
     results: list[Message] = []
     texts: list[Json] = []
     for block in _blocks(content, where):
@@ -172,7 +174,8 @@ def error(refused: RequestRefused) -> dict[str, Any]:
         503: "api_error",
     }
     kind = kinds.get(refused.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+    details = {"details": {"error_code": refused.code}} if refused.code else {}
+    return {"type": "error", "error": {"type": kind, "message": str(refused), **details}}
 
 
 def _head(turn: Turn) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """OpenAI's Responses: a request as a `TurnRequest`, and a finished turn as the reply or its events.
 
-A request may go on from an earlier response of its episode, which is kept as long as that. The form:
+A request may go on from any earlier response of its episode. The form:
 https://platform.openai.com/docs/api-reference/responses. It knows no HTTP.
 """
 
@@ -62,8 +62,8 @@ class Responses:
     error = staticmethod(chat_completions.error)
 
     def __init__(self) -> None:
-        self._conversations: dict[str, Sequence[Message]] = {}
-        """By the id of the response that ends it, without instructions."""
+        self._given: dict[str, tuple[Turn, bool]] = {}
+        """By the response's id: its turn, and whether the conversation begins with instructions."""
 
     def read(self, body: Any) -> TurnRequest:
         """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
@@ -73,9 +73,8 @@ class Responses:
         stream, before = flag_of(given.pop("stream", False), "stream"), given.pop("previous_response_id", None)
         if choice not in ("auto", "none"):
             raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
-        asked: dict[str, Json] = {}
-        if not flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls"):
-            asked[ONE_CALL] = True
+        several = flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls")
+        asked: dict[str, Json] = {} if several else {ONE_CALL: True}
         asked |= _grammar(object_of(given.pop("text", {}), "text"))
         messages = [*self._before(before), *_messages(asked_for)]
         if not messages:
@@ -87,28 +86,34 @@ class Responses:
             tools=_tools(tools) if choice == "auto" else [],
             asked=checked_asked({**PARAMETERS.read(given), **asked}),
             stream=stream,
-            repeated={"previous_response_id": before, "instructions": instructions, "tools": tools},
+            repeated={
+                "previous_response_id": before,
+                "instructions": instructions,
+                "tools": tools,
+                "tool_choice": choice,
+                "parallel_tool_calls": several,
+            },
         )
 
     def _before(self, response: Any) -> Sequence[Message]:
         if response is None:
             return ()
-        if not isinstance(response, str) or response not in self._conversations:
+        if not isinstance(response, str) or response not in self._given:
             raise RequestRefused(
                 f"previous_response_id: there is no response {response!s:.80} in this episode",
                 param="previous_response_id",
-                status=404,
+                code="previous_response_not_found",
             )
-        return self._conversations[response]
+        turn, instructed = self._given[response]
+        assert turn.message is not None, "it is over"
+        return [*turn.conversation[instructed:], turn.message]
 
     def reply(self, turn: Turn, request: TurnRequest) -> dict[str, Any]:
         """The body of a reply."""
         response = {**_head(turn, request), "output": _output(turn), "usage": _usage(turn), "status": "completed"}
         if turn.cut:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        assert turn.message is not None, "it is over"
-        had = request.messages[1:] if request.repeated["instructions"] is not None else request.messages
-        self._conversations[response["id"]] = (*had, turn.message)
+        self._given[response["id"]] = turn, request.repeated["instructions"] is not None
         return response
 
     def stream(self, turn: Turn, request: TurnRequest) -> Iterator[bytes]:
@@ -146,15 +151,16 @@ def _messages(asked_for: Any) -> list[Message]:
     for n, one in enumerate(list_of(asked_for, "input")):
         where = f"input[{n}]"
         item = object_of(one, where)
+        role = ROLES.get(str(item.get("role")))
         match item.get("type", "message"):
-            case "message" if ROLES.get(str(item.get("role"))) == "assistant":
+            case "message" if role == "assistant":
                 _said(messages)["content"] += text_of(item.get("content"), where, TEXTS)
-            case "message" if item.get("role") in ROLES:
-                text = text_of(item.get("content"), where, TEXTS)
-                messages.append({"role": ROLES[item["role"]], "content": text})
+            case "message" if role:
+                messages.append({"role": role, "content": text_of(item.get("content"), where, TEXTS)})
             case "reasoning":
                 if text := text_of(item.get("content"), where, ("reasoning_text",)):
-                    _said(messages)["reasoning_content"] = text
+                    said = _said(messages)
+                    said["reasoning_content"] = said.get("reasoning_content", "") + text
             case "function_call":
                 function = {"name": text_at(item, "name", where), "arguments": text_at(item, "arguments", where)}
                 call = {"id": text_at(item, "call_id", where), "type": "function", "function": function}
@@ -184,8 +190,6 @@ def _head(turn: Turn, request: TurnRequest) -> dict[str, Any]:
         "model": MODEL,
         "error": None,
         "incomplete_details": None,
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
         **request.repeated,
     }
 
@@ -195,7 +199,7 @@ def _output(turn: Turn) -> list[dict[str, Any]]:
     if thought := message.get("reasoning_content"):
         part = {"type": "reasoning_text", "text": thought}
         output.append({"type": "reasoning", "id": f"rs_{turn.number}", "summary": [], "content": [part], **done})
-    if message.get("content"):
+    if message.get("content") or not message.get("tool_calls"):  # also an empty turn is one item at least
         part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
         said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
         output.append({**said, "content": [part], **done})
@@ -236,7 +240,10 @@ def _usage(turn: Turn) -> dict[str, Any]:
     prompt, sampled = turn.begin, turn.end - turn.begin
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": sum(piece.cached_tokens for piece in turn.pieces[:1])},
+        "input_tokens_details": {
+            "cached_tokens": sum(piece.cached_tokens for piece in turn.pieces[:1]),
+            "cache_write_tokens": 0,
+        },
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,

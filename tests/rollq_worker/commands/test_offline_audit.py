@@ -138,14 +138,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     file.write_bytes(
         b"".join(line.replace(b"r/g0/0", b"r/g%d/0" % n).replace(b'"g0"', b'"g%d"' % n) for n in range(groups))
     )
-    tracemalloc.start()
-    try:
-        found = examine(file)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (found.trajectories, found.faulty) == (groups, 0)
-    assert most < 40 * groups  # an id alone takes more, and a line 500
+
+    def most() -> int:
+        tracemalloc.start()
+        try:
+            found = examine(file)
+            assert (found.trajectories, found.faulty) == (groups, 0)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    # An id alone takes more, and a line 500. Threads that other tests left may take memory in one of the tries.
+    assert any(most() < 40 * groups for _ in range(3))
 
 
 def test_files_that_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from rollq.errors import NotHeld
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, deliveries, take
-from tests.rollq.ledger.model import NAMES, PURPOSE, Model, ModelJob
+from tests.rollq.ledger.model import PURPOSE, Model, ModelJob
 
 tokens = st.sampled_from(["t", "t", "u"])
 purposes = st.sampled_from([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
@@ -33,6 +33,7 @@ class DeliveryRules(Model, RuleBasedStateMachine):
         taken = take(self.ledger, groups, token, purpose=purpose)
         assert [g.id for g in taken] == expected
         for got in taken:
+            assert got.size == self.shapes[got.id].size
             assert got.members == [m for m in self.members(got.id) if self.jobs[m].state == "done"]
             assert got.dead == [m for m in self.members(got.id) if self.jobs[m].state == "dead"]
         if not mine:
@@ -88,20 +89,6 @@ class DeliveryRules(Model, RuleBasedStateMachine):
                 self.groups[other].state = "ready"
                 self.groups[other].handed -= 1
         self.settle(job_id)
-
-    @precondition(lambda self: self.of_state("held") and not self.sealed)
-    @rule(purpose=purposes, seconds=st.sampled_from([6.0, 600.0]))
-    def holds_run_out_in_an_outage(self, purpose: Purpose, seconds: float) -> None:
-        """No consumer could renew them: the first taker gets none of them, and they are renewed."""
-        redis, held = self.ledger.redis, f"{self.ledger.keys.prefix}held:{purpose}"
-        mine = [name for name in self.of_state("held") if PURPOSE[name] is purpose]
-        if not mine:
-            return
-        redis.hset(self.ledger.keys.meta, f"heard:{purpose}", self.ledger.scripts.now() - seconds)
-        redis.zadd(held, dict.fromkeys(mine, self.ledger.scripts.now() - 1), xx=True)
-        assert take(self.ledger, len(NAMES) + 1, "early", purpose=purpose) == []
-        tokens = [self.groups[name].token for name in mine]
-        assert deliveries(self.ledger).renew_holds(tokens, purpose=purpose) == []
 
     def played(self, name: str) -> list[ModelJob]:
         return [self.jobs[member] for member in self.members(name)]

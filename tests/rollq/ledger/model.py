@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.replies import Claim
 
 NAMES = ["a", "b", "c", "e"]
-SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1, "e": 1}
 PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
 BUDGET = {"engine": 5, "user": 5, "worker": 5, "reward": 5, "agent": 3, "env": 2, "job": 2, "cancelled": 1}
 INFRASTRUCTURE = ("engine", "user", "worker", "reward")
-IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
 OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
 TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
+
+
+class Shape(NamedTuple):
+    size: int
+    spare: int
+    viable: int
 
 
 @dataclass
@@ -28,6 +33,7 @@ class ModelJob:
     journal: list[bytes] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     reach: int = 0
+    kept: int = 0
     ended: tuple[str, str] = ("", "")
     discarded: bool = False
     reward: float = 0.0
@@ -47,23 +53,30 @@ class Model:
     def __init__(self) -> None:
         super().__init__()
         self.budget = dict(BUDGET)
+        self.shapes: dict[str, Shape] = {}
         self.jobs: dict[str, ModelJob] = {}
         self.groups: dict[str, ModelGroup] = {}
         self.sealed = False
-        self.counts = dict.fromkeys(["submitted", "done", "fenced", "delivered", "redelivered", "dropped"], 0)
+        names = "submitted done fenced delivered redelivered dropped resumed turns_saved"
+        self.counts = dict.fromkeys(names.split(), 0)
         self.claims = 0
 
     def members(self, name: str) -> list[str]:
-        return [f"r/{name}/{sample}" for sample in range(SIZE)]
+        return [f"r/{name}/{sample}" for sample in range(self.shapes[name].size + self.shapes[name].spare)]
 
     def settle(self, job_id: str) -> None:
+        """Its group is over with the first `size` graded members, or once all have ended."""
         name = job_id.split("/")[1]
-        states = [self.jobs[member].state for member in self.members(name)]
-        if all(state in ("done", "dead") for state in states):
-            viable = states.count("done") >= VIABLE[name]
-            self.groups[name].state = "ready" if viable else "dropped"
-            self.counts["dropped"] += 0 if viable else states.count("done")
-            self.free_the_rest(name)
+        members = [self.jobs[member] for member in self.members(name)]
+        done, left = [m for m in members if m.state == "done"], [m for m in members if m.state in ("queued", "leased")]
+        if left and len(done) < self.shapes[name].size:
+            return
+        for member in left:
+            member.state, member.journal, member.backoff = "surplus", [], False
+        viable = len(done) >= self.shapes[name].viable
+        self.groups[name].state = "ready" if viable else "dropped"
+        self.counts["dropped"] += 0 if viable else len(done)
+        self.free_the_rest(name)
 
     def free_the_rest(self, name: str) -> None:
         """Of a dropped group nothing is kept once all its dead members were discarded."""
@@ -72,10 +85,10 @@ class Model:
             for member in members:
                 member.journal = []
 
-    def fails(self, job_id: str, failure: str, how: str) -> str:
+    def fails(self, job_id: str, failure: str, how: str, final: bool = False) -> str:
         found = self.jobs[job_id]
         found.failures[failure] = found.failures.get(failure, 0) + 1
-        found.state = "dead" if found.failures[failure] >= self.budget[failure] else "queued"
+        found.state = "dead" if final or found.failures[failure] >= self.budget[failure] else "queued"
         found.backoff = found.state == "queued" and how == "fail" and failure in INFRASTRUCTURE
         found.restart = found.restart or failure not in INFRASTRUCTURE
         found.ended = (found.lease, how)
@@ -90,11 +103,19 @@ class Model:
             found.journal = []
         assert got.journal == len(found.journal)
         found.state, found.attempt, found.lease, found.restart = "leased", got.attempt, got.lease, False
+        found.kept = len(found.journal)
+
+    def writes(self, found: ModelJob, *blobs: bytes) -> None:
+        """New entries. The first one behind a journal that was found shows that the attempt went on with it."""
+        if found.kept >= 2 and len(found.journal) == found.kept:
+            self.counts["resumed"] += 1
+            self.counts["turns_saved"] += found.kept
+        found.journal += blobs
 
     def is_gone(self, job_id: str) -> bool:
         """Whether its group was acknowledged, so that only the group's record names it."""
         found, of = self.jobs.get(job_id), self.groups.get(job_id.split("/")[1])
-        return bool(found and of and of.state == "acked" and (found.state == "done" or found.discarded))
+        return bool(found and of and of.state == "acked" and (found.state in ("done", "surplus") or found.discarded))
 
     def of_jobs(self, state: str) -> list[str]:
         return [job_id for job_id, found in self.jobs.items() if found.state == state]

@@ -23,18 +23,27 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import connect
 from rollq.wire.events import encode_event
-from tests.rollq.groups import deliveries
+from tests.rollq.ledger.clock_rules import ClockRules
 from tests.rollq.ledger.delivery_rules import DeliveryRules
 from tests.rollq.ledger.machines import run_machine
-from tests.rollq.ledger.model import BUDGET, IDS, NAMES, OWN, PURPOSE, SIZE, TALLY, VIABLE, ModelGroup, ModelJob
+from tests.rollq.ledger.model import BUDGET, NAMES, OWN, PURPOSE, TALLY, ModelGroup, ModelJob, Shape
 from tests.rollq.samples import closed, group, job, observed
 
+SHAPES = st.builds(Shape, st.integers(1, 3), st.sampled_from([0, 0, 1, 2]), st.integers(1, 2))
 
-class LedgerMachine(DeliveryRules):
+
+class LedgerMachine(DeliveryRules, ClockRules):
     url = ""
 
-    @initialize(names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True), own=st.booleans())
-    def start(self, names: list[str], own: bool) -> None:
+    @initialize(
+        names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True),
+        shapes=st.tuples(*[SHAPES] * len(NAMES)),
+        own=st.booleans(),
+    )
+    def start(self, names: list[str], shapes: list[Shape], own: bool) -> None:
+        for name, (size, spare, viable) in zip(NAMES, shapes, strict=True):
+            self.shapes[name] = Shape(size, 0 if PURPOSE[name] is Purpose.EVAL else spare, min(viable, size))
+        self.ids = [job_id for name in NAMES for job_id in self.members(name)]
         self.ledger = Ledger(connect(self.url), "r")
         self.reader = LedgerReader(self.ledger.redis, "r")
         self.dead_letters = DeadLetters(self.ledger.redis, "r")
@@ -48,28 +57,17 @@ class LedgerMachine(DeliveryRules):
         if hasattr(self, "ledger"):
             self.ledger.redis.close()
 
-    # ------------------------------------------------------------------------------------------------ time passes
-
-    def calm(self) -> None:
-        """Redis was never away."""
-        self.ledger.redis.hset(self.ledger.keys.meta, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
-
-    def leases(self) -> list[tuple[str, str]]:
-        return [(job_id, self.jobs[job_id].lease) for job_id in self.of_jobs("leased")]
-
-    def reap(self, *empty: str) -> set[str]:
-        return {message.job_id for message in self.ledger.reap(100, empty)}
-
     def pick(self, data: st.DataObject, state: str) -> str:
         """A job, most often one in that state."""
-        return data.draw(st.sampled_from(self.of_jobs(state) * 4 + IDS), label="job")
+        return data.draw(st.sampled_from(self.of_jobs(state) * 4 + self.ids), label="job")
 
     # -------------------------------------------------------------------------------------------------- the rules
 
     @rule(name=st.sampled_from(NAMES), other=st.sampled_from([False, False, True]))
     def submit(self, name: str, other: bool) -> None:
         seed = int(other and name in self.groups)
-        jobs = group(name, SIZE, min_viable=VIABLE[name], purpose=PURPOSE[name], seed=seed)
+        shape = self.shapes[name]
+        jobs = group(name, shape.size, spare=shape.spare, min_viable=shape.viable, purpose=PURPOSE[name], seed=seed)
         if name in self.groups and other:
             with pytest.raises(JobConflict):
                 self.ledger.submit(jobs)
@@ -84,7 +82,7 @@ class LedgerMachine(DeliveryRules):
             assert self.ledger.submit(jobs).new == self.members(name)
             self.groups[name] = ModelGroup(seq=len(self.groups) + 1)
             self.jobs |= {member: ModelJob() for member in self.members(name)}
-            self.counts["submitted"] += SIZE
+            self.counts["submitted"] += len(jobs)
 
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
@@ -95,40 +93,62 @@ class LedgerMachine(DeliveryRules):
         if found is None:
             assert got.reason == "unknown"  # type: ignore[union-attr]
         elif found.state != "queued":
-            assert got.reason == ("done" if self.is_gone(job_id) else found.state)  # type: ignore[union-attr]
+            gone = self.is_gone(job_id) and found.state != "surplus"
+            assert got.reason == ("done" if gone else found.state)  # type: ignore[union-attr]
         elif found.backoff:
             assert got.reason == "early"  # type: ignore[union-attr]
         else:
-            assert isinstance(got, Claim)
-            self.takes_over(found, got)
-            name = got.job.group
-            assert got.job == job(
-                got.job.sample, name, min_viable=VIABLE[name], purpose=PURPOSE[name], seq=self.groups[name].seq
-            )
+            self.takes(job_id, got)
+
+    def takes(self, job_id: str, got: object) -> None:
+        assert isinstance(got, Claim)
+        self.takes_over(self.jobs[job_id], got)
+        _, name, sample = job_id.split("/")
+        size, spare, viable = self.shapes[name]
+        like = {"size": size, "spare": spare, "min_viable": viable, "purpose": PURPOSE[name]}
+        assert got.job == job(int(sample), name, seq=self.groups[name].seq, **like)
+
+    def claim_it(self, job_id: str) -> None:
+        """One that is queued."""
+        self.claims += 1
+        self.takes(job_id, self.ledger.claim(job_id, worker="w", token=f"c{self.claims}"))
+
+    @precondition(lambda self: self.of_state("open"))
+    @rule(data=st.data(), turns=st.integers(1, 3))
+    def begin_a_group(self, data: st.DataObject, turns: int) -> None:
+        for job_id in self.members(data.draw(st.sampled_from(self.of_state("open")))):
+            if self.jobs[job_id].state == "queued" and not self.jobs[job_id].backoff:
+                self.claim_it(job_id)
+                self.append_to(job_id, 0, turns)
 
     @precondition(lambda self: self.of_jobs("leased"))
-    @rule(data=st.data(), off=st.sampled_from([0, 0, 0, 0, 1, -1]))
-    def append(self, data: st.DataObject, off: int) -> None:
-        job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
+    @rule(data=st.data(), off=st.sampled_from([0, 0, 0, 1, -1]), turns=st.integers(1, 3))
+    def append(self, data: st.DataObject, off: int, turns: int) -> None:
+        self.append_to(data.draw(st.sampled_from(self.of_jobs("leased"))), off, turns)
+
+    def append_to(self, job_id: str, off: int, turns: int) -> None:
+        """The first of the entries may be there already."""
         found = self.jobs[job_id]
         index = max(0, len(found.journal) + off)
-        blob = encode_event(observed(index), job_id)
+        blobs = [encode_event(observed(index + turn), job_id) for turn in range(turns)]
         if index > len(found.journal):
-            with pytest.raises(JournalConflict):
-                self.ledger.append(job_id, found.lease, index, [blob])
-        else:
-            self.ledger.append(job_id, found.lease, index, [blob])
-            found.journal[index:] = [blob]
-            if index + 1 > found.reach:
-                found.reach = index + 1
-                found.failures["worker"] = 0
+            with pytest.raises(JournalConflict) as caught:
+                self.ledger.append(job_id, found.lease, index, blobs)
+            assert caught.value.length == len(found.journal)
+            return
+        self.ledger.append(job_id, found.lease, index, blobs)
+        if blobs[-1:] != found.journal[index + turns - 1 :]:
+            self.writes(found, *blobs[len(found.journal) - index :])
+        if index + turns > found.reach:
+            found.reach = index + turns
+            found.failures["worker"] = 0
 
     @precondition(lambda self: self.of_jobs("leased"))
-    @rule(data=st.data(), failure=st.sampled_from(FailureClass))
-    def fail(self, data: st.DataObject, failure: FailureClass) -> None:
+    @rule(data=st.data(), failure=st.sampled_from(FailureClass), final=st.sampled_from([False, False, True]))
+    def fail(self, data: st.DataObject, failure: FailureClass, final: bool) -> None:
         job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
-        expected = self.fails(job_id, failure, "fail")
-        assert self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why").status == expected
+        expected = self.fails(job_id, failure, "fail", final)
+        assert self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why", final=final).status == expected
         if self.jobs[job_id].backoff:  # longer than this takes on any machine: only a rule ends it
             later = self.ledger.scripts.now() + 29
             self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", later)
@@ -141,13 +161,13 @@ class LedgerMachine(DeliveryRules):
         self.ledger.release(job_id, found.lease)
         found.state, found.ended = "queued", (found.lease, "release")
 
-    @rule(data=st.data(), stale=st.integers(0, 1))
-    def write_without_a_lease(self, data: st.DataObject, stale: int) -> None:
-        """Only the attempt that ended the job itself may say so again."""
-        job_id = data.draw(st.sampled_from(IDS))
+    @rule(data=st.data(), stale=st.sampled_from([None, 0, 1]))
+    def write_without_a_lease(self, data: st.DataObject, stale: int | None) -> None:
+        """Only the attempt that ended the job itself may say so again. After a rollback two may have one number."""
+        job_id = data.draw(st.sampled_from(self.ids))
         found = self.jobs.get(job_id, ModelJob())
-        lease = f"{found.attempt - 1}#older" if stale else found.lease
-        if found.state == "leased" and not stale:
+        lease = found.lease if stale is None else f"{found.attempt - stale}#older"
+        if found.state == "leased" and stale is None:
             return
         writes = {
             "append": lambda: self.ledger.append(job_id, lease, 0, [b"x"]),
@@ -160,22 +180,22 @@ class LedgerMachine(DeliveryRules):
                 write()
             else:
                 self.counts["fenced"] += 1
-                with pytest.raises(Fenced):
+                with pytest.raises(Fenced, match=job_id):
                     write()
+        if found.state == "leased":
+            assert self.ledger.renew_leases([(job_id, lease)]) == [(job_id, lease)]
 
     @precondition(lambda self: self.of_state("open"))
     @rule(data=st.data(), cancel=st.sampled_from([-1, -1, -1, 0, 1]))
     def end_a_group(self, data: st.DataObject, cancel: int) -> None:
-        """Its members that have not ended are completed, or cancelled."""
-        for sample, job_id in enumerate(self.members(data.draw(st.sampled_from(self.of_state("open"))))):
+        """Its members that have not ended are completed, or cancelled, until it has enough of them."""
+        members = self.members(data.draw(st.sampled_from(self.of_state("open"))))
+        for sample, job_id in enumerate(data.draw(st.permutations(members))):
             found = self.jobs[job_id]
-            if found.backoff:
+            if found.state == "queued" and found.backoff:
                 self.forget_backoff(job_id)
             if found.state == "queued":
-                self.claims += 1
-                got = self.ledger.claim(job_id, worker="w", token=f"c{self.claims}")
-                assert isinstance(got, Claim)
-                self.takes_over(found, got)
+                self.claim_it(job_id)
             if found.state == "leased" and sample == cancel:
                 self.ledger.fail(job_id, found.lease, FailureClass.CANCELLED, "why")
                 self.fails(job_id, "cancelled", "fail")
@@ -184,66 +204,10 @@ class LedgerMachine(DeliveryRules):
                 blob = encode_event(closed(found.reward), job_id)
                 for _ in range(2):
                     self.ledger.complete(job_id, found.lease, len(found.journal), [blob], **TALLY)
-                found.journal.append(blob)
+                self.writes(found, blob)
                 found.state, found.ended = "done", (found.lease, "complete")
                 self.counts["done"] += 1
                 self.settle(job_id)
-
-    @precondition(lambda self: self.of_jobs("leased"))
-    @rule(data=st.data(), after_an_outage=st.booleans())
-    def leases_run_out(self, data: st.DataObject, after_an_outage: bool) -> None:
-        leased = self.of_jobs("leased")
-        chosen = data.draw(st.lists(st.sampled_from(leased), min_size=1, unique=True))
-        for job_id in chosen:
-            self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].lease}": 1}, xx=True)
-        self.calm()
-        if after_an_outage:
-            self.ledger.redis.hset(self.ledger.keys.meta, "beat", self.ledger.scripts.now() - 6)
-            assert not self.reap() & set(leased)
-            assert self.ledger.renew_leases(self.leases()) == []
-            return
-        expected = {job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"}
-        # What runs out is due at once; released and freshly failed ones may be due as well.
-        assert expected <= self.reap()
-
-    @rule(by=st.sampled_from([-7200.0, -100.0, 100.0, 7200.0]))
-    def redis_is_set_another_time(self, by: float) -> None:
-        """No lease is lost, and no job waits longer."""
-        redis, keys = self.ledger.redis, self.ledger.keys
-        self.calm()
-        for key in (keys.queued, keys.leased, *(f"{keys.prefix}held:{purpose}" for purpose in Purpose)):
-            times = {member: at - by for member, at in redis.zrange(key, 0, -1, withscores=True) if at > 0}
-            if times:
-                redis.zadd(key, times)
-        for job_id, found in self.jobs.items():
-            # A backoff that has run out stays so, wherever the clock goes.
-            for name in ("not_before", "deadline") if found.backoff else ("deadline",):
-                if at := float(redis.hget(keys.job(job_id), name) or 0):
-                    redis.hset(keys.job(job_id), name, at - by)
-            found.backoff = False
-        for purpose in Purpose:
-            if heard := float(redis.hget(keys.meta, f"heard:{purpose}") or 0):
-                redis.hset(keys.meta, f"heard:{purpose}", heard - by)
-        redis.hset(keys.meta, "beat", self.ledger.scripts.now() - by)
-        due = self.reap()
-        assert due <= set(self.of_jobs("queued"))
-        if abs(by) > 1000:
-            assert due == set(self.of_jobs("queued"))
-        before = self.ledger.scripts.now()
-        assert self.ledger.renew_leases(self.leases()) == []
-        ends = [redis.zscore(keys.leased, f"{job_id}#{lease}") for job_id, lease in self.leases()]
-        assert all(before + 15 <= end <= self.ledger.scripts.now() + 15 for end in ends)
-        for name in self.of_state("held"):
-            deliveries(self.ledger).renew_holds([self.groups[name].token], purpose=PURPOSE[name])
-
-    @precondition(lambda self: any(found.backoff for found in self.jobs.values()))
-    @rule(data=st.data())
-    def a_backoff_runs_out(self, data: st.DataObject) -> None:
-        self.forget_backoff(data.draw(st.sampled_from([job_id for job_id, j in self.jobs.items() if j.backoff])))
-
-    def forget_backoff(self, job_id: str) -> None:
-        self.jobs[job_id].backoff = False
-        self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", 0)
 
     @rule()
     def publish(self) -> None:
@@ -267,9 +231,17 @@ class LedgerMachine(DeliveryRules):
             self.fails(job_id, "cancelled", "cancel")
             for _ in range(2):
                 self.dead_letters.cancel(job_id)
-        elif found is None or found.state == "done":
+        elif found is None or found.state in ("done", "surplus"):
             with pytest.raises(LedgerError):
                 self.dead_letters.cancel(job_id)
+
+    @rule(data=st.data())
+    def cancel_a_group(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.groups)))
+        left = [m for m in self.members(name) if self.jobs[m].state in ("queued", "leased")]
+        assert self.dead_letters.cancel_group(name) == len(left)
+        for job_id in left:
+            self.fails(job_id, "cancelled", "cancel")
 
     @precondition(lambda self: self.of_jobs("dead"))
     @rule(data=st.data())
@@ -329,9 +301,8 @@ class LedgerMachine(DeliveryRules):
         stats = self.reader.stats()
         assert {name: stats[name] for name in self.counts} == self.counts
         states = [found.state for found in self.jobs.values()]
-        assert {s: stats[s] for s in ("queued", "leased", "done", "dead")} == {
-            s: states.count(s) for s in ("queued", "leased", "done", "dead")
-        }
+        for state in ("queued", "leased", "done", "dead", "surplus"):
+            assert stats[state] == states.count(state), state
         for name in ("open", "ready", "held", "acked", "dropped"):
             assert stats[f"groups_{name}"] == len(self.of_state(name)), name
         assert stats["duplicates"] == 0

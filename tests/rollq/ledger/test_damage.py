@@ -1,81 +1,22 @@
 """Records that cannot be read: a typed error that names the key, a cost to their own job or group, and nothing else."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
 
-from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, RollqError
+from rollq.errors import ContractError, FailureClass, Fenced, LedgerError
 from rollq.job import LARGEST_GROUP
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import RUNS, Keys
+from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Refusal
 from rollq.wire.events import encode_event
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.groups import ack, deliveries, finish_groups, take
-from tests.rollq.samples import claim, closed, events, group, is_over, job, journal, play, reader, reap
-
-RUN_KEYS: list[Callable[[Keys], str]] = [
-    lambda keys: keys.meta,
-    lambda keys: f"{keys.prefix}sources",
-    lambda keys: keys.queued,
-    lambda keys: keys.leased,
-    lambda keys: keys.dead,
-    lambda keys: f"{keys.prefix}open:train",
-    lambda keys: f"{keys.prefix}ready:train",
-    lambda keys: f"{keys.prefix}held:train",
-]
-
-
-def use_everything(ledger: Ledger, name: str) -> list[str]:
-    """Every call once on a fresh group; returns the messages of the errors."""
-    ids = [f"{ledger.run}/{name}/{sample}" for sample in range(2)]
-    calls: list[Callable[[], object]] = [
-        lambda: ledger.submit(group(name, run=ledger.run)),
-        lambda: ledger.cursor("s"),
-        lambda: claim(ledger, ids[0], name),
-        lambda: journal(ledger, ids[0], f"1#{name}", events()[:2]),
-        lambda: ledger.renew_leases([(ids[0], f"1#{name}")]),
-        lambda: ledger.fail(ids[0], f"1#{name}", FailureClass.CANCELLED, "x"),
-        lambda: play(ledger, ids[1]),
-        lambda: reap(ledger),
-        lambda: ledger.confirm(ids),
-        lambda: ledger.resend(ids[0]),
-        lambda: take(ledger, 1, f"t{name}"),
-        lambda: deliveries(ledger).renew_holds([f"t{name}"]),
-        lambda: ack(ledger, f"t{name}", name),
-        lambda: reader(ledger).stats(),
-        lambda: reader(ledger).standing(),
-        lambda: reader(ledger).dead(),
-        lambda: ledger.pin_tokenizer("a", "b"),
-    ]
-    said = []
-    for call in calls:
-        try:
-            call()
-        except (RollqError, AssertionError) as e:
-            said.append(str(e))
-    return said
-
-
-@pytest.mark.parametrize("key_of", RUN_KEYS)
-def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, key_of: Callable[[Keys], str]) -> None:
-    ledger.submit(group())
-    bad = key_of(ledger.keys)
-    ledger.redis.delete(bad)
-    ledger.redis.set(bad, "garbage")
-    said = use_everything(ledger, "h")
-    assert any(f"{bad} is a string where a" in text and "run r" in text and "--whole-run" in text for text in said)
-    assert ledger.redis.get(bad) == b"garbage"
-    other = Ledger(ledger.redis, "other")
-    other.submit(group(run="other"))
-    play(other, "other/g/0")
-    play(other, "other/g/1")
-    assert len(take(other, 1, "t")) == 1
-    assert DeadLetters(ledger.redis, "r").forget_run() > 0
+from tests.rollq.samples import claim, closed, group, is_over, job, play, reader, reap
 
 
 def test_lost_totals_stop_no_job(ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.ledger.workers.time_spent import report_time
 from rollq.wire.events import encode_event
-from tests.rollq.groups import ack, finish_groups, take
+from tests.rollq.groups import ack, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
@@ -66,20 +66,6 @@ class TestRequeue:
         (taken,) = take(ledger, 1, "t")
         assert taken.members == ["r/g/0", "r/g/1"]
         ack(ledger, "t", taken.id)
-        balanced(ledger)
-
-    def test_a_dropped_group_comes_back_at_its_old_place(self, ledger: Ledger, letters: DeadLetters) -> None:
-        ledger.submit(group())
-        play(ledger, "r/g/0")
-        kill(ledger, "r/g/1")
-        finish_groups(ledger, "h", seal=True)
-        letters.requeue("r/g/1")
-        stats = reader(ledger).stats()
-        assert (stats["groups_dropped"], stats["dropped"], stats["groups_open"], stats["dead"]) == (0, 0, 1, 0)
-        play(ledger, "r/g/1")
-        taken = take(ledger, 2, "t")
-        assert [found.id for found in taken] == ["g", "h"]
-        ack(ledger, "t", *(found.id for found in taken))
         balanced(ledger)
 
     @pytest.mark.parametrize("where", ["ready", "held", "acked"])
@@ -196,14 +182,6 @@ class TestCancel:
 
 
 class TestBudgets:
-    def test_the_runs_own(self, ledger: Ledger) -> None:
-        ledger.pin_budgets({FailureClass.ENV: 3, FailureClass.WORKER: 1})
-        ledger.pin_budgets({FailureClass.ENV: 3})
-        ledger.submit(group())
-        kill(ledger, "r/g/0", FailureClass.ENV)
-        kill(ledger, "r/g/1", FailureClass.WORKER)
-        assert {letter.job_id: letter.attempts for letter in reader(ledger).dead()} == {"r/g/0": 3, "r/g/1": 1}
-
     def test_they_are_fixed_by_the_first_submission(self, ledger: Ledger, redis_url: str) -> None:
         with Client(redis_url, run="r", budgets={FailureClass.ENGINE: 8}) as client:
             client.submit(group())

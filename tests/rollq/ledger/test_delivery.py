@@ -27,19 +27,6 @@ class TestTake:
         assert take(ledger, 2, "u") == []
         assert ids(ledger, 1, "u") == ["a"]
 
-    def test_an_expired_hold_goes_to_the_next_in_order(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b", "c")
-        take(ledger, 2, "t")
-        end_holds(ledger, "a", "b")
-        assert [(g.id, g.handed) for g in take(ledger, 2, "u")] == [("a", 1), ("b", 1)]
-        assert deliveries(ledger).renew_holds(["t", "u"]) == ["t"]
-        with pytest.raises(NotHeld):
-            ack(ledger, "t", "a")
-        ack(ledger, "u", "a", "b")
-        stats = reader(ledger).stats()
-        assert (stats["redelivered"], stats["delivered"], stats["duplicates"]) == (2, 4, 0)
-        assert (stats["groups_acked"], stats["groups_held"], stats["groups_ready"]) == (2, 0, 1)
-
     def test_an_extension_lasts(self, ledger: Ledger) -> None:
         finish_groups(ledger, "a")
         take(ledger, 1, "t", hold_s=1.0)
@@ -202,15 +189,6 @@ class TestWakeUps:
 
 
 class TestAcknowledgement:
-    def test_a_late_one_counts_while_no_other_consumer_has_the_group(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b")
-        take(ledger, 2, "t")
-        end_holds(ledger, "a", "b")
-        ack(ledger, "t", "a")
-        assert take(ledger, 2, "u") == []  # gives b back
-        ack(ledger, "t", "b")
-        assert reader(ledger).stats()["delivered"] == 4
-
     def test_it_is_idempotent_and_leaves_one_small_record(self, ledger: Ledger) -> None:
         ledger.submit(group("a"))
         lease = claim(ledger, "r/a/0", "x").lease
@@ -229,27 +207,6 @@ class TestAcknowledgement:
             ledger.submit(group("a", seed=1))
         with pytest.raises(LedgerError, match="acknowledged"):
             reader(ledger).trajectory("r/a/0")
-
-    def test_what_another_consumer_has_is_not_acknowledged(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b", "c")
-        take(ledger, 1, "t")
-        take(ledger, 1, "u")
-        for names in (["b"], ["a", "b"], ["a", "unheard"]):
-            with pytest.raises(NotHeld):
-                ack(ledger, "t", *names)
-        with pytest.raises(NotHeld):
-            ack(ledger, "nobody")
-        assert deliveries(ledger).renew_holds(["nobody"]) == ["nobody"]
-        assert reader(ledger).stats()["delivered"] == 0
-
-    def test_a_dead_member_keeps_what_it_holds(self, ledger: Ledger) -> None:
-        ledger.submit(group("a", min_viable=1))
-        ledger.fail("r/a/0", claim(ledger, "r/a/0").lease, FailureClass.CANCELLED, "x")
-        play(ledger, "r/a/1")
-        take(ledger, 1, "t")
-        ack(ledger, "t")
-        assert [letter.job_id for letter in reader(ledger).dead()] == ["r/a/0"]
-        assert reader(ledger).trajectory("r/a/0").job.sample == 0
 
     def test_records_expire_when_the_run_says_so(self, ledger: Ledger) -> None:
         ledger.forget_after(2.0)
@@ -274,6 +231,8 @@ class TestAcknowledgement:
         play(ledger, "r/a/1")
         take(ledger, 1, "t")
         ack(ledger, "t")
+        assert [letter.job_id for letter in reader(ledger).dead()] == ["r/a/0"]
+        assert reader(ledger).trajectory("r/a/0").job.sample == 0
         assert ledger.redis.ttl(ledger.keys.acked("a")) == -1
         DeadLetters(ledger.redis, "r").discard("r/a/0")
         assert ledger.redis.ttl(ledger.keys.acked("a")) > 86400
@@ -321,14 +280,3 @@ class TestReject:
         assert (stats["done"], stats["dead"], stats["redelivered"]) == (3, 1, 0)
         deliveries(ledger).reject("u", "r/a/1", "torn too")
         assert reader(ledger).stats()["groups_dropped"] == 1
-
-    def test_a_group_that_is_not_viable_is_dropped_once_settled(self, ledger: Ledger) -> None:
-        ledger.submit(group("a"))
-        ledger.fail("r/a/1", claim(ledger, "r/a/1").lease, FailureClass.CANCELLED, "x")
-        assert reader(ledger).stats()["groups_open"] == 1  # its sibling may still be looked at
-        play(ledger, "r/a/0")
-        stats = reader(ledger).stats()
-        assert (stats["groups_open"], stats["groups_dropped"], stats["dropped"]) == (0, 1, 1)
-        assert stats["done"] + stats["dead"] == stats["submitted"]
-        ledger.seal()
-        assert is_over(ledger)

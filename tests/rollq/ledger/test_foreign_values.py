@@ -70,7 +70,7 @@ def looks(ledger: Ledger) -> list[Callable[[], object]]:
 def acts(ledger: Ledger) -> list[Callable[[], object]]:
     run, policy, look = ledger.run, Versions(ledger.redis, ledger.run), reader(ledger)
     return [
-        lambda: look.stats(),
+        lambda: (look.stats(), ledger.cursor("s")),
         *(lambda sample=sample: look.trajectory(f"{run}/g/{sample}") for sample in range(3)),  # type: ignore[misc]
         lambda: look.read([f"{run}/g/0", f"{run}/held/0"]),
         lambda: (policy.published(), policy.steps(["v0"])),
@@ -116,6 +116,21 @@ def test_a_value_in_a_record(ledger: Ledger, value: bytes) -> None:
             use(ledger, whole_run=key in of_run)
         except Exception as e:
             raise AssertionError(f"{key} {field!r}") from e
+
+
+@pytest.mark.parametrize("name", ["run", "sources", *INDEXES])
+def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, name: str) -> None:
+    bad, said = used_run(ledger.redis, "r").keys.prefix + name, list[str]()
+    ledger.redis.set(bad, "garbage")
+    for act in acts(ledger):
+        try:
+            act()
+        except RollqError as e:
+            said.append(str(e))
+    assert any(f"{bad} is a string where a" in text and "run r" in text and "--whole-run" in text for text in said)
+    assert ledger.redis.get(bad) == b"garbage"
+    assert len(take(used_run(ledger.redis, "other"), 1, "t")) == 1
+    assert DeadLetters(ledger.redis, "r").forget_run() > 0
 
 
 @pytest.mark.parametrize("member", [b"\xff\xfe", b"r/\xff/0", b"a/b/c/d#1#2"])

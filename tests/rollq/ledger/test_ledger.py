@@ -8,7 +8,6 @@ import pytest
 from rollq.errors import (
     ContractError,
     FailureClass,
-    Fenced,
     Gap,
     JobConflict,
     LedgerError,
@@ -22,11 +21,12 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Cursor, JobMessage, Outcome, Refusal, State
 from rollq.trajectory import Header
+from rollq.wire.blob import SCHEMA
 from rollq.wire.codec import encode_header
-from rollq.wire.events import encode_event
 from tests.conftest import REPO
 from tests.rollq.other_constants import change_constants
-from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap
+from tests.rollq.routed_experts import ASKED
+from tests.rollq.samples import claim, group, job, journal, play, prompt, reader, reap
 
 
 def expire_lease(ledger: Ledger, job_id: str, lease: str) -> None:
@@ -199,34 +199,6 @@ class TestFail:
         assert found.stop is (Stop.ABORTED if failure == "cancelled" else Stop.FAILED)
         assert (found.reward, found.failure) == (None, failure)
 
-    def test_classes_do_not_share_a_budget_and_a_release_costs_none(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        classes = [*[FailureClass.ENGINE] * 4, *[FailureClass.USER] * 4, FailureClass.ENV]
-        for attempt, failure in enumerate(classes, 1):
-            lease = claim(ledger, "r/g/0", f"a{attempt}").lease
-            assert ledger.fail("r/g/0", lease, failure, "x").status == "queued"
-            forget_backoff(ledger, "r/g/0")
-        for attempt in range(10, 30):
-            ledger.release("r/g/0", claim(ledger, "r/g/0", f"b{attempt}").lease)
-        assert queue_score(ledger, "r/g/0") == pytest.approx(-ledger.scripts.now())
-        assert reader(ledger).stats()["dead"] == 0
-
-    def test_only_a_turn_beyond_all_before_resets_the_workers_budget(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        for attempt in range(1, 5):  # kills its worker after the first turn, each time
-            lease = claim(ledger, "r/g/0", f"a{attempt}").lease
-            if attempt == 1:
-                journal(ledger, "r/g/0", lease, events()[:3])
-            expire_lease(ledger, "r/g/0", lease)
-            reap(ledger)
-        state = reader(ledger).job("r/g/0")
-        assert state.failures == {FailureClass.WORKER: 4}
-        claim(ledger, "r/g/0", "b")
-        for index, event in enumerate(events()[3:5], 4):
-            ledger.append("r/g/0", "5#b", index, [encode_event(event, "r/g/0")])
-        state = reader(ledger).job("r/g/0")
-        assert state.failures == {}
-
     def test_a_reason_may_hold_anything(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
@@ -235,18 +207,6 @@ class TestFail:
 
 
 class TestReap:
-    def test_an_expired_lease_costs_one_worker_failure(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        claim(ledger, "r/g/0")
-        expire_lease(ledger, "r/g/0", "1#token")
-        assert due(ledger) == []  # nobody has reaped before: Redis may have been away
-        assert reap(ledger) == ["r/g/0"]
-        with pytest.raises(Fenced):
-            ledger.append("r/g/0", "1#token", 0, [b"late"])
-        state = reader(ledger).job("r/g/0")
-        assert (state.state, state.failures, state.worker) == ("queued", {FailureClass.WORKER: 1}, "w")
-        assert claim(ledger, "r/g/0", "u").attempt == 2
-
     def test_the_last_expiry_kills(self, ledger: Ledger) -> None:
         ledger.submit(group())
         for attempt in range(1, 6):
@@ -354,15 +314,36 @@ class TestRun:
         assert isinstance(refused, Refusal)
         assert refused.reason == "tokenizer"
 
-    def test_another_schema_is_left_alone(self, ledger: Ledger) -> None:
+    @pytest.mark.parametrize("schema", [3, f"{SCHEMA}+more"])
+    def test_another_schema_is_left_alone(self, ledger: Ledger, schema: object) -> None:
         ledger.submit(group())
-        ledger.redis.hset(ledger.keys.group("g"), "schema", 3)
+        ledger.redis.hset(ledger.keys.group("g"), "schema", schema)
         before = ledger.redis.hgetall(ledger.keys.job("r/g/0"))
         refused = ledger.claim("r/g/0", worker="w", token="t")
         assert isinstance(refused, Refusal)
         assert refused.reason == "schema"
         assert "Upgrade" in refused.detail
         assert ledger.redis.hgetall(ledger.keys.job("r/g/0")) == before
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"spare": 1},
+            {"template_kwargs": {"effort": "low"}},
+            {"spare": 1, "template_kwargs": {"effort": "low"}},
+            {"routed_experts": ASKED},
+            {"routed_experts": ASKED, "spare": 1},
+            {"reward": "judge", "reward_args": {"endpoint": "e"}, "routed_experts": ASKED},
+        ],
+    )
+    def test_workers_that_do_not_know_a_later_field_are_kept_away(
+        self, ledger: Ledger, changes: dict[str, object]
+    ) -> None:
+        ledger.submit(group(**changes))
+        version, *fields = ledger.redis.hget(ledger.keys.group("g"), "schema").decode().split("+")
+        assert (version, sorted(fields)) == (str(SCHEMA), sorted(changes))
+        played = claim(ledger, "r/g/0").job
+        assert {name: getattr(played, name) for name in changes} == changes
 
     def test_an_unplayed_and_a_half_played_job_can_be_shown(self, ledger: Ledger) -> None:
         ledger.submit(group())

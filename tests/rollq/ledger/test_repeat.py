@@ -20,7 +20,7 @@ from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
-from rollq.ledger.scripts import SHARED, Scripts
+from rollq.ledger.scripts import Scripts
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.time_spent import report_time
 from rollq.trajectory_extras import Extra
@@ -268,21 +268,6 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
 
 
 LUA = resources.files("rollq.ledger") / "lua"
-OF_NO_RUN = {"register_worker", "live_workers", "reaper_role"}
-"""Their own tests repeat them."""
-SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*SHARED} - OF_NO_RUN)
-
-
-def test_every_script_is_in_the_table() -> None:
-    assert {case.script for case in CASES} == set(SCRIPTS)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_says_what_it_touches(name: str) -> None:
-    head, _, _ = (LUA / f"{name}.lua").read_text().partition("\nlocal ")
-    assert "reads and writes" in head
-    assert "ARGV" in head
-    assert "reply" in head
 
 
 def test_every_counter_is_shown() -> None:
@@ -312,26 +297,3 @@ def test_all_keys_of_a_script_lie_in_one_slot(ledger: Ledger) -> None:
     prefix = Keys("r").prefix
     assert all(key.startswith(prefix) for key in touched), touched
     assert len({key_slot(key.encode()) for key in touched}) == 1
-
-
-def test_names_are_built_in_one_way() -> None:
-    keys = Keys("my-run")
-    built = [
-        keys.meta,
-        f"{keys.prefix}sources",
-        keys.count,
-        keys.queued,
-        keys.leased,
-        keys.dead,
-        f"{keys.prefix}open:train",
-        f"{keys.prefix}ready:eval",
-        f"{keys.prefix}held:train",
-        f"{keys.prefix}hold:t",
-        keys.group("g"),
-        keys.job("my-run/g/0"),
-        keys.journal("my-run/g/0"),
-        keys.journal("my-run/g/0", 3),
-    ]
-    assert len({key_slot(key.encode()) for key in built}) == 1
-    assert len(set(built)) == len(built)
-    assert key_slot(Keys("another").meta.encode()) != key_slot(keys.meta.encode())

@@ -7,9 +7,7 @@ import pytest
 from rollq import Client
 from rollq.errors import ContractError
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Refusal
 from rollq.trajectory_extras import ROUTED_EXPERTS
-from rollq.wire.blob import SCHEMA
 from rollq.wire.events import encode_event
 from rollq.wire.routed_experts import routed_experts
 from tests.rollq.routed_experts import ASKED, routed
@@ -63,22 +61,5 @@ def test_rows_that_are_missing_cost_their_job_alone(ledger: Ledger) -> None:
 def test_a_group_agrees_on_them(ledger: Ledger) -> None:
     with pytest.raises(ContractError, match="routed_experts, reward or template_kwargs differ within the group"):
         ledger.submit([job(0, routed_experts=ASKED), job(1)])
-
-
-def test_a_reward_function_keeps_older_workers_away_too(ledger: Ledger) -> None:
-    ledger.submit(group("a", routed_experts=ASKED, reward="judge", reward_args={"endpoint": "e"}))
-    assert ledger.redis.hget(ledger.keys.group("a"), "schema") == f"{SCHEMA}+reward+reward_args+routed_experts".encode()
-    found = ledger.claim("r/a/0", worker="w", token="t")
-    assert not isinstance(found, Refusal)
-    assert (found.job.reward, found.job.reward_args) == ("judge", {"endpoint": "e"})
     with pytest.raises(ContractError, match="reward must be the name"):
         job(0, reward_args={"endpoint": "e"})
-
-
-def test_workers_that_cannot_record_them_are_kept_away_by_the_groups_schema(ledger: Ledger) -> None:
-    tags = {"a": ({}, "+routed_experts"), "b": ({"spare": 1}, "+routed_experts+spare")}
-    for name, (changes, tag) in tags.items():
-        ledger.submit(group(name, routed_experts=ASKED, **changes))
-        assert ledger.redis.hget(ledger.keys.group(name), "schema") == f"{SCHEMA}{tag}".encode()
-        found = ledger.claim(f"r/{name}/0", worker="w", token="t")
-        assert not isinstance(found, Refusal) and found.job.routed_experts == ASKED

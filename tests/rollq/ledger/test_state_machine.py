@@ -255,6 +255,7 @@ class LedgerMachine(DeliveryRules, ClockRules):
                 of.state = "open"
                 self.counts["dropped"] -= sum(self.jobs[m].state == "done" for m in self.members(job_id.split("/")[1]))
             assert job_id in self.reap()
+            self.claim_it(job_id)
         else:
             with pytest.raises(LedgerError):
                 self.dead_letters.requeue(job_id)

@@ -7,8 +7,6 @@ import pytest
 from rollq.client.client import Client
 from rollq.errors import ContractError, SettingsError
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Refusal
-from rollq.wire.codec import SCHEMA
 from tests.rollq.samples import group, reader
 
 SHORT = {"enable_thinking": False, "effort": "low"}
@@ -31,12 +29,6 @@ def test_a_run_without_them_stays_without(ledger: Ledger) -> None:
         ledger.submit(group("b", template_kwargs=SHORT))
 
 
-def test_a_known_group_is_known_and_a_changed_one_is_a_conflict(ledger: Ledger) -> None:
-    jobs = group("a", template_kwargs=SHORT)
-    ledger.submit(jobs)
-    assert len(ledger.submit(jobs).known) == 2
-
-
 def test_the_members_of_a_group_have_the_same(ledger: Ledger) -> None:
     one, other = group("a", template_kwargs=SHORT), group("a")
     with pytest.raises(ContractError, match="template_kwargs differ within the group"):
@@ -55,20 +47,6 @@ def test_equal_json_is_the_same_in_a_group_and_true_is_not_1(ledger: Ledger) -> 
 def test_what_is_not_json_is_refused_by_its_name(ledger: Ledger, value: object) -> None:
     with pytest.raises(ContractError, match=r"template_kwargs: .* not (JSON|a string)"):
         ledger.submit(group("a", template_kwargs={"effort": value}))
-
-
-def test_a_worker_that_does_not_know_them_leaves_the_group_to_others(ledger: Ledger) -> None:
-    ledger.submit(group("a", 1, template_kwargs=SHORT))
-    ledger.submit(group("b", 1, template_kwargs=SHORT, spare=1))
-    tags = {"a": "+template_kwargs", "b": "+template_kwargs+spare"}
-    for name, tag in tags.items():
-        assert ledger.redis.hget(ledger.keys.group(name), "schema") == f"{SCHEMA}{tag}".encode()
-        claim = ledger.claim(f"r/{name}/0", worker="w", token="t")
-        assert not isinstance(claim, Refusal) and claim.job.template_kwargs == SHORT
-    ledger.submit(group("c", 1, template_kwargs=SHORT))
-    ledger.redis.hset(ledger.keys.group("c"), "schema", f"{SCHEMA}+more")
-    claim = ledger.claim("r/c/0", worker="w", token="t")
-    assert isinstance(claim, Refusal) and claim.reason == "schema"
 
 
 def test_an_evaluation_inside_a_run_has_the_same(ledger: Ledger, redis_url: str) -> None:

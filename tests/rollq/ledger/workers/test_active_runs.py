@@ -1,24 +1,13 @@
 """The list of runs that have something to reap."""
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
-from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import ACTIVE, RUNS
+from rollq.ledger.keys import ACTIVE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.reaping import ActiveRuns
-from rollq.servers.connection import connect
 from tests.rollq.samples import claim, group
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    found = connect(redis_url)
-    yield found
-    found.close()
 
 
 def test_a_run_is_on_it_while_it_has_jobs(client: "redis.Redis") -> None:
@@ -55,16 +44,3 @@ def test_all_runs_come_one_after_the_other(client: "redis.Redis") -> None:
     for name in ("a", "b", "c"):
         Ledger(client, name).submit(group(run=name))
     assert [active.next_of_all() for _ in range(8)] == ["a", "b", "c", None, "a", "b", "c", None]
-
-
-@pytest.mark.parametrize(
-    ("key", "call", "remedy"),
-    [
-        (ACTIVE, ActiveRuns.names, "it fills again"),
-        (RUNS, ActiveRuns.next_of_all, "submit each run again"),
-    ],
-)
-def test_an_overwritten_key_is_named(client: "redis.Redis", key: str, call: object, remedy: str) -> None:
-    client.set(key, "junk")
-    with pytest.raises(LedgerError, match=f"{key}: .*Delete that key.*{remedy}"):
-        call(ActiveRuns(client))  # type: ignore[operator]

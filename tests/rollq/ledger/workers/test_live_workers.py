@@ -1,28 +1,18 @@
 """The live workers: who is there, for how long, and what they say of themselves."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import msgpack
 import pytest
 import redis
 
-from rollq.errors import LedgerError
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.workers.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
-from rollq.servers.connection import connect
 from rollq.wire.blob import unpack_each
 
 WORKER = LiveWorker(
     name="rollq@host-1", queues=("rollq", "b"), tokenizer="t1", template="c1", engine="ready", slots=64, busy=3
 )
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    found = connect(redis_url)
-    yield found
-    found.close()
 
 
 def aged(client: "redis.Redis", name: str, by_s: int) -> None:
@@ -82,10 +72,3 @@ def test_what_a_worker_plays() -> None:
     assert WORKER.plays("", "") and WORKER.plays("t1", "c1")
     assert not WORKER.plays("t2", "c1") and not WORKER.plays("t1", "c2")
     assert queues_of([WORKER, replace(WORKER, queues=("c",))]) == {"rollq", "b", "c"}
-
-
-def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
-    client.set(WORKERS, "junk")
-    for call in (lambda: register(client, WORKER), lambda: live_workers(client), lambda: unregister(client, "w")):
-        with pytest.raises(LedgerError, match=r"rollq:workers: .*Delete that key"):
-            call()

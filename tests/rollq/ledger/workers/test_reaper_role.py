@@ -1,23 +1,13 @@
 """The role of the reaper: one worker has it, and another gets it when the first leaves or dies."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
 
-from rollq.errors import LedgerError
 from rollq.ledger.keys import REAPER
 from rollq.ledger.workers import reaping
 from rollq.ledger.workers.reaping import ROLE_S, ReaperRole
-from rollq.servers.connection import connect
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    found = connect(redis_url)
-    yield found
-    found.close()
 
 
 def test_one_worker_has_it_as_long_as_it_renews(client: "redis.Redis") -> None:
@@ -71,9 +61,3 @@ def test_a_role_is_taken_over_when_the_clock_was_set_back(client: "redis.Redis")
     client.pexpire(REAPER, 3_600_000)
     assert ReaperRole(client, "alive").take() == 0.0
     assert client.get(REAPER) == b"alive"
-
-
-def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
-    client.hset(REAPER, "junk", 1)
-    with pytest.raises(LedgerError, match=r"rollq:reaper: .*Delete that key"):
-        ReaperRole(client, "a").take()

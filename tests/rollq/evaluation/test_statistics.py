@@ -1,7 +1,7 @@
 """Estimates over tasks, against hand computations."""
 
 import random
-from itertools import combinations, product
+from itertools import product
 from statistics import fmean
 
 import pytest
@@ -9,14 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.evaluation.statistics import MOST_DRAWS, Estimate, estimate, pass_hat, resamples
-
-
-@pytest.mark.parametrize(("n", "c"), [(n, c) for n in range(1, 7) for c in range(n + 1)])
-def test_pass_hat_is_the_share_of_draws_without_a_failure(n: int, c: int) -> None:
-    outcomes = [True] * c + [False] * (n - c)
-    for k in range(1, n + 1):
-        draws = list(combinations(outcomes, k))
-        assert pass_hat(c, n, k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
 def test_pass_hat_is_unbiased() -> None:

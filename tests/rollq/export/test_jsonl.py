@@ -1,43 +1,20 @@
 """The exported file: whole lines, no job twice, durable before it is acknowledged."""
 
 import json
-import pickle
-import resource
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
 from rollq.export.jsonl import TrajectoryFile
-from rollq.export.record import Unexportable
 from tests.rollq.export.trajectories import played
 
 
 def jobs(path: Path) -> list[str]:
     return [json.loads(line)["job"] for line in path.read_text().splitlines()]
-
-
-def test_saved_lines_are_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(0, 0, 1.0), played(0, 1, 0.0)])
-        assert jobs(path) == ["r/g0/0", "r/g0/1"]
-
-
-def test_a_job_is_written_once_however_often_it_comes(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    for repeated in (1, 4):
-        with TrajectoryFile(path, append=True) as out:
-            for sample in (0, 1, 0, 1)[: 2 + repeated]:
-                out.save([played(0, sample, 1.0)])
-            assert out.repeated == repeated
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(1, 0, 1.0)])
-        assert out.repeated == 0
-    assert jobs(path) == ["r/g0/0", "r/g0/1", "r/g1/0"]
 
 
 def test_the_jobs_of_a_long_file_are_known_without_being_kept_in_memory(tmp_path: Path) -> None:
@@ -58,18 +35,6 @@ def test_the_jobs_of_a_long_file_are_known_without_being_kept_in_memory(tmp_path
     assert out.repeated == 1
 
 
-def test_another_episode_of_the_same_job_is_never_skipped(tmp_path: Path) -> None:
-    """As when the name of an earlier run is used again."""
-    path = tmp_path / "out.jsonl"
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(0, 0, 1.0)])
-    before = path.read_bytes()
-    with TrajectoryFile(path, append=True) as out:
-        with pytest.raises(SettingsError, match=r"out\.jsonl has another episode of job r/g0/0.* another file"):
-            out.save([played(1, 0, 1.0), played(0, 0, 0.0)])
-        assert path.read_bytes() == before
-
-
 def test_a_job_that_redis_made_come_again_keeps_its_first_episode(tmp_path: Path, caplog) -> None:
     """Its acknowledgement was lost with Redis's last writes, and its last turn was played again."""
     path, first, again = tmp_path / "out.jsonl", played(0, 0, 1.0), played(0, 0, 0.0)
@@ -84,18 +49,6 @@ def test_a_job_that_redis_made_come_again_keeps_its_first_episode(tmp_path: Path
         out.run_began = lambda: 1001.0  # the line is older than the run
         with pytest.raises(SettingsError, match="before this run began"):
             out.save([again])
-
-
-def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(0, 0, 1.0)])
-        for append in (True, False):
-            with pytest.raises(SettingsError, match=r"out\.jsonl is being written by another process"):
-                TrajectoryFile(path, append=append)
-        assert jobs(path) == ["r/g0/0"]
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(1, 0, 1.0)])
 
 
 @pytest.mark.parametrize("left", [2, 20, 150, -3])
@@ -121,24 +74,6 @@ def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
     with TrajectoryFile(path, append=True) as out:
         out.save([played(0, 0, 1.0)])
     assert path.read_bytes() == whole
-
-
-def test_after_a_full_disk_the_next_process_continues_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(0, 0, 1.0)])
-    size = path.stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 2, limits[1]))  # Python ignores SIGXFSZ
-    try:
-        with TrajectoryFile(path, append=True) as out, pytest.raises(RollqError, match=r"cannot write .*out\.jsonl: "):
-            out.save([played(0, 1, 1.0)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert path.stat().st_size == size + size // 2
-    with TrajectoryFile(path, append=True) as out:
-        out.save([played(0, 0, 1.0), played(0, 1, 1.0)])
-    assert jobs(path) == ["r/g0/0", "r/g0/1"]
 
 
 def test_without_append_the_file_is_overwritten(tmp_path: Path) -> None:
@@ -175,19 +110,6 @@ def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
     with TrajectoryFile(tmp_path / "out.jsonl", append=False) as out:
         out.save([trajectory])
     assert jsonl.read(tmp_path / "out.jsonl", 1)["messages"] == [{"role": "assistant", "content": "\ud800"}]
-
-
-def test_a_batch_that_cannot_be_exported_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    wrong = played(0, 1, 1.0)
-    wrong.events[2].message["content"] = float("nan")  # type: ignore[union-attr]
-    with TrajectoryFile(path, append=False) as out:
-        with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
-            out.save([played(0, 0, 1.0), wrong])
-        assert pickle.loads(pickle.dumps(caught.value)).job_id == "r/g0/1"
-        assert jobs(path) == []
-        out.save([played(0, 0, 1.0)])
-    assert jobs(path) == ["r/g0/0"]
 
 
 def test_a_device_or_pipe_is_written_too() -> None:

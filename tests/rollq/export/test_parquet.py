@@ -1,9 +1,7 @@
 """A folder of Parquet files: whole files, no job twice, durable before it is acknowledged."""
 
 import itertools
-import math
 import re
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from rollq.errors import ContractError, RollqError, SettingsError
-from rollq.events import Observed, Stop
+from rollq.errors import ContractError, SettingsError
+from rollq.events import Observed
 from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
@@ -80,21 +78,6 @@ def test_a_trajectory_with_two_traces_has_two_rows(out: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
-    assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 0
-    assert save(out, played(0, 1, 1.0), played(0, 0, 1.0), played(1, 0, 1.0)) == 2
-    assert save(out, played(1, 0, 1.0)) == 1
-    assert jobs(out) == ["r/g0/0", "r/g0/1", "r/g1/0"]
-    assert sorted(path.name for path in out.iterdir()) == ["part-00000001.parquet", "part-00000002.parquet"]
-
-
-def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
-    save(out, played(0, 0, 1.0))
-    with pytest.raises(SettingsError, match=r"x\.parquet has another episode of job r/g0/0.* another file"):
-        save(out, played(1, 0, 1.0), played(0, 0, 0.0))
-    assert jobs(out) == ["r/g0/0"]
-
-
 @pytest.mark.parametrize("left", [0, 10, -1])
 def test_a_file_that_a_crash_left_unfinished_is_deleted_and_written_again(out: Path, left: int) -> None:
     save(out, played(0, 0, 1.0))
@@ -103,29 +86,6 @@ def test_a_file_that_a_crash_left_unfinished_is_deleted_and_written_again(out: P
     assert jobs(out) == ["r/g0/0"]  # readers pass over it
     save(out, played(1, 0, 1.0))
     assert jobs(out) == ["r/g0/0", "r/g1/0"] and not (out / UNFINISHED).exists()
-
-
-def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
-    save(out, played(0, 0, 1.0))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores SIGXFSZ
-    try:
-        with pytest.raises(RollqError, match=r"cannot write .*x\.parquet: .*the rest will be handed out again"):
-            save(out, played(0, 1, 1.0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert jobs(out) == ["r/g0/0"]
-    assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 1
-    assert jobs(out) == ["r/g0/0", "r/g0/1"]
-
-
-def test_one_process_at_a_time_writes(out: Path) -> None:
-    with ParquetFolder(out, append=True) as folder:
-        for append in (True, False):
-            with pytest.raises(SettingsError, match=r"x\.parquet is being written by another process"):
-                ParquetFolder(out, append=append)
-        folder.save([played(0, 0, 1.0)])
-    assert jobs(out) == ["r/g0/0"]
 
 
 def test_without_append_the_folder_is_emptied_by_the_first_save(out: Path) -> None:
@@ -162,16 +122,6 @@ def test_other_files_and_folders_are_left_alone(out: Path) -> None:
     assert plain.read_text() == "mine"
 
 
-@pytest.mark.parametrize("text", [float("nan"), math.inf])
-def test_a_batch_that_cannot_be_exported_is_not_written(out: Path, text: object) -> None:
-    wrong = played(0, 1, 1.0)
-    wrong.events[2].message["content"] = text  # type: ignore[union-attr]
-    with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
-        save(out, played(0, 0, 1.0), wrong)
-    assert caught.value.job_id == "r/g0/1"
-    assert list(out.iterdir()) == []
-
-
 def test_half_a_surrogate_pair(out: Path) -> None:
     """A message may have one. A column of text cannot hold it."""
     made = played(0, 0, 1.0)
@@ -194,11 +144,6 @@ def test_the_trainer_s_page_reads_the_rows(out: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(out.parent)
     exec(snippet, {"train_on": lambda prompt, response, *_: trained.append((len(prompt) + len(response), _[-1]))})
     assert trained == [(6, 0.5), (10, 0.5), (11, -0.5)]
-
-
-def test_an_episode_without_a_reward(out: Path) -> None:
-    save(out, played(0, 0, None, Stop.FAILED))
-    assert [(row["reward"], row["stop"]) for row in table(out)] == [(None, "failed")]
 
 
 def test_without_pyarrow_the_extra_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

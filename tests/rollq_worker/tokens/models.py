@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
+from rollq_worker.tokens.training_templates import template_text
 
 THINK = ["<think>", "</think>"]
 GLM = [
@@ -88,11 +89,38 @@ NAMED = {
 }
 
 
+OF_TRAINING: dict[str, list[str]] = {
+    "command-r7b": COHERE,
+    "deepseek-r1": DEEPSEEK,
+    "glm-4.7": GLM,
+    "gpt-oss": HARMONY,
+    "granite3.3": GRANITE,
+    "llama3.1": LLAMA,
+    "minimax-m2": MINIMAX,
+    "nemotron-nano-v2": NEMOTRON,
+    "qwen2.5-vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
+    "qwen3": THINK,
+    "qwen3.5": THINK,
+    "smollm3": THINK,
+}
+"""The control tokens of each training template's model."""
+NAMED_OF_TRAINING = {
+    "command-r7b": {"bos_token": "<BOS_TOKEN>"},
+    "deepseek-r1": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
+    "llama3.1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+}
+
+
 def tokenizer_with(
     name: str, template: str, added: Sequence[str] = (), config: Mapping[str, Any] | None = None
 ) -> Tokenizer:
     """Any template, on the bundled vocabulary with more control tokens."""
     return Tokenizer(name, spec_with(tuple(added)), config or {}, template)
+
+
+def trained_tokenizer(name: str) -> Tokenizer:
+    """With a training template."""
+    return tokenizer_with(name, template_text(name), OF_TRAINING[name], NAMED_OF_TRAINING.get(name))
 
 
 class RealTemplates:

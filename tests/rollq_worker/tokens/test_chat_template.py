@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import GIVEN_TO_TEMPLATES
 from rollq_worker.tokens.chat_template import TODAY, ChatTemplate
+from rollq_worker.tokens.tokenizer import BUNDLED
 from rollq_worker.tokens.training_templates import template_text, training_templates
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.template_habits import HABITS, chatml
@@ -123,9 +124,10 @@ def test_habits_are_rendered_as_transformers_does(name: str, monkeypatch: pytest
     assert compare(HABITS[name].template, monkeypatch) >= 4
 
 
-@pytest.mark.parametrize("name", training_templates())
-def test_training_templates_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
-    assert compare(template_text(name), monkeypatch) >= 12
+@pytest.mark.parametrize("name", [*training_templates(), "bundled"])
+def test_own_templates_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
+    text = (BUNDLED / "chat_template.jinja").read_text() if name == "bundled" else template_text(name)
+    assert compare(text, monkeypatch) >= 12
 
 
 CORNERS = {

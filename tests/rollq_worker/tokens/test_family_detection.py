@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
 from array import array
 from typing import Any
 
@@ -143,41 +142,6 @@ def test_templates_that_are_refused_with_a_remedy(name: str):
     assert name in str(raised.value) and ("use a" in str(raised.value) or "correct the template" in str(raised.value))
 
 
-@pytest.mark.parametrize("name", FAMILY_HABITS)
-def test_what_users_and_tools_say_of_control_tokens_is_text(name: str):
-    tokenizer = FAMILY_HABITS[name].tokenizer(name)
-    renderer = checked_renderer(tokenizer, TOOLS)
-    control = set(tokenizer.added_tokens.values())
-    found = []
-    for said in ("plain words", f"x{' '.join(tokenizer.added_tokens)}x"):
-        opening = [{**message, "content": said} for message in OPENING]
-        ids = [renderer.open(opening, TOOLS)]
-        ids += [
-            renderer.bridge(*answered)
-            for answered in ((called(), [result(said)]), (REPLY, [{**USER, "content": said}]))
-        ]
-        assert said in tokenizer.decode(ids[0]) and all(said in tokenizer.decode(bridge) for bridge in ids[1:])
-        found.append([[id for id in some if id in control] for some in ids])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("name", ["the tools again at each message", "qwen2.5", "gemma-4", "mistral-nemo"])
-def test_what_tools_say_of_control_tokens_is_text_in_bridges_too(request: pytest.FixtureRequest, name: str):
-    habit = HABITS.get(name)
-    tokenizer = habit.tokenizer(name) if habit else request.getfixturevalue("real").tokenizer(name)
-    spoken = json.loads(json.dumps(TOOLS))
-    spoken[0]["function"]["description"] = " ".join(list(tokenizer.added_tokens)[:40])
-    control = set(tokenizer.added_tokens.values())
-    found = []
-    for tools in (TOOLS, spoken):
-        renderer = checked_renderer(tokenizer, tools)
-        ids = [renderer.open(OPENING, tools)]
-        ids += [renderer.bridge(*answered) for answered in ((called(), [result("r")]), (REPLY, [USER]))]
-        found.append([[id for id in some if id in control] for some in ids])
-    assert found[0] == found[1]
-    assert check(tokenizer, spoken).edges == check(tokenizer, TOOLS).edges
-
-
 def test_rendering_again_replaces_an_unsupported_edge():
     tokenizer = HABITS["shows the first result otherwise"].tokenizer("first")
     with pytest.raises(JobFailure, match="second call -> tool"):
@@ -220,12 +184,3 @@ def test_an_edge_that_a_job_needs_is_named(real: RealTemplates):
     checked_renderer(real.tokenizer("llama-3.1"), TOOLS)
     with pytest.raises(JobFailure, match=r"'calls -> tools': .*single tool-calls"):
         checked_renderer(real.tokenizer("llama-3.1"), TOOLS, Edge.CALLS)
-
-
-def test_the_words_of_replies_are_in_the_replies():
-    conversations = Conversations(TOOLS)
-    for edge in set(Edge) - {Edge.OPEN}:
-        for exchange in conversations.short(edge, "key"):
-            contents = [reply["content"] for reply in exchange.replies]
-            assert all(any(word in content for content in contents) for word in exchange.reply_words)
-    assert json.dumps(conversations.opening).count("systemword") == 1

@@ -155,58 +155,50 @@ def kimi(*ids: str) -> str:
     return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|><|im_end|>"
 
 
-def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
-    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
-    trajectory = episode(
-        tokenizer,
-        kimi("functions.add:0"),
-        kimi("functions.add:7", "functions.add:8"),
-        "<|tool_calls_section_begin|>oops<|im_end|>",
-        kimi("functions.add:0"),
-        *["bye<|im_end|>"] * 3,
-        agent_args={"calls": "all"},
-    )
-    assert call_ids(trajectory) == ["functions.add:0", "functions.add:7", "functions.add:8", "functions.add:0"]
-    assert "## Return of functions.add:8" in tokenizer.decode(bridges(trajectory)[1])
+KIMI, NEMO, LATER = "kimi-k2", "mistral-nemo", "mistral with names and ids"
+OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
+    "kimi keeps what the model gave": (
+        KIMI,
+        [
+            *(kimi("functions.add:0"), kimi("functions.add:7", "functions.add:8")),
+            *("<|tool_calls_section_begin|>oops<|im_end|>", kimi("functions.add:0")),
+        ],
+        ["functions.add:0", "functions.add:7", "functions.add:8", "functions.add:0"],
+    ),
+    "kimi counts over the episode where one cannot stay": (
+        KIMI,
+        [kimi("add:5"), kimi("functions.add:0", "functions.add:0")],
+        ["functions.add:0", "functions.add:0", "functions.add:2"],
+    ),
+    "a number that the model used up is none of another call": (
+        KIMI,
+        [kimi("functions.add:1", "functions.add:1")],
+        ["functions.add:1", "functions.add:2"],
+    ),
+    "nemo keeps those of nine characters": (
+        NEMO,
+        [
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}]</s>',
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}]</s>',
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 3}, "id": "short"}]</s>',
+        ],
+        ["abcdef123", "000000001", "000000002"],
+    ),
+    "later mistrals count unread calls, too": (
+        LATER,
+        [
+            *('[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>', '[TOOL_CALLS]add[ARGS]{"a": 2}</s>'),
+            *("[TOOL_CALLS]add[ARGS]oops</s>", '[TOOL_CALLS]add[ARGS]{"a": 2}</s>'),
+        ],
+        ["abcdef123", "000000001", "000000003"],
+    ),
+}
 
 
-def test_kimi_counts_over_the_episode_where_an_id_cannot_stay() -> None:
-    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
-    twice = kimi("functions.add:0", "functions.add:0")
-    texts = [kimi("add:5"), twice, *["bye<|im_end|>"] * 3]
-    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
-    assert call_ids(trajectory) == ["functions.add:0", "functions.add:0", "functions.add:2"]
-
-
-def test_a_number_that_the_model_used_up_is_no_id_of_another_call() -> None:
-    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
-    texts = [kimi("functions.add:1", "functions.add:1"), *["bye<|im_end|>"] * 3]
-    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
-    assert call_ids(trajectory) == ["functions.add:1", "functions.add:2"]
-
-
-def test_mistral_nemo_keeps_ids_of_nine_characters_and_numbers_other_calls(real: RealTemplates) -> None:
-    tokenizer = real.tokenizer("mistral-nemo")
-    trajectory = episode(
-        tokenizer,
-        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}]</s>',
-        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}]</s>',
-        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 3}, "id": "short"}]</s>',
-        budget=Budget(max_turns=3),
-    )
-    assert call_ids(trajectory) == ["abcdef123", "000000001", "000000002"]
-    assert "abcdef123" in tokenizer.decode(bridges(trajectory)[0])
-
-
-def test_later_mistrals_keep_ids_and_number_other_calls() -> None:
-    tokenizer = HABITS["mistral with names and ids"].tokenizer("mistral")
-    trajectory = episode(
-        tokenizer,
-        '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',
-        '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
-        "[TOOL_CALLS]add[ARGS]oops</s>",
-        '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
-        *["bye</s>"] * 3,
-    )
-    assert call_ids(trajectory) == ["abcdef123", "000000001", "000000003"]
-    assert trajectory.messages[7]["tool_call_id"] == "000000002"
+@pytest.mark.parametrize(("name", "texts", "ids"), OF_CALLS.values(), ids=OF_CALLS)
+def test_calls_keep_their_ids_or_are_numbered(real: RealTemplates, name: str, texts: list[str], ids: list[str]) -> None:
+    tokenizer = real.tokenizer(name) if name == NEMO else HABITS[name].tokenizer(name)
+    texts = [*texts, "bye<|im_end|>" if name == KIMI else "bye</s>"]
+    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"}, budget=Budget(max_turns=len(texts)))
+    assert call_ids(trajectory) == ids
+    assert all(id in tokenizer.decode(trajectory.tokens) for id in ids)

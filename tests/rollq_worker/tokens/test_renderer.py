@@ -70,14 +70,6 @@ def test_the_first_prompt_is_the_encoded_template(renderer: ChatRenderer):
     assert renderer.open(OPENING, []) == tokenizer.encode(tokenizer.render(OPENING, None, True))
 
 
-def test_episodes_of_a_group_share_one_array_of_their_first_prompt(renderer: ChatRenderer):
-    first = renderer.open(OPENING, TOOLS)
-    assert all(renderer.open(OPENING, TOOLS) is first for _ in range(5))
-    other = renderer.open(OPENING[1:], TOOLS)
-    assert other != first and renderer.open(OPENING[1:], TOOLS) is other
-    assert renderer.open(OPENING, TOOLS) == first
-
-
 def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
     encode = renderer.tokenizer.encode
     head, end, next_turn = "\n<|im_start|>user", "<|im_end|>\n", "<|im_start|>assistant\n"

@@ -1,8 +1,6 @@
 """Bridges, stop tokens, ids of calls and reading in every main model family."""
 
 import json
-from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -10,7 +8,7 @@ from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq_worker.tokens.renderer import ChatRenderer
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
-from tests.rollq_worker.tokens.models import COHERE, DEEPSEEK, NAMES, RealTemplates, tokenizer_with
+from tests.rollq_worker.tokens.models import COHERE, DEEPSEEK, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.template_habits import HABITS
 
 
@@ -97,46 +95,6 @@ def test_deepseek_is_told_of_its_tools_though_its_template_does_not(real: RealTe
     assert renderer.tokenizer.added_tokens["<｜tool▁calls▁begin｜>"] in ids  # the form of a call, in its own tokens
     assert "## Tools" in renderer.tokenizer.decode(renderer.open(OPENING[1:], TOOLS))
     assert "## Tools" not in renderer.tokenizer.decode(renderer.open(OPENING, []))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_added_tokens_in_any_text_stay_text(real: RealTemplates, name: str):
-    tokenizer = real.tokenizer(name)
-    renderer = ChatRenderer(tokenizer, TOOLS)
-    control = set(tokenizer.added_tokens.values())
-
-    def controls(ids: Any) -> Counter[int]:
-        return Counter(id for id in ids if id in control)
-
-    def tools(text: str) -> list[dict[str, Any]]:
-        properties = {"x": {"type": "string", "description": text}}
-        parameters = {"type": "object", "properties": properties, "required": ["x"]}
-        return [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}]
-
-    def prompt(text: str) -> Counter[int]:
-        opening = [{"role": "system", "content": text}, {"role": "user", "content": text}]
-        return controls(renderer.open(opening, tools(text)))
-
-    plain_prompt, plain_tool = prompt("x"), controls(renderer.bridge(called(), [result("x")]))
-    plain_user = controls(renderer.bridge(REPLY, [{"role": "user", "content": "x"}]))
-    for token in tokenizer.added_tokens:
-        for text in (token, f"a{token}{token}b", f"{token[:-1]}{token}{token[1:]}"):
-            bridge = renderer.bridge(called(), [result(text)])
-            assert controls(bridge) == plain_tool, text
-            assert token in tokenizer.decode(bridge) or '"' in token  # quotes may be escaped
-            assert controls(renderer.bridge(REPLY, [{"role": "user", "content": text}])) == plain_user, text
-        assert prompt(f"a{token}") == plain_prompt, token
-
-
-def test_a_turn_is_read_after_a_header_that_opens_reasoning(real: RealTemplates):
-    glm = ChatRenderer(real.tokenizer("glm-4.7"), TOOLS)
-    read = glm.read(
-        glm.tokenizer.encode(
-            "Look it up.</think><tool_call>get_order<arg_key>x</arg_key>"
-            "<arg_value>1</arg_value></tool_call><|observation|>"
-        )
-    )
-    assert (list(read.calls), read.reasoning) == ([Action("get_order", {"x": "1"})], "Look it up.")
 
 
 def test_the_reasoning_of_some_headers_only(real: RealTemplates):

@@ -6,48 +6,21 @@ import pytest
 
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import Json
-from rollq_worker.tokens.model_family import example_call
-from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.better_template import better_template
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from rollq_worker.tokens.training_templates import template_text, training_templates
 from tests.rollq_worker.tokens.models import (
-    COHERE,
-    DEEPSEEK,
-    GLM,
-    GRANITE,
-    HARMONY,
-    LLAMA,
-    MINIMAX,
-    NEMOTRON,
+    NAMED_OF_TRAINING,
+    OF_TRAINING,
     THINK,
     RealTemplates,
     tokenizer_with,
+    trained_tokenizer,
 )
 from tests.rollq_worker.tokens.template_habits import REFUSED
 
-ADDED = {
-    "command-r7b": COHERE,
-    "deepseek-r1": DEEPSEEK,
-    "glm-4.7": GLM,
-    "gpt-oss": HARMONY,
-    "granite3.3": GRANITE,
-    "llama3.1": LLAMA,
-    "minimax-m2": MINIMAX,
-    "nemotron-nano-v2": NEMOTRON,
-    "qwen2.5-vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
-    "qwen3": THINK,
-    "qwen3.5": THINK,
-    "smollm3": THINK,
-}
-"""The control tokens of each training template's model."""
-NAMED = {
-    "command-r7b": {"bos_token": "<BOS_TOKEN>"},
-    "deepseek-r1": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
-    "llama3.1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
-}
 CLOSED: dict[str, dict[str, Json]] = {
     "command-r7b": {"enable_thinking": True},
     "glm-4.7": {"enable_thinking": False},
@@ -84,57 +57,28 @@ USER = {"role": "user", "content": "Where <is> it?\n  Now  "}
 SYSTEM = {"role": "system", "content": "Be brief.\n\nBe naïve."}
 
 
-def trained(name: str) -> Tokenizer:
-    return tokenizer_with(name, template_text(name), ADDED[name], NAMED.get(name))
-
-
 def not_exact(tokenizer: Tokenizer) -> dict[str, str]:
     found = check(tokenizer, TOOLS)
     return {edge.value: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT}
 
 
-def test_every_training_template_is_tested() -> None:
-    assert set(ADDED) == set(training_templates())
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_every_edge_is_exact(name: str) -> None:
-    assert not_exact(trained(name)).keys() == BESIDE.get(name, set())
-
-
-@pytest.mark.parametrize("name", CLOSED)
-def test_every_edge_is_exact_with_the_other_header(name: str) -> None:
-    assert not_exact(trained(name).with_arguments(CLOSED[name])) == {}
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_words_of_others_never_become_control_tokens(name: str) -> None:
-    tokenizer = trained(name)
-    renderer = ChatRenderer(tokenizer, TOOLS)
-    words = " ".join(tokenizer.added_tokens)
-    controls = set(tokenizer.added_tokens.values())
-
-    def prompt_and_bridge(said: str) -> list[list[int]]:
-        tool = {"type": "function", "function": {"name": "find", "description": said, "parameters": PARAMETERS}}
-        prompt = renderer.open([SYSTEM | {"content": said}, USER | {"content": said}], [tool])
-        result = {"role": "tool", "tool_call_id": "0", "content": said}
-        bridge = renderer.bridge(example_call("find", {"x": "a"}, "0"), [result])
-        return [[id for id in ids if id in controls] for ids in (prompt, bridge)]
-
-    assert prompt_and_bridge(words) == prompt_and_bridge("harmless")
+@pytest.mark.parametrize(("name", "arguments"), [*((name, {}) for name in training_templates()), *CLOSED.items()])
+def test_every_edge_is_exact(name: str, arguments: dict[str, Json]) -> None:
+    missing = set() if arguments else BESIDE.get(name, set())
+    assert not_exact(trained_tokenizer(name).with_arguments(arguments)).keys() == missing
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_first_prompts_are_those_of_the_model(real: RealTemplates, name: str) -> None:
-    own = tokenizer_with("own", real.text(ORIGINALS[name]), ADDED[name], NAMED.get(name))
+    own = tokenizer_with("own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name))
     for messages in ([SYSTEM, USER], [USER]):
         for tools in (TOOLS, TOOLS[:1], None):
-            assert trained(name).render(messages, tools, True) == own.render(messages, tools, True)
+            assert trained_tokenizer(name).render(messages, tools, True) == own.render(messages, tools, True)
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates, name: str) -> None:
-    own = tokenizer_with("own", real.text(ORIGINALS[name]), ADDED[name], NAMED.get(name))
+    own = tokenizer_with("own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name))
     better = better_template(own, TOOLS, check(own, TOOLS))
     assert better is not None and better[0] == name
 
@@ -155,7 +99,7 @@ def test_a_template_that_leaves_calls_out_finds_the_one_that_keeps_them(name: st
     if name == "smollm3":  # which its users give under another name
         leaving = leaving.replace("{%- if tools -%}", "{%- if xml_tools -%}")
         leaving = leaving.replace("\\nToday Date: ' ~ strftime_now('%d %B %Y')", "'")  # as some copies have it
-    own = tokenizer_with("own", leaving, ADDED[name])
+    own = tokenizer_with("own", leaving, OF_TRAINING[name])
     with pytest.raises(JobFailure, match="leaves an assistant's tool calls out"):
         check(own, TOOLS)
     better = better_template(own, TOOLS, None)
@@ -166,11 +110,11 @@ def test_a_template_that_knows_no_tools_is_recognised_by_an_image() -> None:
     text = template_text("qwen2.5-vl")
     plain = text.replace("message.tool_calls or []", "[]").replace("if tools else ''", "if false else ''")
     assert "if false" in plain and "tool_calls" not in plain
-    own = tokenizer_with("own", plain, ADDED["qwen2.5-vl"])
+    own = tokenizer_with("own", plain, OF_TRAINING["qwen2.5-vl"])
     better = better_template(own, TOOLS, None)
     assert better is not None and better[0] == "qwen2.5-vl"
     no_images = plain.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
-    assert better_template(tokenizer_with("own", no_images, ADDED["qwen2.5-vl"]), TOOLS, None) is None
+    assert better_template(tokenizer_with("own", no_images, OF_TRAINING["qwen2.5-vl"]), TOOLS, None) is None
 
 
 def test_a_template_of_another_model_that_leaves_tools_out_finds_none() -> None:
@@ -179,7 +123,7 @@ def test_a_template_of_another_model_that_leaves_tools_out_finds_none() -> None:
 
 
 def test_a_template_that_is_exact_itself_needs_none() -> None:
-    assert better_template(trained("qwen3"), TOOLS, check(trained("qwen3"), TOOLS)) is None
+    assert better_template(trained_tokenizer("qwen3"), TOOLS, check(trained_tokenizer("qwen3"), TOOLS)) is None
     bundled = load_tokenizer()
     assert better_template(bundled, TOOLS, check(bundled, TOOLS)) is None
 

@@ -1,7 +1,5 @@
 """Templates that know no tools: environments without tools, and calls written as text."""
 
-import json
-
 import pytest
 
 from rollq.env import Action
@@ -129,25 +127,6 @@ def test_calls_in_the_history_are_what_the_reader_reads(name: str) -> None:
     calls = [{"function": {"name": "f", "arguments": FULL}}, {"function": {"name": "g", "arguments": {}}}]
     read = PARSERS[family.parser](write_calls(calls, family.call_text), False, TOOLS)
     assert list(read.calls) == [Action("f", FULL), Action("g", {})] and not read.errors
-
-
-@pytest.mark.parametrize("name", [*TEXT_CALLS, "lfm2.5"])
-def test_control_tokens_of_others_stay_text(name: str) -> None:
-    """In the system prompt, the tools, users' messages, results and in calls that are written again."""
-    tokenizer = habit(name)
-    renderer = ChatRenderer(tokenizer, TOOLS)
-    for token in tokenizer.added_tokens:
-
-        def count(text: str, token: str = token) -> int:
-            schema = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "description": text}}]
-            calls = [{"id": "call00000", "function": {"name": "f", "arguments": json.dumps({"s": text})}}]
-            call = {"role": "assistant", "content": "", "tool_calls": calls}
-            result = {"role": "tool", "tool_call_id": "call00000", "content": text}
-            messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
-            ids = renderer.open([*messages, call, result], schema) + renderer.bridge(call, [result])
-            return ids.count(tokenizer.added_tokens[token])
-
-        assert count(f"a {token} b") == count("a b"), token
 
 
 def test_results_of_one_turn_are_one_message_of_the_user() -> None:

@@ -1,6 +1,5 @@
 """Edges that a template writes otherwise only late: behind the second call, the second user, or a long text."""
 
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -14,7 +13,7 @@ from rollq_worker.tokens.selfcheck.bridge_comparison import (
     Match,
 )
 from rollq_worker.tokens.selfcheck.check import check, checked_renderer
-from rollq_worker.tokens.selfcheck.conversations import LONG_CONVERSATIONS, Conversations, Edge
+from rollq_worker.tokens.selfcheck.conversations import Conversations, Edge
 from tests.rollq_worker.tokens.expected_edges import (
     EXACT,
     REASONED_EDGES,
@@ -105,26 +104,6 @@ def test_a_template_that_writes_a_later_result_otherwise_than_the_first_rewrites
     found = check(HABITS["deepseek-v3"].tokenizer("deepseek-v3"), TOOLS).edges
     assert found[Edge.CALL] == Finding(Match.EXACT)
     assert found[Edge.SECOND_CALL] == Finding(Match.REWRITE, UNLIKE_FIRST)
-
-
-def test_long_conversations_hold_every_edge_three_times_and_in_mixed_orders():
-    conversations = Conversations(TOOLS)
-    counted = Counter(edge for edge in Edge if edge is not Edge.OPEN)
-    followed: set[tuple[Edge, Edge]] = set()
-    answered_at_length: set[str] = set()
-    for edges in LONG_CONVERSATIONS:
-        followed |= set(pairwise(edges))
-        history = list(conversations.opening)
-        for edge in edges:
-            exchange = conversations.after(history, edge, "key")
-            counted.update(conversations.edges_of(edge, exchange))
-            answered_at_length |= {reply["role"] for reply in exchange.replies if len(reply["content"]) > 2000}
-            history = exchange.messages
-    first = {Edge.CALL, Edge.REASONED_CALL}  # only once in a conversation
-    assert {edge for edge, times in counted.items() if times < 3} <= first and counted[Edge.CALL] >= 2
-    assert {(Edge.MALFORMED, Edge.MALFORMED), (Edge.CALL, Edge.MALFORMED)} <= followed
-    assert (Edge.MULTILINE_RESULT, Edge.CALL) in followed
-    assert answered_at_length == {"tool", "user"}
 
 
 def test_neighbouring_calls_differ_and_turns_reason_behind_users_and_results():

@@ -1,13 +1,14 @@
 """Every edge of a chat template classed, on templates that keep history, rewrite it, or break."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from rollq.errors import JobFailure
 from rollq_worker.tokens.selfcheck import check as check_module
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
-from rollq_worker.tokens.selfcheck.check import NEEDED, check, checked_renderer
+from rollq_worker.tokens.selfcheck.check import check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS, Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
@@ -37,13 +38,11 @@ def classes(tokenizer: Tokenizer, tools: list | None = None) -> dict[Edge, Match
     return {edge: found.match for edge, found in check(tokenizer, [TOOL] if tools is None else tools).edges.items()}
 
 
-def test_the_bundled_template_is_exact_over_all_edges():
-    assert classes(load_tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
-    assert classes(load_tokenizer(), []) == dict.fromkeys(WITHOUT_TOOLS, Match.EXACT)
-
-
-def test_the_bundled_template_is_exact_on_qwens_vocabulary_too():
-    assert classes(qwen_tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
+@pytest.mark.parametrize("tokenizer", [load_tokenizer, qwen_tokenizer])
+def test_the_bundled_template_is_exact_over_all_edges(tokenizer: Callable[[], Tokenizer]):
+    assert classes(tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
+    if tokenizer is load_tokenizer:
+        assert classes(tokenizer(), []) == dict.fromkeys(WITHOUT_TOOLS, Match.EXACT)
 
 
 def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
@@ -126,16 +125,3 @@ def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.Mon
 
 def test_the_cache_names_the_tokenizer_at_hand():
     assert check(Tokenizer("another name", SPEC, {}, TEMPLATE), [TOOL]).tokenizer == "another name"
-
-
-def test_an_episode_needs_all_edges_but_the_special_ones():
-    assert set(NEEDED) == set(Edge) - {
-        *(
-            Edge.CALLS,
-            Edge.WORDS_AND_CALL,
-            Edge.TRUNCATED,
-            Edge.REASONED_CALL,
-            Edge.REASONED_SECOND_CALL,
-            Edge.REASONED_REPLY,
-        )
-    }

@@ -1,0 +1,99 @@
+"""What both forms of an exported file promise: no job twice, one writer, and after a fault the next process goes on."""
+
+import json
+import math
+import pickle
+import resource
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rollq.errors import RollqError, SettingsError
+from rollq.events import Stop
+from rollq.export.formats import open_output
+from rollq.export.record import Unexportable
+from tests.rollq.export.trajectories import played
+
+
+@pytest.fixture(params=["out.jsonl", "out.parquet"])
+def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / request.param
+
+
+def save(path: Path, *trajectories: Any) -> int:
+    """Returns how many were there already."""
+    with open_output(path, append=True) as output:
+        output.save(trajectories)
+        return output.repeated
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return found
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def jobs(path: Path) -> list[str]:
+    return [line["job"] for line in lines(path)]
+
+
+def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
+    assert save(out, played(0, 0, 1.0), played(0, 1, None, Stop.FAILED)) == 0
+    assert save(out, played(0, 1, None, Stop.FAILED), played(0, 0, 1.0), played(1, 0, 1.0)) == 2
+    with open_output(out, append=True) as output:
+        for _ in range(2):
+            output.save([played(1, 0, 1.0), played(2, 0, 1.0)])
+            assert "r/g2/0" in jobs(out)  # before it is acknowledged
+        assert output.repeated == 3
+    assert jobs(out) == ["r/g0/0", "r/g0/1", "r/g1/0", "r/g2/0"]
+    assert [(line["reward"], line["stop"]) for line in lines(out)][:2] == [(1.0, "done"), (None, "failed")]
+
+
+def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
+    """As when the name of an earlier run is used again."""
+    save(out, played(0, 0, 1.0))
+    before = lines(out)
+    with pytest.raises(SettingsError, match=rf"{out.name} has another episode of job r/g0/0.* another file"):
+        save(out, played(1, 0, 1.0), played(0, 0, 0.0))
+    assert lines(out) == before
+
+
+def test_one_process_at_a_time_writes(out: Path) -> None:
+    with open_output(out, append=True) as output:
+        output.save([played(0, 0, 1.0)])
+        for append in (True, False):
+            with pytest.raises(SettingsError, match=rf"{out.name} is being written by another process"):
+                open_output(out, append=append)
+        assert jobs(out) == ["r/g0/0"]
+    assert save(out, played(1, 0, 1.0)) == 0
+
+
+def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
+    save(out, played(0, 0, 1.0))
+    size = 1000 if out.is_dir() else out.stat().st_size * 3 // 2
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(RollqError, match=rf"cannot write .*{out.name}.*: .*the rest will be handed out again"):
+            save(out, played(0, 1, 1.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert out.is_dir() or out.stat().st_size == size
+    assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 1
+    assert jobs(out) == ["r/g0/0", "r/g0/1"]
+
+
+@pytest.mark.parametrize("content", [math.nan, math.inf])
+def test_a_batch_that_cannot_be_exported_is_not_written(out: Path, content: object) -> None:
+    wrong = played(0, 1, 1.0)
+    wrong.events[2].message["content"] = content  # type: ignore[union-attr]
+    with open_output(out, append=True) as output:
+        with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
+            output.save([played(0, 0, 1.0), wrong])
+        assert pickle.loads(pickle.dumps(caught.value)).job_id == "r/g0/1"
+        assert not (list(out.iterdir()) if out.is_dir() else lines(out))
+        output.save([played(0, 0, 1.0)])
+    assert jobs(out) == ["r/g0/0"]

@@ -20,15 +20,14 @@ from rollq_worker.tokens.selfcheck.check import NEEDED
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 from tests.contract.conftest import Server
 from tests.contract.played_templates import ROWS, on_qwen, play_template
-from tests.rollq_worker.tokens.family_habits import FAMILY_HABITS
-from tests.rollq_worker.tokens.template_habits import HABITS
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 
 Connect = Callable[[ChatRenderer], Engine]
 GIVEN = os.environ.get("ROLLQ_TEST_TEMPLATES")
 REAL = {path.stem: path for path in sorted(Path(GIVEN).glob("*.jinja"))} if GIVEN else {}
 PLAYABLE = {
     name: habit
-    for name, habit in (HABITS | FAMILY_HABITS).items()
+    for name, habit in ALL_HABITS.items()
     if all(habit.edges[edge] is not Match.UNSUPPORTED for edge in NEEDED)
 }
 FORMATS = [name for name, habit in PLAYABLE.items() if habit.added]

@@ -32,13 +32,6 @@ def test_an_expression_names_metrics_and_labels_that_there_are(expression: str) 
         assert name not in METRICS or METRICS[name].kind is Kind.COUNTER
 
 
-def test_an_expression_that_is_no_promql_is_found() -> None:
-    with pytest.raises(ValueError):
-        selectors("sum by (run) (rate(rollq_turns_total[1m])")
-    assert selectors('sum(rate(a{x="y"}[1m])) / b > 1') == [("a", {"x": "y"}), ("b", {})]
-    assert grouped_by("sum by (u, v) (a) > max by (w) (b)") == {"u", "v", "w"}
-
-
 def test_metrics_follow_the_conventions_of_prometheus() -> None:
     assert len(METRICS) == len(LEDGER_METRICS) + len(WORKER_METRICS)
     for metric in METRICS.values():

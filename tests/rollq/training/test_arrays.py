@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -64,16 +64,6 @@ def test_packed_rows_are_the_padded_ones_without_padding(batch: Batch) -> None:
     for field in fields(padded):
         if field.name not in {*NAMED, "attention_mask", "version_names"}:
             assert (getattr(packed, field.name) == getattr(padded, field.name)).all()
-
-
-@pytest.mark.parametrize("name", ["mask", "logprobs", "versions"])
-@pytest.mark.parametrize("by", [1, -1])
-def test_a_shift_by_one_would_be_seen(name: str, by: int) -> None:
-    arrays = a_batch().arrays()
-    check_places(arrays, arrays.attention_mask)
-    shifted = replace(arrays, **{name: np.roll(getattr(arrays, name), by, axis=1)})
-    with pytest.raises(AssertionError):
-        check_places(shifted, arrays.attention_mask)
 
 
 def test_each_row_knows_its_trajectory_and_group() -> None:

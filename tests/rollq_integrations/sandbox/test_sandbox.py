@@ -71,11 +71,7 @@ def test_commands_share_a_folder_that_begins_empty(box: Sandbox) -> None:
     assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == Result("/work\ntwo\n", 3)
     assert python(box, "print(open('f').read(), end='')") == Result("one\n", 0)
     with Sandbox(LIMITS) as other:
-        assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == [
-            "/dev/shm:",
-            "/tmp:",
-            "/work:",
-        ]
+        assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == ["/dev/shm:", "/tmp:", "/work:"]
 
 
 def test_it_is_the_same_world_in_every_sandbox() -> None:
@@ -89,10 +85,7 @@ def test_it_is_the_same_world_in_every_sandbox() -> None:
 
 def test_a_fork_bomb_is_bounded_and_ends(box: Sandbox) -> None:
     bomb = "import os\nn = 0\nwhile n < 1000:\n if os.fork() == 0:\n  import time; time.sleep(60)\n n += 1\n"
-    started = python(
-        box,
-        f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)",
-    )
+    started = python(box, f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)")
     assert 10 < int(started.output) < LIMITS.processes
     assert bash(box, ":(){ :|:& };:; wait; sleep 60").stopped == "time"
     assert bash(box, COUNT).output == "2\n"  # the sandbox's own shell and this one
@@ -189,13 +182,7 @@ def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "key").write_text("secret")
     with Sandbox(LIMITS) as box:
         assert "secret" not in bash(box, "env; cat /proc/*/environ 2>/dev/null").output
-        for path in (
-            tmp_path / "key",
-            Path(__file__),
-            Path.home(),
-            Path("/etc/shadow"),
-            Path("/proc/1/root/etc"),
-        ):
+        for path in (tmp_path / "key", Path(__file__), Path.home(), Path("/etc/shadow"), Path("/proc/1/root/etc")):
             assert bash(box, f"cat {path} || ls {path}").code != 0, path
         assert bash(box, "ls /proc/1/fd; kill -9 1; kill -STOP 1; echo here").output.endswith("here\n")
         assert bash(box, COUNT).output == "2\n"
@@ -261,22 +248,14 @@ def test_other_machines_have_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_link_out_of_the_folder_leads_nowhere(box: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("kept")
-    assert (
-        bash(
-            box,
-            f"ln -s {tmp_path} out; rm -rf out/*; ls out/; cat out/f",
-        ).code
-        == 1
-    )
+    assert bash(box, f"ln -s {tmp_path} out; rm -rf out/*; ls out/; cat out/f").code == 1
     box.close()
     assert (tmp_path / "f").read_text() == "kept"
 
 
 def test_background_processes_end_with_their_command(box: Sandbox) -> None:
-    assert bash(
-        box,
-        f"setsid nohup sleep {MARK} & disown; (sleep {MARK} &) ; sleep 0.1; echo gone",
-    ) == Result("gone\n", 0)
+    left = f"setsid nohup sleep {MARK} & disown; (sleep {MARK} &) ; sleep 0.1; echo gone"
+    assert bash(box, left) == Result("gone\n", 0)
     until(lambda: not sleeping(), 10)
 
 
@@ -298,9 +277,7 @@ def test_everything_ends_with_a_worker_that_is_killed() -> None:
     until(lambda: not sleeping("41.25"), 10)
 
 
-def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(
-    box: Sandbox,
-) -> None:
+def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(box: Sandbox) -> None:
     os.killpg(box._process.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFailure, match="the sandbox has ended"):
         bash(box, "true")
@@ -339,20 +316,13 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_tools_say_how_a_command_ended() -> None:
     tools = commands("bash", "python", limits=Limits(seconds=1))()
-    assert [schema["function"]["name"] for schema in tools.schemas] == [
-        "bash",
-        "python",
-    ]
+    assert [schema["function"]["name"] for schema in tools.schemas] == ["bash", "python"]
     assert tools.call(Action("bash", {"command": "echo x > f"})) == ""
     assert tools.call(Action("python", {"code": "print(open('f').read())"})) == "x\n\n"
     assert tools.call(Action("bash", {"command": "echo a; exit 2"})) == "a\n\n[exit code 2]"
     assert tools.call(Action("bash", {"command": "sleep 9"})) == "[stopped: it ran longer than 1 s]"
-    for wrong in (
-        Action("bash", {}),
-        Action("bash", {"command": 3}),
-        Action("bash", {"command": "ls", "x": 1}),
-    ):
-        assert tools.call(wrong) == "Error: bash takes one argument, command, which is a text"
+    for wrong in ({}, {"command": 3}, {"command": "ls", "x": 1}):
+        assert tools.call(Action("bash", wrong)) == "Error: bash takes one argument, command, which is a text"
     assert tools.call(Action("perl", {})) == "Error: there is no tool 'perl'"
     tools.close()
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,38 +18,11 @@ from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import group, play, reader
 from tests.rollq.weights.fake_engines import FakeEngine, serving
 from tests.rollq_integrations.player import playing
-from tests.rollq_integrations.slime.slime_packages import STAND_IN, arguments, slime_at
+from tests.rollq_integrations.slime.conftest import Make
+from tests.rollq_integrations.slime.slime_packages import arguments
 from tests.waiting import until
 
 FILTERS = "tests.rollq_integrations.slime.slime_filters"
-Make = Callable[..., DataSource]
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    """slime's router and its only engine, which serves slime's first version."""
-    engine = FakeEngine()
-    engine.version = "1"
-    with serving(engine), slime_at(STAND_IN):
-        engine.answers["/workers"] = (200, {"workers": [{"url": engine.url}]})
-        yield engine
-
-
-@pytest.fixture
-def source(engine: FakeEngine, redis_url: str) -> Iterator[Make]:
-    """Makes slime's data source for these arguments, begun after the checkpoint `after`."""
-    made: list[DataSource] = []
-
-    def make(after: int = -1, **changes: Any) -> DataSource:
-        host, port = engine.url.removeprefix("http://").split(":")
-        args = arguments(rollq_redis_url=redis_url, sglang_router_ip=host, sglang_router_port=port, **changes)
-        made.append(DataSource(args))
-        made[-1].load(after)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.client.close()
 
 
 def rollout(source: DataSource, rollout_id: int) -> Any:
@@ -157,18 +129,9 @@ def test_a_filter_that_keeps_what_is_needed_drops_only_what_was_asked_for_in_exc
 ) -> None:
     finish_groups(ledger, *"abcd", reward=1.0)
     path = f"{FILTERS}.rewards_differ_if_there_are_more"
-    made = source(dynamic_sampling_filter_path=path, over_sampling_batch_size=3)
-    assert jobs(rollout(made, 0)) == members("b", "c")
-
-
-def test_what_such_a_filter_kept_comes_again_after_a_restart(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"abcd", reward=1.0)
-    changes = {
-        "dynamic_sampling_filter_path": f"{FILTERS}.rewards_differ_if_there_are_more",
-        "over_sampling_batch_size": 3,
-    }
-    before = rollout(source(**changes), 0).samples
-    assert rollout(source(**changes), 0).samples == before
+    for _ in range(2):  # after a restart, too
+        made = source(dynamic_sampling_filter_path=path, over_sampling_batch_size=3)
+        assert jobs(rollout(made, 0)) == members("b", "c")
 
 
 def test_a_filter_may_answer_with_a_bool(source: Make, ledger: Ledger) -> None:
@@ -195,17 +158,23 @@ def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(so
     assert {sample.reward for one in output.samples for sample in one} == {11.0}
 
 
-def test_groups_of_another_size_are_refused(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"ab")
-    with pytest.raises(FunctionError, match="jobs have 2, and slime's --n-samples-per-prompt is 8"):
-        rollout(source(n_samples_per_prompt=8), 0)
-
-
-def test_jobs_of_another_temperature_than_slime_computes_with_are_refused(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"ab", sampling={"temperature": 0.7})
-    with pytest.raises(FunctionError, match=r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"):
-        rollout(source(), 0)
-    assert jobs(rollout(source(rollout_temperature=0.7), 0)) == members("a", "b")
+@pytest.mark.parametrize(
+    ("of_jobs", "of_slime", "said"),
+    [
+        ({}, {"n_samples_per_prompt": 8}, "jobs have 2, and slime's --n-samples-per-prompt is 8"),
+        ({"sampling": {"temperature": 0.7}}, {}, r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"),
+        ({"sampling": {"temperature": 0.7}}, {"rollout_temperature": 0.7}, ""),
+    ],
+)
+def test_jobs_must_be_those_that_slime_computes_with(
+    source: Make, ledger: Ledger, of_jobs: dict[str, Any], of_slime: dict[str, Any], said: str
+) -> None:
+    finish_groups(ledger, *"ab", **of_jobs)
+    if said:
+        with pytest.raises(FunctionError, match=said):
+            rollout(source(**of_slime), 0)
+    else:
+        assert jobs(rollout(source(**of_slime), 0)) == members("a", "b")
 
 
 def test_another_batch_size_after_a_restart_is_refused(source: Make, ledger: Ledger) -> None:
@@ -215,23 +184,17 @@ def test_another_batch_size_after_a_restart_is_refused(source: Make, ledger: Led
         rollout(source(rollout_batch_size=4), 0)
 
 
-def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"abc", seal=True)
+@pytest.mark.parametrize(
+    ("groups", "said"), [("abc", "1 of 2 groups missing"), ("ab", "run r is sealed and has no more groups")]
+)
+def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger, groups: str, said: str) -> None:
+    finish_groups(ledger, *groups, seal=True)
     made = source()
     rollout(made, 0)
     made.save(0)
-    with pytest.raises(MissingGroups, match="1 of 2 groups missing"):
+    with pytest.raises(MissingGroups, match=said):
         rollout(made, 1)
-    assert len(made) == 3
-
-
-def test_an_empty_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"ab", seal=True)
-    made = source()
-    rollout(made, 0)
-    made.save(0)
-    with pytest.raises(MissingGroups, match="run r is sealed and has no more groups"):
-        rollout(made, 1)
+    assert len(made) == len(groups)
 
 
 @pytest.mark.parametrize(

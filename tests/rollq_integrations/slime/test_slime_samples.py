@@ -150,14 +150,6 @@ def test_the_recorded_fields_are_slimes(slime: str) -> None:
     assert {status.value for status in sample.Status} == {"pending", "completed", "truncated", "aborted", "failed"}
 
 
-def test_wrong_lengths_are_refused_by_slime_itself(slime: str) -> None:
-    sample = importlib.import_module("slime.utils.types").Sample(tokens=[1])
-    with pytest.raises(ValueError):
-        sample.append_response_tokens(tokens=[2, 4], log_probs=[-0.5], trainable=True)
-    with pytest.raises(ValueError):
-        sample.append_response_tokens(tokens=[3], log_probs=[-0.5], trainable=False)
-
-
 def test_a_group_keeps_no_place_for_a_member_that_sampled_nothing(slime: str) -> None:
     from rollq_integrations.slime.samples import group_samples
 

@@ -14,8 +14,9 @@ from rollq.job import GIVEN_TO_TEMPLATES
 from rollq_worker.tokens.chat_template import TODAY, ChatTemplate
 from rollq_worker.tokens.tokenizer import BUNDLED
 from rollq_worker.tokens.training_templates import template_text, training_templates
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates
-from tests.rollq_worker.tokens.template_habits import HABITS, chatml
+from tests.rollq_worker.tokens.template_habits import chatml
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "Hi <&> ü"}
@@ -119,9 +120,9 @@ def test_real_templates_are_rendered_as_transformers_does(
     assert compare(real.text(name), monkeypatch) >= 12
 
 
-@pytest.mark.parametrize("name", [name for name in HABITS if "append(" not in HABITS[name].template])
+@pytest.mark.parametrize("name", [name for name in ALL_HABITS if "append(" not in ALL_HABITS[name].template])
 def test_habits_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
-    assert compare(HABITS[name].template, monkeypatch) >= 4
+    assert compare(ALL_HABITS[name].template, monkeypatch) >= 4
 
 
 @pytest.mark.parametrize("name", [*training_templates(), "bundled"])

@@ -18,7 +18,7 @@ from tests.rollq_worker.tokens.template_habits import HABITS
 
 TEXT_CALLS = ["gemma", "phi3", "lfm2", "deepseek-r1", "lfm2.5"]
 """Templates that leave calls out: rollq writes them as text."""
-OTHERS = {**{name: HABITS[name] for name in [*TEXT_CALLS, "the tools again at each message"]}, **FAMILY_HABITS}
+OTHERS = {name: HABITS[name] for name in ["the tools again at each message"]} | FAMILY_HABITS
 
 
 @pytest.fixture

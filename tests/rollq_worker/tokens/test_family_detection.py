@@ -22,12 +22,11 @@ from tests.rollq_worker.tokens.expected_edges import (
     same_text,
     unsupported,
 )
-from tests.rollq_worker.tokens.family_habits import FAMILY_HABITS
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import NAMES, PHI, RealTemplates, tokenizer_with
-from tests.rollq_worker.tokens.template_habits import HABITS, REFUSED
+from tests.rollq_worker.tokens.template_habits import REFUSED
 
-ALL_HABITS = HABITS | FAMILY_HABITS
 ALL_TURNS = (*CALL_EDGES, *REPLY_EDGES, *RESULT_EDGES)
 REAL = {
     # name: family, and the class of every edge
@@ -143,7 +142,7 @@ def test_templates_that_are_refused_with_a_remedy(name: str):
 
 
 def test_rendering_again_replaces_an_unsupported_edge():
-    tokenizer = HABITS["shows the first result otherwise"].tokenizer("first")
+    tokenizer = ALL_HABITS["shows the first result otherwise"].tokenizer("first")
     with pytest.raises(JobFailure, match="second call -> tool"):
         checked_renderer(tokenizer, TOOLS)
     renderer = checked_renderer(tokenizer, TOOLS, rerender=True)

@@ -14,9 +14,9 @@ from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.tokenizer import Tokenizer
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
-from tests.rollq_worker.tokens.template_habits import HABITS
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "a number"}}}
 TOOLS = ({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}},)
@@ -197,7 +197,7 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
 
 @pytest.mark.parametrize(("name", "texts", "ids"), OF_CALLS.values(), ids=OF_CALLS)
 def test_calls_keep_their_ids_or_are_numbered(real: RealTemplates, name: str, texts: list[str], ids: list[str]) -> None:
-    tokenizer = real.tokenizer(name) if name == NEMO else HABITS[name].tokenizer(name)
+    tokenizer = real.tokenizer(name) if name == NEMO else ALL_HABITS[name].tokenizer(name)
     texts = [*texts, "bye<|im_end|>" if name == KIMI else "bye</s>"]
     trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"}, budget=Budget(max_turns=len(texts)))
     assert call_ids(trajectory) == ids

@@ -7,9 +7,9 @@ import pytest
 from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq_worker.tokens.renderer import ChatRenderer
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import COHERE, DEEPSEEK, RealTemplates, tokenizer_with
-from tests.rollq_worker.tokens.template_habits import HABITS
 
 
 def test_glm_stops_at_the_next_header(real: RealTemplates):
@@ -74,7 +74,7 @@ def test_llama_escapes_tool_output(real: RealTemplates):
 
 
 def test_ids_of_calls_are_the_familys(real: RealTemplates):
-    kimi = ChatRenderer(HABITS["kimi-k2"].tokenizer("kimi-k2"), TOOLS)
+    kimi = ChatRenderer(ALL_HABITS["kimi-k2"].tokenizer("kimi-k2"), TOOLS)
     for id, shown in (("functions.get_order:7", "functions.get_order:7"), ("call_3", "functions.get_order:0")):
         bridge = kimi.tokenizer.decode(kimi.bridge(called(id), [result("x", id)]))
         assert f"## Return of {shown}\nx" in bridge
@@ -109,7 +109,7 @@ def test_the_reasoning_of_some_headers_only(real: RealTemplates):
 
 def test_numbers_in_results_are_no_ids_of_calls():
     """A template that numbers the calls from 0, as Command R7B's does."""
-    command = HABITS["command"].template
+    command = ALL_HABITS["command"].template
     counting = "{%- set seen = namespace(n=0, ids={}) %}" + command.replace(
         "{{ c.id }}", "{% set _ = seen.ids.update({c.id: seen.n}) %}{{ seen.n }}{% set seen.n = seen.n + 1 %}"
     ).replace("{{ m.tool_call_id }}", "{{ seen.ids[m.tool_call_id] }}")

@@ -18,9 +18,9 @@ from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import tokenizer_with
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
-from tests.rollq_worker.tokens.template_habits import HABITS
 from tests.rollq_worker.toolcalls.turns import TOOLS
 from tests.rollq_worker.toolcalls.turns.turn import FULL
 
@@ -37,7 +37,7 @@ TEXT_CALLS = ["gemma", "phi3", "lfm2", "deepseek-r1"]
 
 
 def habit(name: str) -> Tokenizer:
-    return HABITS[name].tokenizer(name)
+    return ALL_HABITS[name].tokenizer(name)
 
 
 def episode(tokenizer: Tokenizer, *texts: str, **more: str) -> Trajectory:

@@ -19,7 +19,7 @@ from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import FailsFirst
-from tests.rollq_worker.tokens.template_habits import HABITS
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 
 
 def job(**changes: Any) -> Job:
@@ -39,7 +39,7 @@ def test_a_job_needs_edges_for_its_agent_and_its_stops() -> None:
 
 
 def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
-    made = RendererCache(HABITS["llama-3.2"].tokenizer("llama-3.2"))
+    made = RendererCache(ALL_HABITS["llama-3.2"].tokenizer("llama-3.2"))
     with pytest.raises(JobFailure, match="calls -> tools"):
         made.get(job(agent_args={"calls": "all"}), tools())
     assert made.get(job(), tools()) is made.get(job(agent_args={"calls": "first"}), tools())
@@ -48,7 +48,7 @@ def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
 
 
 def test_what_an_agent_program_needs_is_found_out_by_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RendererCache(HABITS["llama-3.2"].tokenizer("llama-3.2"))
+    made = RendererCache(ALL_HABITS["llama-3.2"].tokenizer("llama-3.2"))
     assert made.get(job(agent="a_program"), tools(), cut=True).tools == made.get(job(agent="a_program"), tools()).tools
     with pytest.raises(JobFailure, match="calls -> tools"):
         made.get(job(agent="a_program"), tools(), several=True)

@@ -22,9 +22,10 @@ from tests.rollq_worker.tokens.expected_edges import (
     same_text,
     unsupported,
 )
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.messages import TOOLS
 from tests.rollq_worker.tokens.models import DEEPSEEK, THINK, RealTemplates, tokenizer_with
-from tests.rollq_worker.tokens.template_habits import HABITS, HEADER, TOOL, TURN, USER, chatml
+from tests.rollq_worker.tokens.template_habits import HEADER, TOOL, TURN, USER, chatml
 
 COUNT = "{%- set ns = namespace(n=0) %}"
 ONE_MORE = "{% set ns.n = ns.n + 1 %}"
@@ -101,7 +102,7 @@ def test_a_template_that_moves_the_tools_to_the_last_user_rewrites_replies(real:
 
 
 def test_a_template_that_writes_a_later_result_otherwise_than_the_first_rewrites_it():
-    found = check(HABITS["deepseek-v3"].tokenizer("deepseek-v3"), TOOLS).edges
+    found = check(ALL_HABITS["deepseek-v3"].tokenizer("deepseek-v3"), TOOLS).edges
     assert found[Edge.CALL] == Finding(Match.EXACT)
     assert found[Edge.SECOND_CALL] == Finding(Match.REWRITE, UNLIKE_FIRST)
 

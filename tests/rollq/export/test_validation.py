@@ -21,6 +21,7 @@ from tests.rollq.token_rows import Trace
 
 Record = dict[str, Any]
 Draw = Callable[[Any], Any]
+Damage = Callable[[Record, Draw], object]
 
 
 def of(shape: list[Trace]) -> Record:
@@ -59,24 +60,21 @@ def place(found: Record, draw: Draw, mask: int | None = None) -> int:
     return int(draw(st.sampled_from(places)))
 
 
-def drop_one(found: Record, draw: Draw) -> None:
-    found[draw(st.sampled_from(["tokens", "mask", "logprobs", "versions"]))].pop()
+def put(name: str, *values: Any, mask: int | None = None) -> Damage:
+    """One of these values at the place of one token."""
+
+    def damage(found: Record, draw: Draw) -> None:
+        found[name][place(found, draw, mask)] = draw(st.sampled_from(values))
+
+    return damage
 
 
-def no_number(found: Record, draw: Draw) -> None:
-    found["logprobs"][place(found, draw)] = draw(st.sampled_from([math.nan, math.inf, -math.inf, None, "-1", True]))
+def set_to(name: str, *values: Any) -> Damage:
+    return lambda found, draw: found.update({name: draw(st.sampled_from(values))})
 
 
-def no_id(found: Record, draw: Draw) -> None:
-    found["tokens"][place(found, draw)] = draw(st.sampled_from([-1, 2**32, 1.5, None, "7", True]))
-
-
-def no_mask(found: Record, draw: Draw) -> None:
-    found["mask"][place(found, draw)] = draw(st.sampled_from([2, -1, None, True]))
-
-
-def no_version(found: Record, draw: Draw) -> None:
-    found["versions"][place(found, draw, 1)] = draw(st.sampled_from([None, "", 3]))
+def added(name: str, *values: Any) -> Damage:
+    return lambda found, draw: found[name].append(draw(st.sampled_from(values)))
 
 
 def flipped_mask(found: Record, draw: Draw) -> None:
@@ -84,105 +82,56 @@ def flipped_mask(found: Record, draw: Draw) -> None:
     found["mask"][at] = 1 - found["mask"][at]
 
 
-def shifted_mask(found: Record, draw: Draw) -> None:
-    found["mask"] = [*found["mask"][1:], 0]
-
-
-def shifted_logprobs(found: Record, draw: Draw) -> None:
-    found["logprobs"] = [*found["logprobs"][1:], 0.0]
-
-
-def logprob_of_the_prompt(found: Record, draw: Draw) -> None:
-    found["logprobs"][place(found, draw, 0)] = -0.5
-
-
 def moved_trace(found: Record, draw: Draw) -> None:
     found["traces"][draw(st.integers(0, len(found["traces"]) - 1))] += draw(st.sampled_from([1, 7]))
-
-
-def lost_piece(found: Record, draw: Draw) -> None:
-    found["pieces"].append([draw(st.integers(1, 9)), "stop"])
-
-
-def odd_piece(found: Record, draw: Draw) -> None:
-    found["pieces"].append(draw(st.sampled_from([7, [1], ["x", "stop"], [[], "stop"]])))
-
-
-def no_reward(found: Record, draw: Draw) -> None:
-    found["reward"] = None
-
-
-def reward_of_a_failure(found: Record, draw: Draw) -> None:
-    found["stop"] = draw(st.sampled_from(["failed", "aborted"]))
-
-
-def graded_failure(found: Record, draw: Draw) -> None:
-    found["failure"] = "env"
 
 
 def other_job(found: Record, draw: Draw) -> None:
     found[draw(st.sampled_from(["run", "group"]))] += "x"
 
 
-def no_job(found: Record, draw: Draw) -> None:
-    found["job"] = "r g 0"
-
-
-def other_turns(found: Record, draw: Draw) -> None:
-    found["turns"] += draw(st.sampled_from([1, 2]))
-
-
 def odd_turn_reward(found: Record, draw: Draw) -> None:
     found["turn_rewards"][-1] = draw(st.sampled_from(["1", math.inf, True, [0.5]]))
 
 
-def lost_turn_reward(found: Record, draw: Draw) -> None:
-    found["turn_rewards"].pop()
-
-
-def odd_kwargs(found: Record, draw: Draw) -> None:
-    found["template_kwargs"] = draw(st.sampled_from([None, "enable_thinking", ["a"]]))
-
-
-def odd_time(found: Record, draw: Draw) -> None:
-    odd = [7, ["engine"], ["", 1.0, 1.0, 0], ["engine", math.nan, 1.0, 0], ["engine", 1.0, "x", 0], ["user", 1, 1, -1]]
-    found["times"] = draw(st.one_of(st.sampled_from(odd).map(lambda time: [*found["times"], time]), st.just("never")))
-
-
-def lost_message(found: Record, draw: Draw) -> None:
-    found["messages"].pop()
-
-
-DAMAGES = [
-    (drop_one, "its lengths differ"),
-    (no_number, "token "),
-    (no_id, "is no token id"),
-    (no_mask, "is neither 0 nor 1"),
-    (no_version, "is no name"),
-    (flipped_mask, "token "),
-    (shifted_mask, "token "),
-    (logprob_of_the_prompt, "it was not sampled, and has logprob -0.5"),
-    (shifted_logprobs, "it was not sampled, and has logprob"),
-    (moved_trace, "its traces make "),
-    (lost_piece, "its pieces make "),
-    (odd_piece, "pieces must be a length, a finish and perhaps a mapping"),
-    (no_reward, "carry a reward"),
-    (reward_of_a_failure, "carry a reward"),
-    (graded_failure, "a graded episode has none"),
-    (other_job, "is not run "),
-    (no_job, "is not a job id"),
-    (other_turns, "turns, and the mask "),
-    (odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
-    (lost_turn_reward, " turn_rewards"),
-    (odd_kwargs, "template_kwargs must be a mapping"),
-    (odd_time, "times must be "),
-    (lost_message, "messages of the assistant"),
+TIMES = [7, ["engine"], ["", 1.0, 1.0, 0], ["engine", math.nan, 1.0, 0], ["engine", 1.0, "x", 0], ["user", 1, 1, -1]]
+PIECES = [7, [1], ["x", "stop"], [[], "stop"]]
+BY_TOKEN = ["tokens", "mask", "logprobs", "versions"]
+DAMAGES: list[tuple[str, Damage, str]] = [
+    ("a list without its last", lambda found, draw: found[draw(st.sampled_from(BY_TOKEN))].pop(), "its lengths differ"),
+    ("no number", put("logprobs", math.nan, math.inf, -math.inf, None, "-1", True), "token "),
+    ("no id", put("tokens", -1, 2**32, 1.5, None, "7", True), "is no token id"),
+    ("no mask", put("mask", 2, -1, None, True), "is neither 0 nor 1"),
+    ("no version", put("versions", None, "", 3, mask=1), "is no name"),
+    ("flipped mask", flipped_mask, "token "),
+    ("shifted mask", lambda found, _: found.update(mask=[*found["mask"][1:], 0]), "token "),
+    ("logprob of the prompt", put("logprobs", -0.5, mask=0), "it was not sampled, and has logprob -0.5"),
+    (
+        "shifted logprobs",
+        lambda found, _: found.update(logprobs=[*found["logprobs"][1:], 0.0]),
+        "it was not sampled, and has logprob",
+    ),
+    ("moved trace", moved_trace, "its traces make "),
+    ("a piece too many", added("pieces", *([n, "stop"] for n in range(1, 10))), "its pieces make "),
+    ("odd piece", added("pieces", *PIECES), "pieces must be a length, a finish and perhaps a mapping"),
+    ("no reward", set_to("reward", None), "carry a reward"),
+    ("reward of a failure", set_to("stop", "failed", "aborted"), "carry a reward"),
+    ("graded failure", set_to("failure", "env"), "a graded episode has none"),
+    ("other job", other_job, "is not run "),
+    ("no job", set_to("job", "r g 0"), "is not a job id"),
+    ("other turns", lambda found, draw: found.update(turns=found["turns"] + draw(st.integers(1, 2))), "turns, and the"),
+    ("odd turn reward", odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
+    ("lost turn reward", lambda found, _: found["turn_rewards"].pop(), " turn_rewards"),
+    ("odd arguments", set_to("template_kwargs", None, "enable_thinking", ["a"]), "template_kwargs must be a mapping"),
+    ("odd time", added("times", *TIMES), "times must be "),
+    ("no times", set_to("times", "never"), "times must be "),
+    ("lost message", lambda found, _: found["messages"].pop(), "messages of the assistant"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+@pytest.mark.parametrize(("damage", "said"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
 @given(shape=sound_traces, data=st.data())
-def test_damage_is_found(damage: Callable[[Record, Draw], None], said: str, shape: list[Trace], data: Any) -> None:
+def test_damage_is_found(damage: Damage, said: str, shape: list[Trace], data: Any) -> None:
     found = of(shape)
     damage(found, data.draw)
     assert any(said in fault for fault in faults(found)), faults(found)

@@ -14,9 +14,8 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.ledger.workers.time_spent import report_time
-from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, take
-from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
+from tests.rollq.samples import claim, events, group, journal, play, reader, reap
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
 
@@ -169,11 +168,6 @@ class TestCancel:
             letters.cancel(job_id, "enough")
         with pytest.raises(LedgerError, match="it is done"):
             letters.cancel("r/g/2")
-        with pytest.raises(Fenced):
-            ledger.append("r/g/1", "1#token", 0, [b"late"])
-        with pytest.raises(Fenced):
-            ledger.complete("r/g/1", "1#token", 0, [encode_event(closed(), "r/g/1")])
-        assert ledger.renew_leases([("r/g/1", "1#token")]) == [("r/g/1", "1#token")]
         assert {letter.failure for letter in reader(ledger).dead()} == {FailureClass.CANCELLED}
         assert reader(ledger).trajectory("r/g/0").stop is Stop.ABORTED
         stats = reader(ledger).stats()

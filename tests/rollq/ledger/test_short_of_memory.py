@@ -17,7 +17,6 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
-from rollq.servers.health import check_redis
 from rollq.servers.refusal import refuses_writes
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
@@ -219,15 +218,6 @@ def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
     assert reader(ledger).job("r/b/0").state is State.QUEUED  # type: ignore[union-attr]
     ledger.append("r/b/0", claim(ledger, "r/b/0").lease, 0, [encode_header(Header(attempt=1))])
     assert [taken.id for taken in take(ledger, 1, "t")] == ["a"]
-
-
-def test_a_redis_that_loses_data_is_told_at_the_start(ledger: Ledger) -> None:
-    assert check_redis(ledger.redis) == ["Redis forgets everything when it restarts: start it with --appendonly yes"]
-    ledger.redis.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        assert "set it to noeviction" in check_redis(ledger.redis)[0]
-    finally:
-        ledger.redis.config_set("maxmemory-policy", "noeviction")
 
 
 @pytest.mark.parametrize("line", [["submit", "--env", "shop", "--tasks", "0"], ["pull", "--groups", "1"]])

@@ -134,19 +134,6 @@ def test_evaluation_is_not_bounded(versions: Versions, ledger: Ledger) -> None:
     assert admission(ledger).trained == 0
 
 
-def test_a_trainer_that_goes_back_gets_new_groups(versions: Versions, ledger: Ledger) -> None:
-    versions.limit_staleness(1, 0, None)
-    for step, name in enumerate("abc"):
-        assert enter(ledger, name) == name
-        play_groups(ledger, name)
-        take(ledger, 1, f"t{step}")
-        ack(ledger, f"t{step}")
-        publish(versions, step + 1)
-    versions.publish(1, "1", "restored")
-    assert admission(ledger) == Admission(1, 0, None, 1, 1, 1)
-    assert enter(ledger, "de") == "d"
-
-
 @pytest.mark.parametrize("step", [1000, 999_999_999])
 @pytest.mark.parametrize("admitted", ["before", "after"])
 def test_a_run_that_begins_at_a_late_step_is_bounded_too(
@@ -164,20 +151,6 @@ def test_a_run_that_begins_at_a_late_step_is_bounded_too(
     publish(versions, step + 1)
     ack(ledger, "t")
     assert enter(ledger, "efgh") == "ef"
-
-
-def test_what_a_short_batch_left_out_is_used_once(versions: Versions, ledger: Ledger) -> None:
-    versions.limit_staleness(2, 0, None)
-    enter(ledger, "ab")
-    play_groups(ledger, "a", "b")
-    take(ledger, 1, "t")
-    publish(versions, 1)
-    ack(ledger, "t")
-    assert deliveries(ledger).take(2, "u").unread  # b is too old now
-    assert enter(ledger, "cdef") == "cd"
-    play_groups(ledger, "c", "d")
-    take(ledger, 2, "u")
-    assert enter(ledger, "ef") == ""
 
 
 def test_groups_go_in_the_order_of_submission_and_a_batch_at_a_time(versions: Versions, ledger: Ledger) -> None:

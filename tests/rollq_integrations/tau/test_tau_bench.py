@@ -72,29 +72,18 @@ def test_tasks_of_the_fake(fake_tau_bench):
     task = fake_tau_bench.task("test", 0)
     assert (task.id, task.opening, task.outputs) == ("test/0", "I am Ann. My name is now Anna.", ("1234",))
     assert [move.name for move in task.moves] == [RESPOND, "rename", RESPOND, RESPOND]
-    assert [move.name for move in fake_tau_bench.task("test", 1).moves] == [
-        RESPOND,
-        "rename",
-        RESPOND,
-        "transfer_to_human_agents",
-    ]
+    moves = [move.name for move in fake_tau_bench.task("test", 1).moves]
+    assert moves == [RESPOND, "rename", RESPOND, "transfer_to_human_agents"]
     assert len({fake_tau_bench.task("test", i).hash for i in range(3)}) == 3
 
 
 def test_rewards_of_the_fake(fake_tau_bench):
-    assert [play(fake_tau_bench, "test", i, fake_tau_bench.task("test", i).moves)[0].reward for i in range(3)] == [
-        1.0,
-        1.0,
-        1.0,
-    ]
+    moves = [fake_tau_bench.task("test", i).moves for i in range(3)]
+    assert [play(fake_tau_bench, "test", i, moves[i])[0].reward for i in range(3)] == [1.0, 1.0, 1.0]
     assert [play(fake_tau_bench, "test", i, [])[0].reward for i in range(3)] == [0.0, 0.0, 1.0]
     calls = [Action("rename", {"key": "u1", "name": "Anna"})]
-    assert play(fake_tau_bench, "test", 0, calls)[0].info == {
-        "database": True,
-        "outputs": False,
-        "wrong_records": [],
-        "untold": ["1234"],
-    }
+    untold = {"database": True, "outputs": False, "wrong_records": [], "untold": ["1234"]}
+    assert play(fake_tau_bench, "test", 0, calls)[0].info == untold
     assert play(fake_tau_bench, "test", 0, [*calls, respond("It is 1,234.")])[0].reward == 1.0
     assert play(fake_tau_bench, "test", 0, [*calls, *(respond(text) for text in ("12", "34"))])[0].reward == 0.0
     grade, _ = play(fake_tau_bench, "test", 2, calls)
@@ -123,24 +112,12 @@ def test_a_strange_call_is_an_observation(fake_tau_bench, name, arguments, text)
 
 
 @pytest.mark.parametrize(
-    "bomb",
-    [
-        "9**9**9",
-        "(9**9)**(9**9)",
-        "0.5*(9**999)**999",
-        "1(*9**9**9)",
-    ],
-)
-def test_a_calculation_without_end_is_refused(fake_tau_bench, bomb):
-    assert (
-        begin(fake_tau_bench, 0).step(Action("calculate", {"expression": bomb})).text
-        == "Error: the result is too large"
-    )
-
-
-@pytest.mark.parametrize(
     "expression, value",
     [
+        ("9**9**9", "Error: the result is too large"),
+        ("(9**9)**(9**9)", "Error: the result is too large"),
+        ("0.5*(9**999)**999", "Error: the result is too large"),
+        ("1(*9**9**9)", "Error: the result is too large"),
         ("2**10", "1024.0"),
         ("1.05**30", "4.32"),
         ("(1+2)*3-4/2", "7.0"),
@@ -151,7 +128,7 @@ def test_a_calculation_without_end_is_refused(fake_tau_bench, bomb):
         (["9**9**9"], "Error: "),
     ],
 )
-def test_other_calculations_are_the_tool_s(fake_tau_bench, expression, value):
+def test_calculations_are_the_tool_s_but_for_those_without_end(fake_tau_bench, expression, value):
     assert begin(fake_tau_bench, 0).step(Action("calculate", {"expression": expression})).text.startswith(value)
 
 

@@ -91,17 +91,18 @@ class Replicated:
         for number in range(replicas):
             follow = ["--replicaof", HOST, str(self.primary.port)]
             self.servers.append(Server(folder / f"replica-{number}", [*quick, *settings, *follow]))
-        until(
-            lambda: all(replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas)
-        )
+        until(self.in_step)
 
     @property
     def replicas(self) -> list[Server]:
         return self.servers[1:]
 
     def in_step(self) -> bool:
-        """Whether every replica follows the primary."""
-        return all(replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas)
+        """Whether every replica follows the primary, which has heard it: it says so once a second."""
+        known = self.primary.client.info("replication")
+        heard = [known.get(f"slave{number}", {}).get("state") == "online" for number in range(len(self.replicas))]
+        up = [replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas]
+        return all(heard) and all(up)
 
     def close(self) -> None:
         for server in self.servers:

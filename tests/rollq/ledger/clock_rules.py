@@ -67,6 +67,8 @@ class ClockRules(Model, RuleBasedStateMachine):
         if abs(by) > 1000:
             assert due == set(self.of_jobs("queued"))
         before = self.ledger.scripts.now()
+        # A dead worker's lease ends no later than one lease from now, wherever the clock was.
+        assert all(end <= before + 15 for _, end in redis.zrange(keys.leased, 0, -1, withscores=True))
         assert self.ledger.renew_leases(self.leases()) == []
         ends = [redis.zscore(keys.leased, f"{job_id}#{lease}") for job_id, lease in self.leases()]
         assert all(before + 15 <= end <= self.ledger.scripts.now() + 15 for end in ends)

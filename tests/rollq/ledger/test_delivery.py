@@ -47,17 +47,6 @@ class TestTake:
         assert not is_over(ledger, Purpose.EVAL)
         assert ids(ledger, 1, "b", purpose=Purpose.EVAL) == ["e"]
 
-    def test_in_the_order_of_submission_no_group_goes_before_an_open_one(self, ledger: Ledger) -> None:
-        for name in ("a", "b", "c", "d"):
-            ledger.submit(group(name))
-        play_groups(ledger, "a", "c", "d")
-        assert ids(ledger, 2, "t", ordered=True) == []
-        assert ids(ledger, 1, "t", ordered=True) == ["a"]
-        assert ids(ledger, 1, "u", ordered=True) == []
-        assert ids(ledger, 1, "v") == ["c"]  # others may still take what is ready
-        play_groups(ledger, "b")
-        assert ids(ledger, 2, "u", ordered=True) == ["b", "d"]
-
     def test_a_dropped_group_blocks_no_order(self, ledger: Ledger) -> None:
         ledger.submit(group("a"))
         finish_groups(ledger, "b")
@@ -87,13 +76,6 @@ class TestShortLastBatch:
         since = deliveries(ledger).take(2, "me/0").at
         deliveries(ledger).renew_holds(["other/0"])
         assert ids(ledger, 2, "me/0", since=since) == ["c"]
-
-    def test_own_holds_do_not_come_back(self, ledger: Ledger) -> None:
-        """A consumer that acknowledges one step later."""
-        finish_groups(ledger, *"abc", seal=True)
-        assert ids(ledger, 2, "me/0") == ["a", "b"]
-        assert ids(ledger, 2, "me/1") == ["c"]
-        assert deliveries(ledger).take(2, "me/2").over
 
     def test_two_consumers_that_acknowledge_one_step_later_both_come_to_an_end(self, ledger: Ledger) -> None:
         finish_groups(ledger, *"abcd", seal=True)

@@ -4,8 +4,6 @@ A test makes the silence by setting the last reap back; to the script, Redis's c
 times as long as in production, so that how long a test takes changes nothing.
 """
 
-from collections.abc import Callable
-
 import pytest
 
 from rollq.ledger import constants
@@ -106,37 +104,3 @@ def test_a_damaged_stamp_is_replaced(played: Ledger, damage: str) -> None:
         silence(played, 4.0)
         found = expired(played)
     assert found == ["r/g/1"] or reader(played).stats()["expired"] == 1
-
-
-class TestClock:
-    """The clock of Redis's host is set: every stored time is that much older, or that far ahead."""
-
-    @pytest.fixture
-    def moved(self, played: Ledger) -> Callable[[float], None]:
-        def move(by: float) -> None:
-            silence(played, by)
-            for member, at in played.redis.zrange(played.keys.leased, 0, -1, withscores=True):
-                played.redis.zadd(played.keys.leased, {member: at - by * SCALE})
-            for job in map(played.keys.job, ("r/g/0", "r/g/1")):
-                played.redis.hset(job, "deadline", float(played.redis.hget(job, "deadline")) - by * SCALE)
-
-        return move
-
-    @pytest.mark.parametrize("by", [100.0, 7200.0, -100.0, -7200.0])
-    def test_no_live_lease_is_lost(self, played: Ledger, moved: Callable[[float], None], by: float) -> None:
-        moved(by)
-        assert expired(played) == []
-        before = played.scripts.now()
-        assert played.renew_leases([("r/g/0", "1#token")], left_s=[1700.0]) == []
-        end = played.redis.zscore(played.keys.leased, "r/g/0#1#token")
-        assert before + 15 <= end <= played.scripts.now() + 15  # the worker's own clock tells how far its deadline is
-        for _ in range(6):
-            silence(played, 4.0)
-            assert played.renew_leases([("r/g/0", "1#token")]) == []
-            # The dead one's lease ends no later than one lease from now, wherever the clock was.
-            left = played.redis.zscore(played.keys.leased, "r/g/1#1#token") or 0
-            assert left - played.scripts.now() <= 15
-            played.reap()
-        played.redis.zadd(played.keys.leased, {"r/g/1#1#token": 1}, xx=True)
-        played.reap()
-        assert reader(played).stats()["expired"] == 1

@@ -221,5 +221,5 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
         f"rollq submit --run first {chosen} --size 4 --seal": "",
         f"rollq pull --run first --groups {len(tasks)} --out first.jsonl": "",
     }
-    width = max(len(line) for line, why in steps.items() if why and len(line) < 50)
+    width = max(len(line) for line, why in steps.items() if why and len(line) < 60)
     return [f"  {line:<{width}}   {why}".rstrip() for line, why in steps.items()]

@@ -53,7 +53,11 @@ def refused(**given: Any) -> RequestRefused:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "?", "audio": {"id": 1}}]}, "messages[0].audio"),
         ({"messages": [{"role": "user", "content": "?", "name": 5}]}, "messages[0].name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}, ASK["messages"][0]]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls.function"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+            "messages[0].tool_calls.id",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any], param: str) -> None:

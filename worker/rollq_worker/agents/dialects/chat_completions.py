@@ -10,13 +10,11 @@ from typing import Any
 from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.agents.dialects.reading import (
-    FREELY,
     Parameters,
     body_of,
-    checked_asked,
+    check_choice,
     checked_messages,
     checked_tools,
-    fields_of,
     flag_of,
     grammar,
     list_of,
@@ -60,8 +58,7 @@ def read(body: Any) -> TurnRequest:
     stream, options = flag_of(given.pop("stream", False), "stream"), given.pop("stream_options", {})
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
-    if choice not in ("auto", "none"):
-        raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+    check_choice(choice)
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise RequestRefused("stream_options has include_usage only", param="stream_options")
     asked: dict[str, Json] = {}
@@ -70,8 +67,8 @@ def read(body: Any) -> TurnRequest:
     asked |= _grammar(given.pop("response_format", {"type": "text"}))
     return TurnRequest(
         messages=checked_messages([_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"),
-        tools=_tools(tools) if choice == "auto" else [],
-        asked=checked_asked({**PARAMETERS.read(given), **asked}),
+        tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
+        asked=PARAMETERS.read(given, asked),
         stream=stream,
         usage=bool(options.get("include_usage")),
     )
@@ -83,17 +80,9 @@ def _grammar(asked: Any) -> dict[str, Json]:
     return grammar(asked.get("type"), schema.get("schema") if isinstance(schema, dict) else None, "response_format")
 
 
-def _tools(tools: Any) -> list[Json]:
-    if not isinstance(tools, list):
-        raise RequestRefused("tools must be a list", param="tools")
-    shown = []
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict):
-            raise RequestRefused('a tool is {"type": "function", "function": {...}}', param="tools")
-        kept = {name: value for name, value in fields_of(function).items() if name not in UNSEEN}
-        shown.append({"type": "function", "function": kept})
-    return checked_tools(shown)
+def _function(tool: dict[str, Any]) -> Json:
+    function = object_of(tool.get("function"), "tools.function")
+    return {name: value for name, value in function.items() if name not in UNSEEN}
 
 
 def _message(message: Any, where: str) -> Message:
@@ -111,17 +100,15 @@ def _message(message: Any, where: str) -> Message:
     }
     shown |= {key: text_at(given, key, where) for key in ("name", "tool_call_id", "reasoning_content") if key in given}
     if "tool_calls" in given:
-        shown["tool_calls"] = [_call(call, where) for call in list_of(given["tool_calls"], where)]
+        shown["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in list_of(given["tool_calls"], where)]
     return shown
 
 
 def _call(call: Any, where: str) -> Json:
-    function = call.get("function") if isinstance(call, dict) else None
-    id = call.get("id") if isinstance(call, dict) else None
-    texts = (id, *(function.get(name) for name in ("name", "arguments"))) if isinstance(function, dict) else (None,)
-    if not isinstance(function, dict) or not all(isinstance(text, str) for text in texts):
-        raise RequestRefused(f"{where}: a tool call has an id and a function with name and arguments", param=where)
-    return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": function["arguments"]}}
+    given = object_of(call, where)
+    function = object_of(given.get("function"), f"{where}.function")
+    named = {key: text_at(function, key, f"{where}.function") for key in ("name", "arguments")}
+    return {"id": text_at(given, "id", where), "type": "function", "function": named}
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
-    FREELY,
     Parameters,
     body_of,
-    checked_asked,
+    check_choice,
     checked_messages,
     checked_tools,
     flag_of,
@@ -45,11 +44,11 @@ def read(body: Any) -> TurnRequest:
     """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
     given = body_of(body)
     messages, system, tools = given.pop("messages", None), given.pop("system", None), given.pop("tools", [])
-    stream, choice = flag_of(given.pop("stream", False), "stream"), given.pop("tool_choice", {"type": "auto"})
+    stream = flag_of(given.pop("stream", False), "stream")
+    choice = object_of(given.pop("tool_choice", {"type": "auto"}), "tool_choice")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
-    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
-        raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+    check_choice(choice.get("type"))
     if "thread" in given:  # by this code the anthropic package's tool runner knows that it can go on without
         raise RequestRefused("thread is not supported here", param="thread", code="thread_unsupported_request")
     if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
@@ -68,21 +67,14 @@ def read(body: Any) -> TurnRequest:
         shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
     return TurnRequest(
         messages=checked_messages(shown, "messages"),
-        tools=_tools(tools) if choice["type"] == "auto" else [],
-        asked=checked_asked({**PARAMETERS.read(given), **asked}),
+        tools=checked_tools(tools, "custom", _function) if choice["type"] == "auto" else [],
+        asked=PARAMETERS.read(given, asked),
         stream=stream,
     )
 
 
-def _tools(tools: Any) -> list[Json]:
-    shown = []
-    for n, tool in enumerate(list_of(tools, "tools")):
-        given = object_of(tool, f"tools[{n}]")
-        if (kind := given.get("type", "custom")) != "custom":
-            raise RequestRefused(f"tools[{n}] is {kind!s:.80}, which runs at Anthropic and not here", param="tools")
-        function = {theirs: given[ours] for ours, theirs in SHOWN_OF_TOOLS.items() if ours in given}
-        shown.append({"type": "function", "function": function})
-    return checked_tools(shown)
+def _function(tool: dict[str, Any]) -> Json:
+    return {theirs: tool[ours] for ours, theirs in SHOWN_OF_TOOLS.items() if ours in tool}
 
 
 def _messages(message: dict[str, Any], where: str) -> list[Message]:

@@ -1,10 +1,11 @@
 """What all dialects read alike: JSON objects, parts of text, tools, and what is asked of the sampling.
 
-The invariant: each thing that a request asks for is carried out or refused by name.
+The invariant: each parameter of a request is carried out, named as one without effect, or refused by name. Fields of
+messages and tools that the model is not shown ask for nothing, and are left out.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,6 @@ from rollq.sampling import objection
 from rollq.wire.blob import plain
 from rollq_worker.agents.turn_request import MAX_NEW_TOKENS, ONE_CALL, RequestRefused
 from rollq_worker.episode.messages import checked_schemas
-
-FREELY = "the model's calls are sampled freely"
-"""Why no call is forced: a grammar would change the logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +31,10 @@ class Parameters:
     neutral: Mapping[str, Sequence[Json]]
     """Of these, only the given values are carried out."""
 
-    def read(self, given: Mapping[str, Any]) -> dict[str, Json]:
-        """`TurnRequest.asked`. Raises RequestRefused."""
-        asked: dict[str, Json] = {}
+    def read(self, given: Mapping[str, Any], known: Mapping[str, Json]) -> Mapping[str, Json]:
+        """`TurnRequest.asked`, with what is `known` of it. Raises RequestRefused, also for what the engine or the
+        journal does not take."""
+        asked = dict(known)
         for name, value in given.items():
             if name in self.sampling:
                 asked[self.sampling[name]] = value
@@ -45,6 +44,7 @@ class Parameters:
                 asked[MAX_NEW_TOKENS] = value
             elif name not in self.without_effect and value not in self.neutral.get(name, ()):
                 raise refused_value(name, value, self.neutral.get(name))
+        _check_asked(asked)
         return asked
 
 
@@ -54,8 +54,7 @@ def refused_value(name: str, value: Any, neutral: Sequence[Json] | None = None) 
     return RequestRefused(f"{name} is {str(value)[:80]!r}: {known}", param=name, code="unsupported_parameter")
 
 
-def checked_asked(asked: Mapping[str, Json]) -> Mapping[str, Json]:
-    """What is asked, if the engine and the journal take it. Raises RequestRefused."""
+def _check_asked(asked: Mapping[str, Json]) -> None:
     sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
     if why := objection(sampling, 1 << 30):
         raise RequestRefused(why)
@@ -63,11 +62,24 @@ def checked_asked(asked: Mapping[str, Json]) -> Mapping[str, Json]:
         plain(asked, "the request")
     except ContractError as e:
         raise RequestRefused(str(e)) from e
-    return asked
 
 
-def checked_tools(shown: Sequence[Json]) -> list[Json]:
-    """Tools in OpenAI's form. Raises RequestRefused for what is no schema."""
+def check_choice(choice: Any) -> None:
+    """Raises RequestRefused for a call that is to be made: a grammar would change the logprobs."""
+    if choice not in ("auto", "none"):
+        raise RequestRefused(
+            "tool_choice must be auto or none: the model's calls are sampled freely", param="tool_choice"
+        )
+
+
+def checked_tools(tools: Any, kind: str, function_of: Callable[[dict[str, Any]], Json]) -> list[Json]:
+    """Tools in OpenAI's form. Raises RequestRefused for those of another kind, and for what is no schema."""
+    shown = []
+    for n, tool in enumerate(list_of(tools, "tools")):
+        given = object_of(tool, f"tools[{n}]")
+        if (other := given.get("type", kind)) != kind:
+            raise RequestRefused(f"tools[{n}] is {other!s:.80}: only {kind} tools are supported here", param="tools")
+        shown.append({"type": "function", "function": function_of(given)})
     try:
         return checked_schemas(plain(shown, "they are"))
     except (ContractError, TypeError, ValueError) as e:
@@ -85,18 +97,14 @@ def body_of(body: Any) -> dict[str, Any]:
     """What a request says: its fields without null. Raises RequestRefused."""
     if not isinstance(body, dict):
         raise RequestRefused("the body must be a JSON object")
-    return fields_of(body)
-
-
-def fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: item for name, item in value.items() if item is not None}
+    return object_of(body, "the body")
 
 
 def object_of(value: Any, where: str) -> dict[str, Any]:
     """The fields of a JSON object without null. Raises RequestRefused."""
     if not isinstance(value, dict):
         raise RequestRefused(f"{where} is no JSON object", param=where)
-    return fields_of(value)
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def list_of(value: Any, where: str) -> list[Any]:

@@ -14,10 +14,9 @@ from rollq.job import Json
 from rollq_worker.agents.dialects import chat_completions
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
-    FREELY,
     Parameters,
     body_of,
-    checked_asked,
+    check_choice,
     checked_messages,
     checked_tools,
     flag_of,
@@ -71,8 +70,7 @@ class Responses:
         asked_for, instructions = given.pop("input", None), given.pop("instructions", None)
         tools, choice = given.pop("tools", []), given.pop("tool_choice", "auto")
         stream, before = flag_of(given.pop("stream", False), "stream"), given.pop("previous_response_id", None)
-        if choice not in ("auto", "none"):
-            raise RequestRefused(f"tool_choice must be auto or none: {FREELY}", param="tool_choice")
+        check_choice(choice)
         several = flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls")
         asked: dict[str, Json] = {} if several else {ONE_CALL: True}
         asked |= _grammar(object_of(given.pop("text", {}), "text"))
@@ -83,8 +81,8 @@ class Responses:
             messages.insert(0, {"role": "system", "content": text_of(instructions, "instructions", TEXTS)})
         return TurnRequest(
             messages=checked_messages(messages, "input"),
-            tools=_tools(tools) if choice == "auto" else [],
-            asked=checked_asked({**PARAMETERS.read(given), **asked}),
+            tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
+            asked=PARAMETERS.read(given, asked),
             stream=stream,
             repeated={
                 "previous_response_id": before,
@@ -132,15 +130,8 @@ def _grammar(text: dict[str, Any]) -> dict[str, Json]:
     return grammar(form.get("type"), form.get("schema"), "text.format")
 
 
-def _tools(tools: Any) -> list[Json]:
-    shown = []
-    for n, tool in enumerate(list_of(tools, "tools")):
-        given = object_of(tool, f"tools[{n}]")
-        if (kind := given.get("type")) != "function":
-            raise RequestRefused(f"tools[{n}] is {kind!s:.80}: only functions are supported here", param="tools")
-        function = {name: given[name] for name in SHOWN_OF_TOOLS if name in given}
-        shown.append({"type": "function", "function": function})
-    return checked_tools(shown)
+def _function(tool: dict[str, Any]) -> Json:
+    return {name: tool[name] for name in SHOWN_OF_TOOLS if name in tool}
 
 
 def _messages(asked_for: Any) -> list[Message]:

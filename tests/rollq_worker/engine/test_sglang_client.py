@@ -11,6 +11,7 @@ from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.engine import limits
 from rollq_worker.engine.api import control
+from rollq_worker.engine.call import Shared
 from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
@@ -79,21 +80,23 @@ class TestRequest:
 
     def test_ids_that_the_engine_sampled_are_valid_whatever_the_tokenizer_says(self, connect: Connect) -> None:
         with scripted_engine(lambda body: reply([120], prompt_tokens=3)) as engine:
-            client = connect(engine, vocab_size=100)
+            shared = Shared(vocab_size=100, engines=1)
+            client = connect(engine, share=shared)
             generate(client)
             generate(client, ids=[5, 120])
             with pytest.raises(JobFailure):
                 generate(client, ids=[121])
-            client.admit([121])
+            shared.vocabulary.admit([121])
             generate(client, ids=[121])
 
     def test_ids_outside_every_vocabulary_are_a_failure_of_the_engine_and_admit_nothing(self, connect: Connect) -> None:
         garbage = (200, reply([7, 4_000_000_000, 9], prompt_tokens=3))
         with scripted_engine(*[garbage] * (RETRIES + 1)) as engine:
-            client = connect(engine, vocab_size=100)
+            shared = Shared(vocab_size=100, engines=1)
+            client = connect(engine, share=shared)
             with pytest.raises(EngineFailure, match="token id 4000000000 was sampled"):
                 generate(client)
-            client.admit([4_000_000_000])
+            shared.vocabulary.admit([4_000_000_000])
             with pytest.raises(JobFailure, match="outside the model's vocabulary"):
                 generate(client, ids=[101])
             assert len(engine.bodies()) == RETRIES + 1

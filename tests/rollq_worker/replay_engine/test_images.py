@@ -57,4 +57,5 @@ def test_other_numbers_of_placeholders_are_refused(tokenizer: Tokenizer) -> None
         refused = ask(shown + shown, image(56, 56))
         assert refused.status_code == 400 and "2 image placeholders but 1 image inputs" in refused.text
         assert ask(shown, image_data=["data:image/png;base64,bm8="]).status_code == 400
-        assert ask(shown, image_data=[5]).status_code == 400
+        for wrong in ({"image_data": [5]}, {"image_data": 5}, {"input_ids": None}):
+            assert ask(shown, image(56, 84), **wrong).status_code == 400

@@ -49,9 +49,9 @@ class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
-    only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
-    engine and held around requests under which engines have died. An engine whose tokenizer differs from
-    that of `proof` is sent nothing. Several engines of a process are given what they `share`.
+    only sent if the model sampled them (`Shared.vocabulary`). `suspect_lock` is shared by the workers of an engine and
+    held around requests under which engines have died. An engine whose tokenizer differs from that of `proof` is sent
+    nothing. Several engines of a process are given what they `share`.
 
     A thread that waits for a response cannot call `check`: `abort_running` has the engine end all running requests, and
     `cut` ends the wait for one.
@@ -111,11 +111,6 @@ class SGLangEngine:
         """
         return self._shared.clock.seconds
 
-    def admit(self, ids: Sequence[int]) -> None:
-        """Note that this model sampled these ids before (a resumed journal). They are valid even above the
-        tokenizer's."""
-        self._shared.vocabulary.admit(ids)
-
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""
         return self._limits.current().room(prompt)
@@ -170,7 +165,7 @@ class SGLangEngine:
                 self._shared.quarantine.answered(self.url)
                 if not self._keeps(generated, call):
                     continue
-                self.admit(generated.ids)
+                self._shared.vocabulary.admit(generated.ids)
                 return generated
 
     def ready(self) -> bool:

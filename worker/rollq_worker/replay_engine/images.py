@@ -15,7 +15,7 @@ from typing import Any
 from rollq.env import Image
 from rollq.errors import EnvironmentFailure
 from rollq.images import ImageRef
-from rollq_worker.replay_engine.http_bodies import bad_value
+from rollq_worker.replay_engine.http_bodies import bad_body, bad_value
 from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.tokenizer import Tokenizer
 
@@ -26,10 +26,13 @@ _SHOWN = re.compile(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>")
 def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """The body without its images, and with as many placeholders in its prompt as they take. Raises HttpError."""
     rest = {name: value for name, value in body.items() if name != FIELD}
-    data: list[Any] = body.get(FIELD) or []
+    data: Any = body.get(FIELD)
     if not data or tokenizer.image_processor is None:
         return rest
-    images, ids, tokens = [_read(url) for url in data], body["input_ids"], ImageTokens(tokenizer)
+    ids: Any = body.get("input_ids")
+    if not isinstance(data, list) or not isinstance(ids, list):
+        raise bad_body(FIELD, "Input should be a list of data URLs, beside input_ids")
+    images, tokens = [_read(url) for url in data], ImageTokens(tokenizer)
     if (placeholders := ids.count(tokens.placeholder)) != len(images):
         raise bad_value(f"Prompt has {placeholders} image placeholders but {len(images)} image inputs were provided")
     shown = {"content": [image.part for image in images]}

@@ -232,7 +232,7 @@ def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """In this block, log an error about one run or job, so that the others go on."""
+    """In this block, log an error about one run or job, whatever it is, so that the others go on."""
     try:
         yield
     except (RollqError, *CONNECTION_ERRORS) as e:

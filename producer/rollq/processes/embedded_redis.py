@@ -19,9 +19,11 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
+import redis
+
 from rollq.errors import RollqError, SettingsError
 from rollq.processes.child import Child
-from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.connection import connect
 
 HOST = "127.0.0.1"
 
@@ -168,11 +170,11 @@ class EmbeddedRedis:
 
     def _answers(self) -> bool:
         """Whether this server has loaded its data and answers, and not another one that took the port first."""
-        with connect(self.url, patience_s=0) as client:
+        with connect(f"{self.url}?socket_timeout=1", patience_s=0) as client:
             try:
                 client.ping()  # refused while it loads
                 return bool(client.info("server")["process_id"] == self.child.pid)
-            except CONNECTION_ERRORS:
+            except redis.RedisError:
                 return False
 
     def stop(self) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,16 @@ def test_another_server_on_the_port_is_not_mistaken_for_this_one(monkeypatch: py
         monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
         with EmbeddedRedis() as server:
             assert server.port != other.port
+
+
+def test_a_port_where_no_redis_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        ports = [other.server_port, free_port()]
+        monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
+        with EmbeddedRedis() as server:
+            assert server.port != other.server_port
+        other.shutdown()
 
 
 def test_a_server_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

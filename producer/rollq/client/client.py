@@ -21,10 +21,10 @@ from rollq.settings import Settings
 if TYPE_CHECKING:
     from rollq.batch import Batch
     from rollq.client.consuming.consumer import Consumer
+    from rollq.client.consuming.functions import Reward, Where
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
-    from rollq.functions import Reward, Where
     from rollq.job import Job
     from rollq.ledger.replies import Published, Submission
     from rollq.servers.durability import Durability

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client, internals
+from rollq.client.consuming.functions import Filter, RewardFunction
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.parser import Commands
@@ -24,7 +25,6 @@ from rollq.errors import NotHeld, PullTimeout, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
-from rollq.functions import Filter, RewardFunction
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import retry

@@ -18,6 +18,7 @@ from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
 from rollq.client.closing import briefly
 from rollq.client.consuming.batch_wait import BatchWait
+from rollq.client.consuming.functions import Filter, Reward, RewardFunction, Where
 from rollq.client.consuming.hold_renewal import HoldRenewal
 from rollq.client.consuming.selection import Selection, UnreadableJob
 from rollq.client.consuming.shortfall import late, missing_groups
@@ -31,7 +32,6 @@ from rollq.errors import (
     PullTimeout,
     Unwritable,
 )
-from rollq.functions import Filter, Reward, RewardFunction, Where
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, STALE
 from rollq.ledger.deliveries import Deliveries, Taken, named_session

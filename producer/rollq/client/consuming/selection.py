@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import cast
 
 from rollq.batch import Group
+from rollq.client.consuming.functions import Filter, RewardFunction
 from rollq.errors import ContractError
-from rollq.functions import Filter, RewardFunction
 from rollq.ledger.replies import TakenGroup
 from rollq.trajectory import Trajectory
 

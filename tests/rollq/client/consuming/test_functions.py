@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollq import Group, Trajectory
+from rollq.client.consuming.functions import Filter, RewardFunction, load, unequal_rewards
 from rollq.errors import FunctionError, SettingsError
-from rollq.functions import Filter, RewardFunction, load, unequal_rewards
 from tests.rollq.samples import trajectory
 
 

@@ -50,7 +50,7 @@ def ping_redis(url: str) -> None:
     except redis.RedisError as e:
         if remedy := no_answer(e):
             raise RollqError(f"Redis at {mask_url(url)}: {e}. {remedy}") from e
-        raise RollqError(f"no Redis at {mask_url(url)}: {str(e).rstrip('.')}. {unreached(url, e)}") from e
+        raise RollqError(unreached(mask_url(url), e)) from e
     finally:
         if client is not None:
             client.close()

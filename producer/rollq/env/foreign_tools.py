@@ -122,8 +122,7 @@ def copy_record(record: Any) -> Any:
 def untouched(copied: Any, record: Any) -> bool:
     """Whether a copy by `copy_record` holds just what the record holds, down to the very strings and numbers.
 
-    It is never true of records that differ. A copy in which a value was replaced by an equal one counts
-    as touched.
+    It is never true of records that differ. A copy in which a value was replaced by an equal one counts as touched.
     """
     if copied is record:
         return True

@@ -7,7 +7,7 @@ LEASE_S = 15.0
 HOLD_S = 60.0
 """Seconds without a renewal after which a consumer has lost the batch."""
 SENDING_S = 5.0
-"""Seconds after which a publication that was not confirmed is made again."""
+"""Seconds after which a message that was not confirmed is sent again."""
 CONFIRMED_S = 600.0
 """Seconds after which a job that no worker has claimed is sent again."""
 BUDGETS = {

@@ -149,7 +149,7 @@ class Ledger:
         self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds))
 
     def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
-        """Fix the number of failures of each class that kills a job. The run's first caller decides.
+        """Pin the number of failures of each class that kills a job. The run's first caller decides.
 
         Raises SettingsError when the run has other budgets, ContractError for an unknown class or a number below 1.
         """
@@ -181,7 +181,7 @@ class Ledger:
         self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
-        """Fix the tokenizer and chat template of the run's episodes; else its first claim does.
+        """Pin the tokenizer and chat template of the run's episodes; else its first claim does.
 
         Raises SettingsError when the run has others.
         """

@@ -49,7 +49,7 @@ class Versions:
         return Published(whole(step, key, "step"), text(version)) if step else None
 
     def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
-        """Fix how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
+        """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
         when the run has others."""
         for name, number, least in (
             ("groups_per_batch", groups_per_batch, 1),

@@ -87,8 +87,7 @@ class Patience:
     def _say(self, away_s: float, error: Exception) -> None:
         """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
         if self._name not in _reached and away_s >= FIRST_S:
-            why = str(error).rstrip(".")
-            raise NoRedis(f"no Redis at {self._name}: {why}. {unreached(self._name, error)}") from error
+            raise NoRedis(unreached(self._name, error)) from error
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now

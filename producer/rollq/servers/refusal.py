@@ -99,7 +99,11 @@ def no_answer(error: BaseException | None) -> str:
 
 
 def unreached(address: str, error: BaseException) -> str:
-    """What to do about an address at which Redis was never reached."""
+    """That Redis was never reached at this address, why, and what to do about it."""
+    return f"no Redis at {address}: {str(error).rstrip('.')}. {_where_to_look(address, error)}"
+
+
+def _where_to_look(address: str, error: BaseException) -> str:
     causes = [cause for cause in (error, error.__cause__, error.__context__) if cause]
     tls = address.startswith("rediss:")
     if any(isinstance(cause, socket.gaierror) for cause in causes):

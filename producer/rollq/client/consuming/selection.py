@@ -26,9 +26,9 @@ class UnreadableJob(ContractError):
 class Selection:
     """The groups of the batch that a consumer makes up."""
 
-    def __init__(self, read: Read, keep: Filter | None, reward: RewardFunction | None) -> None:
+    def __init__(self, read: Read, where: Filter | None, reward: RewardFunction | None) -> None:
         self._read = read
-        self._keep = keep
+        self._where = where
         self._reward = reward
         self._groups: dict[str, Group] = {}
         """The groups that the batch keeps, by id."""
@@ -36,7 +36,7 @@ class Selection:
     @property
     def reason(self) -> str:
         """Why groups are not kept."""
-        return self._keep.name if self._keep else ""
+        return self._where.name if self._where else ""
 
     def __len__(self) -> int:
         """Number of groups so far."""
@@ -54,7 +54,7 @@ class Selection:
             if found.id in self._groups:
                 continue
             group = self._group(found, redelivered=redelivered or found.handed > 0)
-            if self._keep and not self._keep.keeps(group):
+            if self._where and not self._where.keeps(group):
                 unwanted.append(found.id)
             else:
                 self._groups[found.id] = group

@@ -1,4 +1,4 @@
--- Fix how many groups may run ahead of the trainer. The run's first caller decides.
+-- Pin how many groups may run ahead of the trainer. The run's first caller decides.
 -- reads and writes  run held:train
 -- ARGV   batch (groups of a training step) staleness (steps) running (most open groups; 0: no limit)
 -- reply  ok | other batch staleness running (those of the run)

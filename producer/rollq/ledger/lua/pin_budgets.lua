@@ -1,4 +1,4 @@
--- Fix, before the run's first group, how many failures of a class kill a job.
+-- Pin, before the run's first group, how many failures of a class kill a job.
 -- reads and writes  run
 -- ARGV   class failures, class failures, ...
 -- reply  ok | conflict class failures (the run's)

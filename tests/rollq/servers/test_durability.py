@@ -29,7 +29,6 @@ MANY = 40
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability_module, "CONFIRM_MS", 1000)
     monkeypatch.setattr(scripts, "CONFIRM_FOR_S", 0.2)
 
 
@@ -189,7 +188,7 @@ def test_async_may_lose_what_no_replica_has(server: Callable[..., Any], ledger_o
 
 
 def test_without_a_replica_the_call_says_what_is_missing(
-    server: Callable[..., Any], ledger_of: Callable[..., Ledger]
+    server: Callable[..., Any], ledger_of: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it repeats what was written before, and so writes nothing."""
     pair = server(Replicated)
@@ -197,6 +196,8 @@ def test_without_a_replica_the_call_says_what_is_missing(
     ledger.submit(group("before"))
     cut_off(pair)
     until(lambda: pair.primary.client.info("replication")["connected_slaves"] == 0)
+    wait_ms = durability_module.CONFIRM_MS
+    monkeypatch.setattr(durability_module, "CONFIRM_MS", 300)
     for name in ("before", "after"):
         with pytest.raises(Unconfirmed, match=r"run r: submit of job r/\w+/0: .*connected replicas: 0"):
             ledger.submit(group(name))
@@ -206,6 +207,7 @@ def test_without_a_replica_the_call_says_what_is_missing(
     assert known(pair.primary.url) == 4, "a server that cannot confirm at first is not written to"
     pair.replicas[0].client.replicaof(HOST, pair.primary.port)
     until(pair.in_step)
+    monkeypatch.setattr(durability_module, "CONFIRM_MS", wait_ms)
     assert ledger.submit(group("after")).known == ["r/after/0", "r/after/1"]
 
 

@@ -3,7 +3,6 @@
 Pure: a record in, words about its faults out. The formats read files and call this for each trajectory.
 """
 
-import math
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from rollq.errors import ContractError, FailureClass
 from rollq.events import GRADED, Finish, Stop
 from rollq.job import parse_id
+from rollq.sampling import number
 from rollq.trajectory_extras import Extra
 
 
@@ -50,10 +50,6 @@ def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
 def _text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
@@ -70,11 +66,11 @@ Check = Callable[[Any], bool]
 FIELDS: Mapping[str, tuple[Check, str]] = {
     **dict.fromkeys(("job", "run", "group", "env", "split", "queue"), (_text, "a text")),
     **dict.fromkeys(("sample", "task", "attempt", "turns"), (_whole, "a whole number of at least 0")),
-    "began": (lambda value: _finite(value) and value >= 0, "a time in Unix seconds"),
+    "began": (lambda value: number(value) and value >= 0, "a time in Unix seconds"),
     **dict.fromkeys(("labels", "sampling", "info"), (_map, "a mapping")),
     "stop": (lambda value: value in [*Stop], f"one of {', '.join(Stop)}"),
     "failure": (lambda value: value is None or value in [*FailureClass], f"null or one of {', '.join(FailureClass)}"),
-    "reward": (lambda value: value is None or _finite(value), "null or a finite number"),
+    "reward": (lambda value: value is None or number(value), "null or a finite number"),
     "messages": (
         lambda value: _list(value) and all(_map(m) and isinstance(m.get("role"), str) for m in value),
         "a list of messages, each with a role",
@@ -137,7 +133,7 @@ def _token_faults(record: Mapping[str, Any]) -> Iterator[str]:
             why = f"id {token!r:.60} is no token id"
         elif type(sampled) is not int or sampled not in (0, 1):
             why = f"mask {sampled!r:.60} is neither 0 nor 1"
-        elif not _finite(logprob):
+        elif not number(logprob):
             why = f"logprob {logprob!r:.60} is no finite number"
         elif sampled and not _text(version):
             why = f"it was sampled, and version {version!r:.60} is no name"
@@ -172,7 +168,7 @@ def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"times must be a list, not {times!r:.60}"
         return
     for time in times:
-        if not (_list(time) and len(time) == 4 and _text(time[0]) and all(map(_finite, time[1:3])) and _whole(time[3])):
+        if not (_list(time) and len(time) == 4 and _text(time[0]) and all(map(number, time[1:3])) and _whole(time[3])):
             yield f"times must be lists of what, start, seconds and turn, not {time!r:.60}"
             return
 
@@ -180,7 +176,7 @@ def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
 def _turn_reward_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Files of an earlier rollq have none."""
     rewards = record.get("turn_rewards", [None] * record["turns"])
-    if not _list(rewards) or not all(reward is None or _finite(reward) for reward in rewards):
+    if not _list(rewards) or not all(reward is None or number(reward) for reward in rewards):
         yield f"turn_rewards must be a list of null or finite numbers, not {rewards!r:.60}"
     elif len(rewards) != record["turns"]:
         yield f"it has {record['turns']} turns, and {len(rewards)} turn_rewards"
@@ -228,13 +224,13 @@ def _conversation_faults(record: Mapping[str, Any]) -> Iterator[str]:
     if not _list(conversations) or len(conversations) != len(record["traces"]):
         yield f"it has {len(record['traces'])} traces, and conversations {conversations!r:.60}"
         return
-    for number, (each, (begin, end)) in enumerate(zip(conversations, pairwise(ends), strict=True)):
+    for n, (each, (begin, end)) in enumerate(zip(conversations, pairwise(ends), strict=True)):
         if not (_map(each) and _list(each.get("turns")) and FIELDS["messages"][0](each.get("messages"))):
-            yield f"conversation {number} must have messages and turns"
+            yield f"conversation {n} must have messages and turns"
             return
         runs = sum(run for run, _ in groupby(record["mask"][begin:end]))
         if len(each["turns"]) != runs:
-            yield f"conversation {number} has {len(each['turns'])} turns, and the mask {runs}"
+            yield f"conversation {n} has {len(each['turns'])} turns, and the mask {runs}"
         said = sum(message["role"] == "assistant" for message in each["messages"]) + ("unanswered" in each)
         if said < runs:
-            yield f"conversation {number} has {runs} turns, and {said} messages of the assistant"
+            yield f"conversation {n} has {runs} turns, and {said} messages of the assistant"

@@ -27,6 +27,8 @@ def test_a_compressed_file_says_so(tmp_path: Path) -> None:
         (record(pieces=[[8, "stop"]]), "its pieces end at"),
         (record(sampling={"temperature": "hot"}), "could not convert string to float: 'hot'"),
         (record(sampling={"temperature": float("inf")}), "temperature is inf"),
+        (record(sampling={"temperature": 10**400}), "too large"),
+        (record(logprobs=[0.0] * 8 + [10**400] + [0.0] * 7), "is no finite number"),
         ({**record(), "pieces": None}, "pieces"),
     ],
 )

@@ -172,7 +172,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             images=bool(references(record["messages"])),
         )
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
-    except (AttributeError, LookupError, TypeError, ValueError) as e:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
         raise ContractError(f"{where} is not an exported trajectory: {type(e).__name__}: {e}") from e
     if odd := [temperature for temperature in temperatures if not 0 <= temperature < math.inf]:
         raise ContractError(f"{where} is not an exported trajectory: its temperature is {odd[0]}")

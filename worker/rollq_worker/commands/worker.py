@@ -66,8 +66,8 @@ def add(commands: Commands) -> None:
 
 def listen_address(text: str) -> tuple[str, int]:
     """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
-    host, colon, port = text.rpartition(":")
-    return host if colon else "127.0.0.1", whole(0, 65535)(port)
+    host, _, port = text.rpartition(":")
+    return host or "127.0.0.1", whole(0, 65535)(port)
 
 
 def queue_names(text: str) -> tuple[str, ...]:

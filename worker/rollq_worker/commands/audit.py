@@ -208,9 +208,8 @@ def _in_order(
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
-        except BaseException:
+        finally:  # also when the caller stops early
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _row(name: str, differences: Sequence[float], skipped: int, width: int) -> str:

@@ -22,7 +22,7 @@ def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list
     before, begun = 0, 0  # what is decoded as context, and where the character that is being spelt begins
     for place in range(len(ids)):
         text = decode(ids[before : place + 1])
-        # Most tokens that are taken together because they spell one character.
+        # So many tokens at most are taken together because they spell one character.
         last = place + 1 == len(ids) or place - begun + 1 >= 8
         if text.endswith(UNFINISHED) and not last:
             texts.append("")

@@ -58,9 +58,8 @@ class DemoProcesses:
 
     def await_engine(self) -> None:
         """Returns once the replay engine, if one was started, is up. Raises RollqError when it does not start."""
-        deadline = (
-            time.monotonic() + 120.0
-        )  # a cold disk takes less to read a tokenizer library and an environment's data
+        # A cold disk takes less to read a tokenizer library and an environment's data.
+        deadline = time.monotonic() + 120.0
         for child in self._children:
             while not (ready := READY.search(child.tail())):
                 if child.exit_code is not None or time.monotonic() > deadline:

@@ -2,7 +2,7 @@
 
 The data, the tools and the grading are the shop's. A customer makes one request in the first message. The desk has the
 customer's order open, so no tool takes an order id, and no amount has to be told. The first message of the agent to the
-customer ends the conversation. A prompt has about an eighth of the tokens of the shop's.
+customer ends the conversation. A prompt has about a quarter of the tokens of the shop's.
 
 Task i of a split is a pure function of (split, i). Tasks i and j concern the same order if i // KINDS == j // KINDS.
 """

@@ -61,7 +61,8 @@ def cancel(random: Random, customer: Json, order: Json) -> Request:
 
 def change_address(random: Random, customer: Json, order: Json) -> Request:
     which, reads = _mention(random, customer, order)
-    new = next(new for _ in iter(int, 1) if (new := new_address(random)) != order["address"])
+    while (new := new_address(random)) == order["address"]:
+        pass
     text = f"{new['street']}, {new['city']}, {new['state']} {new['zip']}"
     return Request(
         want="have an order sent to another address",

@@ -201,7 +201,7 @@ class TrainerByTheBook(Bounded):
         for got in found.groups:
             assert number - self.began[got.id] <= self.bound
             # A group that was claimed before a death may be sampled under the checkpoint's weights after it. The
-            # consumer reads its tokens and skips it (tests/rollq/client/test_stale_groups.py).
+            # consumer reads its tokens and skips it (tests/rollq/client/consuming/test_stale_groups.py).
             assert self.died or number - self.sampled[got.id] <= self.bound
         for got in found.groups[1 : 1 + skips]:
             self.deliveries.skip(self.hold(number), got.id, "rewards agree", owner=self.owner)

@@ -52,6 +52,12 @@ def test_hostile_words_too() -> None:
     assert same(of_record(exported(made))) == same(of_trajectory(made))
 
 
+def test_what_the_assistant_says_in_the_first_prompt_is_no_turn() -> None:
+    shown = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}, *prompt().messages]
+    made = replace(trajectory(), events=[replace(prompt(), messages=shown), *trajectory().events[1:]])
+    assert same(of_record(exported(made))) == same(of_trajectory(made))
+
+
 def test_an_interrupted_turn_is_one_turn_with_its_pieces_and_versions() -> None:
     events = [prompt(), sampled(0, 1, 2, version="a"), sampled(0, 3, version="b"), observed(0)]
     [turn] = of_trajectory(replace(trajectory(), events=events)).turns

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 import resource
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
         assert output.repeated == 3
     assert jobs(out) == ["r/g0/0", "r/g0/1", "r/g1/0", "r/g2/0"]
     assert [(line["reward"], line["stop"]) for line in lines(out)][:2] == [(1.0, "done"), (None, "failed")]
+
+
+def test_what_is_saved_is_on_disk(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = set[tuple[int, int]](), os.fsync
+
+    def noted(fd: int) -> None:
+        fsync(fd)
+        synced.add((os.fstat(fd).st_ino, os.fstat(fd).st_size))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with open_output(out, append=True) as output:
+        for task in range(2):
+            output.save([played(task, 0, 1.0)])
+            files = list(out.iterdir()) if out.is_dir() else [out]
+            assert {(file.stat().st_ino, file.stat().st_size) for file in files} <= synced
 
 
 def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:

@@ -171,6 +171,15 @@ class TestWakeUps:
 
 
 class TestAcknowledgement:
+    def test_a_late_one_counts_while_no_other_consumer_has_the_group(self, ledger: Ledger) -> None:
+        finish_groups(ledger, "a", "b")
+        take(ledger, 2, "t")
+        end_holds(ledger, "a", "b")
+        ack(ledger, "t", "a")
+        assert take(ledger, 2, "u") == []  # gives b back
+        ack(ledger, "t", "b")
+        assert reader(ledger).stats()["delivered"] == 4
+
     def test_it_is_idempotent_and_leaves_one_small_record(self, ledger: Ledger) -> None:
         ledger.submit(group("a"))
         lease = claim(ledger, "r/a/0", "x").lease

@@ -123,6 +123,20 @@ def test_a_short_batch_lets_no_group_in_too_early(versions: Versions, ledger: Le
     assert admission(ledger).trained == 2
 
 
+def test_a_place_that_was_left_empty_is_free_until_the_next_publication(versions: Versions, ledger: Ledger) -> None:
+    versions.limit_staleness(2, 1, None)
+    enter(ledger, "abcd")
+    play_groups(ledger, *"abcd")
+    take(ledger, 2, "t")
+    ack(ledger, "t")
+    take(ledger, 2, "u")
+    deliveries(ledger).skip("u", "c", "rewards agree")
+    publish(versions, 1)  # the trainer went on without it
+    ack(ledger, "u")
+    assert take(ledger, 1, "v") == []
+    assert enter(ledger, "efg") == "ef"
+
+
 def test_evaluation_is_not_bounded(versions: Versions, ledger: Ledger) -> None:
     versions.limit_staleness(1, 0, 1)
     for name in "efg":

@@ -1,7 +1,8 @@
-"""Commands run in this process."""
+"""Commands run in this process, and the file of a pull."""
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -51,3 +52,16 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
         return said.err
 
     return run
+
+
+Pulls = Callable[..., Said]
+
+
+@pytest.fixture
+def pull(says: Says) -> Pulls:
+    return lambda groups, *more, code=0: says("pull", "--run", "r", "--groups", str(groups), *map(str, more), code=code)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"

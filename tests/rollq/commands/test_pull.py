@@ -7,13 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import pyarrow.parquet as pq
 import pytest
 import redis
 
@@ -29,29 +27,10 @@ from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
 from rollq.trajectory_extras import Extra
-from tests.rollq.commands.conftest import Said, Says
+from tests.rollq.commands.conftest import Pulls
+from tests.rollq.export.exported_files import jobs
 from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, take
 from tests.rollq.samples import group, play, reader
-
-Pulls = Callable[..., Said]
-
-
-@pytest.fixture
-def pull(says: Says) -> Pulls:
-    return lambda groups, *more, code=0: says("pull", "--run", "r", "--groups", str(groups), *map(str, more), code=code)
-
-
-def jobs(path: Path) -> list[str]:
-    return [json.loads(line)["job"] for line in path.read_text().splitlines()]
-
-
-def rows(path: Path) -> list[str]:
-    return [row["job"] for row in pq.read_table(path, columns=["job"]).to_pylist()]
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
 
 
 def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
@@ -240,11 +219,11 @@ def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
     out = tmp_path / "out.parquet"
     finish_groups(ledger, "a", "b", "c", seal=True)
     pull_and_be_killed(at, out)
-    assert rows(out) == [f"r/{name}/{sample}" for name in kept for sample in range(2)]
+    assert jobs(out) == [f"r/{name}/{sample}" for name in kept for sample in range(2)]
     assert reader(ledger).stats()["delivered"] == 2
     end_holds(ledger, "b", "c")
     pull(2, "--out", out)
-    assert rows(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
+    assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
     assert cli.main(["audit", str(out), "--offline"]) == 0
 
@@ -302,69 +281,6 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypa
         last = pull(1, "--wait", "--redis", server.url, code=1).err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
     assert last.endswith("Start it again, then repeat the same line")
-
-
-RULES = """
-def sample(trajectory):
-    return float(trajectory.job.sample)
-
-def none(group):
-    return False
-
-def broken(trajectory):
-    raise ValueError("not today")
-"""
-
-
-@pytest.fixture
-def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of the user in the folder in which the command runs."""
-    (tmp_path / "pull_rules.py").write_text(RULES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "pull_rules", raising=False)
-
-
-def test_only_groups_that_the_filter_keeps_are_written(ledger: Ledger, out: Path, pull: Pulls) -> None:
-    finish_groups(ledger, "a", "b")
-    ledger.submit(group("c"))
-    play(ledger, "r/c/0", 0.0)
-    play(ledger, "r/c/1", 1.0)
-    ledger.seal()
-    assert "2 of 3 groups are missing" in pull(3, "--where", "unequal_rewards", "--out", out, code=1).err
-    assert jobs(out) == ["r/c/0", "r/c/1"]
-    assert reader(ledger).stats()["skips"] == {"unequal_rewards": 2}
-
-
-@pytest.mark.usefixtures("rules")
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_the_file_has_the_rewards_of_the_reward_function(ledger: Ledger, out: Path, pull: Pulls, name: str) -> None:
-    finish_groups(ledger, "a", seal=True)
-    flags = ("--where", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
-    assert pull(1, *flags, "--out", out.with_name(name)).json["reward_mean"] == 0.5
-    if name == "out.jsonl":
-        written = [json.loads(line) for line in out.read_text().splitlines()]
-        rewards = [(line["reward"], line["info"]["environment_reward"]) for line in written]
-        assert rewards == [(0.0, 1.0), (1.0, 1.0)]
-    else:
-        assert pq.read_table(out.with_name(name), columns=["reward"])["reward"].to_pylist() == [0.0, 1.0]
-    assert cli.main(["audit", str(out.with_name(name)), "--offline"]) == 0
-
-
-@pytest.mark.usefixtures("rules")
-def test_a_function_that_fails_ends_the_pull_and_loses_nothing(ledger: Ledger, out: Path, pull: Pulls) -> None:
-    finish_groups(ledger, "a", seal=True)
-    said = pull(1, "--out", out, "--reward", "pull_rules:broken", code=1).err
-    assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in said
-    assert "there is no module pull_rulez" in pull(1, "--out", out, "--reward", "pull_rulez:broken", code=2).err
-    assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (1, 0)
-
-
-@pytest.mark.usefixtures("rules")
-def test_a_filter_that_keeps_nothing_empties_the_run(ledger: Ledger, out: Path, pull: Pulls) -> None:
-    finish_groups(ledger, "a", "b", seal=True)
-    pull(2, "--where", "pull_rules:none", "--out", out, code=1)
-    assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}
 
 
 def test_extras_are_written_when_they_are_asked_for(ledger: Ledger, tmp_path: Path, pull: Pulls) -> None:

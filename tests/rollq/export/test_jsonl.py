@@ -1,6 +1,5 @@
 """The exported file: whole lines, no job twice, durable before it is acknowledged."""
 
-import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,8 @@ import pytest
 from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
 from rollq.export.jsonl import TrajectoryFile
+from tests.rollq.export.exported_files import jobs
 from tests.rollq.export.trajectories import played
-
-
-def jobs(path: Path) -> list[str]:
-    return [json.loads(line)["job"] for line in path.read_text().splitlines()]
 
 
 def test_the_jobs_of_a_long_file_are_known_without_being_kept_in_memory(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What both forms of an exported file promise: no job twice, one writer, and after a fault the next process goes on."""
 
-import json
 import math
 import os
 import pickle
@@ -8,13 +7,13 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from rollq.errors import RollqError, SettingsError
 from rollq.events import Stop
 from rollq.export.formats import open_output
 from rollq.export.record import Unexportable
+from tests.rollq.export.exported_files import jobs, lines
 from tests.rollq.export.trajectories import played
 
 
@@ -28,17 +27,6 @@ def save(path: Path, *trajectories: Any) -> int:
     with open_output(path, append=True) as output:
         output.save(trajectories)
         return output.repeated
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-        return found
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def jobs(path: Path) -> list[str]:
-    return [line["job"] for line in lines(path)]
 
 
 def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:

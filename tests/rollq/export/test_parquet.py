@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
@@ -17,6 +16,7 @@ from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
 from rollq.trajectory_extras import Extra
+from tests.rollq.export.exported_files import jobs, lines
 from tests.rollq.export.trajectories import played, sound
 from tests.rollq.samples import job, trajectory
 from tests.rollq.token_rows import Trace, episode, episodes
@@ -25,16 +25,6 @@ from tests.rollq.token_rows import Trace, episode, episodes
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "x.parquet"
-
-
-def table(path: Path) -> list[dict[str, Any]]:
-    """As any reader of Parquet sees the folder."""
-    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return found
-
-
-def jobs(path: Path) -> list[str]:
-    return [row["job"] for row in table(path)]
 
 
 def save(path: Path, *trajectories: Any) -> int:
@@ -47,7 +37,7 @@ def save(path: Path, *trajectories: Any) -> int:
 def test_a_row_has_what_a_trainer_trains_on(out: Path) -> None:
     made = trajectory(0.5, of=job(labels={"uid": 7}))
     save(out, made)
-    [row] = table(out)
+    [row] = lines(out)
     [segment] = made.segments()
     assert list(row) == list(COLUMNS)
     assert row["prompt_ids"] == segment.prompt_ids.tolist()
@@ -73,7 +63,7 @@ def test_rows_are_the_segments(shape: list[Trace]) -> None:
 
 def test_a_trajectory_with_two_traces_has_two_rows(out: Path) -> None:
     save(out, sound([(3, [([2], 1)]), (6, [([1, 2], 1)])]), played(1, 0, 1.0))
-    assert [(row["job"], row["segment"], row["segments"], len(row["prompt_ids"])) for row in table(out)] == [
+    assert [(row["job"], row["segment"], row["segments"], len(row["prompt_ids"])) for row in lines(out)] == [
         ("r/g/0", 0, 2, 3), ("r/g/0", 1, 2, 6), ("r/g1/0", 0, 1, 3)
     ]  # fmt: skip
 
@@ -128,7 +118,7 @@ def test_half_a_surrogate_pair(out: Path) -> None:
     assert isinstance(made.events[2], Observed)
     made.events[2].message["content"] = "\ud800"
     save(out, made)
-    assert '"content":"\\ud800"' in table(out)[0]["messages"]
+    assert '"content":"\\ud800"' in lines(out)[0]["messages"]
     object.__setattr__(played_again := played(0, 1, 1.0), "job", job(1, env="\ud800"))
     with pytest.raises(Unexportable, match="job r/g/1: cannot be exported: "):
         save(out, played_again)
@@ -157,7 +147,7 @@ def test_rewards_of_turns_are_a_column(out: Path) -> None:
     made = trajectory()
     first = replace(made.events[2], actions=[{"name": "look", "arguments": {}, "reward": 0.25}])  # type: ignore[type-var]
     save(out, replace(made, events=[*made.events[:2], first, *made.events[3:]]))
-    [row] = table(out)
+    [row] = lines(out)
     assert row["turn_rewards"] == [0.25, None]
     assert [checked.faults for checked in check(out)] == [[]]
 
@@ -166,13 +156,13 @@ def test_arguments_of_the_template_are_a_column_of_json(out: Path) -> None:
     made = trajectory()
     other = trajectory(of=job(sample=1))
     save(out, replace(made, header=replace(made.header, template_kwargs={"enable_thinking": False})), other)
-    assert [row["template_kwargs"] for row in table(out)] == ['{"enable_thinking":false}', None]
+    assert [row["template_kwargs"] for row in lines(out)] == ['{"enable_thinking":false}', None]
     assert [checked.faults for checked in check(out)] == [[], []]
 
 
 def test_extras_are_a_column_of_json(out: Path) -> None:
     experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
     save(out, replace(trajectory(), extras={"routed_experts": experts}), trajectory(of=job(sample=1)))
-    extras = [row["extras"] for row in table(out)]
+    extras = [row["extras"] for row in lines(out)]
     assert extras == ['{"routed_experts":{"dtype":"int32","shape":[2],"data":"AAAAAAAAAAA="}}', None]
     assert [checked.faults for checked in check(out)] == [[], []]

@@ -26,6 +26,7 @@ from rollq.ledger.workers.time_spent import report_time
 from rollq.trajectory_extras import Extra
 from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, deliveries, take
+from tests.rollq.ledger.test_scripts import SCRIPTS
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 
@@ -268,6 +269,10 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
 
 
 LUA = resources.files("rollq.ledger") / "lua"
+
+
+def test_every_script_is_in_the_table() -> None:
+    assert {case.script for case in CASES} == set(SCRIPTS)
 
 
 def test_every_counter_is_shown() -> None:

@@ -1,4 +1,4 @@
-"""Clients for the engine tests, which retry without long pauses."""
+"""Clients and fleets for the engine tests, which retry without long pauses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +10,7 @@ from rollq_worker.engine import sglang_client
 from rollq_worker.engine.sglang_client import SGLangEngine
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
+from tests.rollq_worker.engine.pool_fleet import Fleet
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,21 @@ def connect() -> Iterator[Callable[..., SGLangEngine]]:
 def client(connect: Callable[..., SGLangEngine]) -> SGLangEngine:
     """A client of a port on which nothing listens yet."""
     return connect(f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.fixture
+def make_fleet() -> Iterator[Callable[[int], Fleet]]:
+    fleets: list[Fleet] = []
+
+    def make(size: int) -> Fleet:
+        fleets.append(Fleet(size))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+
+
+@pytest.fixture
+def fleet(make_fleet: Callable[[int], Fleet]) -> Fleet:
+    return make_fleet(3)

@@ -94,7 +94,7 @@ class TestRunsOfOthers:
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["claims"], stats["failures"]) == (3, 0, {})
 
-    def test_the_first_claim_fixes_tokenizer_and_template(self, runner: JobRunner, ledger: Ledger) -> None:
+    def test_the_first_claim_pins_tokenizer_and_template(self, runner: JobRunner, ledger: Ledger) -> None:
         assert runner.run(submit(ledger))["stop"] == "done"
         ledger.pin_tokenizer(runner.tokenizer.hash, runner.tokenizer.template_hash)
         with pytest.raises(SettingsError):

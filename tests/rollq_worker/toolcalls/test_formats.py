@@ -7,7 +7,8 @@ from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.format_tests import reader_tests
 from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
 from tests.rollq_worker.toolcalls.turns.json_formats import HERMES_CALL
-from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL, GLM_CALL
+from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL
+from tests.rollq_worker.toolcalls.turns.pair_formats import GLM_CALL
 from tests.rollq_worker.toolcalls.turns.token_formats import KIMI_CALL
 from tests.rollq_worker.toolcalls.written import WRITE
 

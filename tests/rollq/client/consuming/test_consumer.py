@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -64,10 +64,20 @@ class ConsumerProcess:
         self.process.wait(60)
 
 
+Start = Callable[..., ConsumerProcess]
+
+
 @pytest.fixture
-def consumers() -> Iterator[list[ConsumerProcess]]:
+def start(redis_url: str) -> Iterator[Start]:
+    """Starts a consumer, whose first batch are these groups."""
     started: list[ConsumerProcess] = []
-    yield started
+
+    def begin(*names: str) -> ConsumerProcess:
+        started.append(ConsumerProcess(redis_url, len(names)))
+        assert started[-1].batch() == list(names)
+        return started[-1]
+
+    yield begin
     for consumer in started:
         with consumer.process as process:  # closes its pipes
             process.kill()
@@ -80,14 +90,10 @@ def finish(ledger: Ledger, count: int) -> list[str]:
     return names
 
 
-def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
-    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
-) -> None:
+def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(ledger: Ledger, start: Start) -> None:
     finish(ledger, 6)
-    consumers.append(victim := ConsumerProcess(redis_url, 2))
-    assert victim.batch() == ["g00", "g01"]
-    consumers.append(other := ConsumerProcess(redis_url, 2))
-    assert other.batch() == ["g02", "g03"]
+    victim = start("g00", "g01")
+    other = start("g02", "g03")
     token = ledger.redis.hget(ledger.keys.group("g00"), "token").decode()
     victim.kill()
     end_holds(ledger, "g00", "g01")
@@ -104,12 +110,10 @@ def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
     assert is_over(ledger)
 
 
-def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]) -> None:
+def test_a_slow_consumer_keeps_its_batch(ledger: Ledger, start: Start) -> None:
     finish(ledger, 4)
-    consumers.append(slow := ConsumerProcess(redis_url, 2))
-    assert slow.batch() == ["g00", "g01"]
-    consumers.append(other := ConsumerProcess(redis_url, 2))
-    assert other.batch() == ["g02", "g03"]
+    slow = start("g00", "g01")
+    other = start("g02", "g03")
     other.ack()
     held = f"{ledger.keys.prefix}held:train"
     before = ledger.redis.zscore(held, "g00")
@@ -120,16 +124,12 @@ def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger, consume
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (8, 0, 0)
 
 
-def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
-    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
-) -> None:
+def test_a_stopped_consumer_learns_that_its_batch_went_to_another(ledger: Ledger, start: Start) -> None:
     finish(ledger, 2)
-    consumers.append(frozen := ConsumerProcess(redis_url, 2))
-    assert frozen.batch() == ["g00", "g01"]
+    frozen = start("g00", "g01")
     os.kill(frozen.process.pid, signal.SIGSTOP)
     end_holds(ledger, "g00", "g01")
-    consumers.append(other := ConsumerProcess(redis_url, 2))
-    assert other.batch() == ["g00", "g01"]
+    other = start("g00", "g01")
     os.kill(frozen.process.pid, signal.SIGCONT)
     frozen.ack("refused: group r/g0")
     other.ack()

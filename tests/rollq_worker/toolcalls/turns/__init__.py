@@ -14,14 +14,13 @@ from tests.rollq_worker.toolcalls.turns.list_formats import (
 )
 from tests.rollq_worker.toolcalls.turns.markup_formats import (
     CODER_TURNS,
-    GLM_TURNS,
-    HUNYUAN_TURNS,
     KIMI_K3_TURNS,
     MINICPM_TURNS,
     MINIMAX_TURNS,
     V32_TURNS,
 )
 from tests.rollq_worker.toolcalls.turns.message_formats import INKLING_TURNS, M3_TURNS, MUSE_TURNS
+from tests.rollq_worker.toolcalls.turns.pair_formats import GLM_TURNS, HUNYUAN_TURNS
 from tests.rollq_worker.toolcalls.turns.pythonic_formats import LFM2_TURNS, PYTHONIC_TURNS
 from tests.rollq_worker.toolcalls.turns.token_formats import (
     DEEPSEEK_TURNS,

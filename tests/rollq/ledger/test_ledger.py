@@ -246,6 +246,13 @@ class TestReap:
         ledger.confirm(["r/g/0"])
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
 
+    def test_a_bounced_message_comes_again_after_its_backoff(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/1")
+        outcome = fail_late(ledger, "r/g/1", "1#token", FailureClass.USER)
+        ledger.resend("r/g/1")
+        assert ledger.redis.zscore(ledger.keys.queued, "r/g/1") == pytest.approx(outcome.not_before, abs=1e-5)
+
     def test_what_was_interrupted_goes_first_then_eval_then_the_rest(self, ledger: Ledger) -> None:
         ledger.submit(group("given-back", size=1), send_in_s=0)
         assert reap(ledger) == ["r/given-back/0"]

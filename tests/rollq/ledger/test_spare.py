@@ -42,6 +42,13 @@ def test_the_group_closes_with_its_first_graded_members(ledger: Ledger, reader: 
     assert (taken.size, taken.members, taken.dead) == (2, ["r/g/1", "r/g/3"], [])
 
 
+def test_surplus_members_free_their_memory_at_once(ledger: Ledger) -> None:
+    ledger.submit(group("g", 1, spare=1))
+    journal(ledger, "r/g/0", claim(ledger, "r/g/0").lease, events()[:4])
+    play(ledger, "r/g/1")
+    assert ledger.redis.exists(ledger.keys.journal("r/g/0")) == 0
+
+
 def test_surplus_members_are_no_dead_letters(ledger: Ledger, reader: LedgerReader, letters: DeadLetters) -> None:
     ledger.submit(group("g", 1, spare=1))
     play(ledger, "r/g/0")

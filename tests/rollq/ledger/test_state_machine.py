@@ -29,7 +29,7 @@ from tests.rollq.ledger.machines import run_machine
 from tests.rollq.ledger.model import BUDGET, NAMES, OWN, PURPOSE, TALLY, ModelGroup, ModelJob, Shape
 from tests.rollq.samples import closed, group, job, observed
 
-SHAPES = st.builds(Shape, st.integers(1, 3), st.sampled_from([0, 0, 1, 2]), st.integers(1, 2))
+SHAPES = st.builds(Shape, st.integers(1, 3), st.sampled_from([1, 2, 0]), st.integers(1, 2))
 
 
 class LedgerMachine(DeliveryRules, ClockRules):

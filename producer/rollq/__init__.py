@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rollq.client.consuming.consumer import Consumer
     from rollq.errors import ContractError, MissingGroups, NotHeld, PullTimeout, RollqError, SettingsError
     from rollq.job import Budget, History, Job, Purpose
+    from rollq.training.turn_credit import TurnCredit
     from rollq.trajectory import Segment, Trajectory
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "Segment",
     "SettingsError",
     "Trajectory",
+    "TurnCredit",
 ]
 
 
@@ -45,6 +47,7 @@ _MODULES = {
         "client.client": "Client",
         "client.consuming.consumer": "Consumer",
         "job": "Budget History Job Purpose",
+        "training.turn_credit": "TurnCredit",
         "trajectory": "Segment Trajectory",
     }.items()
     for name in names.split()

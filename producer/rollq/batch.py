@@ -13,6 +13,7 @@ from rollq.training.advantages import estimate, grpo
 from rollq.training.arrays import Row, pack, pad
 from rollq.training.prefix_tree import share_prefixes
 from rollq.training.staleness import Staleness, staleness
+from rollq.training.turn_credit import TurnCredit
 from rollq.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Group:
     def advantages(self) -> list[float]:
         """One per trajectory, by GRPO. `rollq.training.advantages` has the other estimators."""
         return grpo(self.rewards)
+
+    def turn_advantages(self, credit: TurnCredit) -> list[list[float]]:
+        """One list per trajectory: the advantages of its turns, by their numbers (`Segment.turns`)."""
+        return credit.advantages(self.trajectories, self.rewards)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,29 +161,30 @@ class Batch:
         return [trajectory.job.labels for trajectory in self.trajectories]
 
     def arrays(
-        self, *, pad_to: int | None = None, dtype: str = "int64", advantages: str = "grpo"
+        self, *, pad_to: int | None = None, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
     ) -> PaddedArrays[Numpy]:
         """numpy arrays of the shape (rows, length), padded on the right: to the longest row, or to `pad_to` tokens.
 
         One row per segment, in the order of the trajectories, so each sampled token is in them once. `dtype` is that of
-        the token ids: int64 or int32. `advantages` is an estimator's name: grpo, dr_grpo or rloo. `.torch()` makes
-        tensors of them. `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
+        the token ids: int64 or int32. `advantages` is an estimator's name, grpo, dr_grpo or rloo, or credit by turn.
+        `.torch()` makes tensors of them. `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and
+        dtypes.
 
         Raises SettingsError when numpy is not installed, and ContractError when a row is longer than `pad_to`.
         """
         return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps)
 
-    def packed(self, *, dtype: str = "int64", advantages: str = "grpo") -> PackedArrays[Numpy]:
+    def packed(self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo") -> PackedArrays[Numpy]:
         """The rows of `arrays` end to end, without padding: `rollq.training.arrays.PackedArrays`."""
         return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
-    def prefix_tree(self, *, dtype: str = "int64", advantages: str = "grpo") -> PrefixTree[Numpy]:
+    def prefix_tree(self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo") -> PrefixTree[Numpy]:
         """The rows of `arrays` with their shared prefixes stored once: `rollq.training.prefix_tree.PrefixTree`."""
         return share_prefixes(self._rows(advantages), dtype=dtype)
 
-    def _rows(self, estimator: str) -> list[Row]:
-        advantages = [a for group in self.groups for a in estimate(group.rewards, estimator)]
-        members = zip(self.trajectories, self.group_indices, self.rewards, advantages, strict=True)
+    def _rows(self, advantages: str | TurnCredit) -> list[Row]:
+        found = [each for group in self.groups for each in _advantages(group, advantages)]
+        members = zip(self.trajectories, self.group_indices, self.rewards, found, strict=True)
         return [
             Row(
                 segment=segment,
@@ -191,3 +197,10 @@ class Batch:
             for index, (trajectory, group, reward, advantage) in enumerate(members)
             for segment in trajectory.segments()
         ]
+
+
+def _advantages(group: Group, advantages: str | TurnCredit) -> Sequence[float | Sequence[float]]:
+    """One per trajectory, or for each trajectory one per turn."""
+    if isinstance(advantages, TurnCredit):
+        return group.turn_advantages(advantages)
+    return estimate(group.rewards, advantages)

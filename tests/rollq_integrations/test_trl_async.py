@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from rollq import Client, Job
+from rollq import Client, Job, TurnCredit
 from rollq.client.waits import EVERY_S
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.ledger.ledger import Ledger
@@ -213,6 +213,11 @@ def test_a_worker_that_would_not_know_the_steps_is_refused(client: Client, tmp_p
         RolloutWorker(client).start()
     with pytest.raises(SettingsError, match=r"token_budget=0"):
         trainer(RolloutWorker(client), tmp_path, token_budget=4096).train()
+
+
+def test_credit_by_turn_is_refused(client: Client) -> None:
+    with pytest.raises(SettingsError, match="no credit by turn"):
+        RolloutWorker(client, advantages=TurnCredit())  # type: ignore[arg-type]
 
 
 def test_the_worker_waits_while_the_trainer_is_behind(client: Client, redis_url: str, ledger: Ledger) -> None:

@@ -86,7 +86,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     """
 
     def __init__(self, client: Client, *, name: str = "trl", advantages: str = "grpo") -> None:
-        """`name`: the consumer's."""
+        """`name`: the consumer's. Raises SettingsError for credit by turn: TRL's samples have one advantage."""
+        if not isinstance(advantages, str):
+            raise SettingsError(
+                "a sample of TRL has one advantage, so there is no credit by turn: train on `batch.arrays(advantages=)`"
+            )
         self.client = client
         self.rollout_buffer = RolloutBuffer()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()

@@ -21,8 +21,12 @@ def grpo(rewards: Sequence[float]) -> list[float]:
     `std` divides by n. Trainers that divide by n - 1, as `torch.std` does, get advantages smaller by the factor
     `sqrt((n - 1) / n)`.
     """
-    gaps = dr_grpo(rewards)
-    deviation = math.hypot(*gaps) / math.sqrt(len(gaps) or 1)
+    return scaled(dr_grpo(rewards), rewards)
+
+
+def scaled(gaps: Sequence[float], rewards: Sequence[float]) -> list[float]:
+    """These advantages over the standard deviation of the rewards; 0.0 where the rewards agree."""
+    deviation = math.hypot(*dr_grpo(rewards)) / math.sqrt(len(rewards) or 1)
     return [gap / deviation if deviation > EQUAL else 0.0 for gap in gaps]
 
 
@@ -55,6 +59,11 @@ ESTIMATORS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {"grpo": gr
 def estimate(rewards: Sequence[float], estimator: str) -> list[float]:
     """The advantages of one group by the estimator of that name. Raises ContractError for a name that is not in
     ESTIMATORS."""
-    if estimator not in ESTIMATORS:
-        raise ContractError(f"no advantages {estimator!r}: the estimators are {', '.join(ESTIMATORS)}")
+    check_estimator(estimator)
     return ESTIMATORS[estimator](rewards)
+
+
+def check_estimator(name: object) -> None:
+    """Raises ContractError for a name that is not in ESTIMATORS."""
+    if name not in ESTIMATORS:
+        raise ContractError(f"no advantages {name!r}: the estimators are {', '.join(ESTIMATORS)}")

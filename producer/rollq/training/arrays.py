@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Array = TypeVar("Array")
 
 TOKEN_DTYPES = ("int64", "int32")
-PER_TOKEN = {"tokens": 0, "mask": False, "logprobs": 0.0, "versions": -1}
-"""The arrays of `SegmentArrays` that have an entry per token, and the entry of padding."""
+PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
+"""The arrays of `SegmentArrays` that always have an entry per token."""
 
 
 def array_of(extra: Extra) -> Numpy:
@@ -66,7 +66,8 @@ class Row:
     trajectory: int
     group: int
     reward: float
-    advantage: float
+    advantage: float | Sequence[float]
+    """The trajectory's, or one for each of its turns, by their numbers."""
 
     @property
     def length(self) -> int:
@@ -96,7 +97,8 @@ class SegmentArrays(Generic[Array]):
     rewards: Array
     """float32, (rows,): the reward of the row's trajectory."""
     advantages: Array
-    """float32, (rows,): the advantage of the row's trajectory in its group."""
+    """float32, (rows,): the advantage of the row's trajectory in its group. With credit by turn it has the shape of
+    `tokens`, and each sampled token the advantage of its turn; 0.0 where the mask is False."""
     trajectory_index: Array
     """int64, (rows,): the row's trajectory, as an index into `batch.trajectories`. Rows of one trajectory are
     neighbours."""
@@ -164,8 +166,7 @@ def pad(
         )
     flat, names = _end_to_end(rows, dtype, [length - its for its in lengths])
     return PaddedArrays(
-        **{name: array.reshape(len(rows), length) for name, array in flat.items()},
-        **_per_row(rows),
+        **_per_row(rows) | {name: array.reshape(len(rows), length) for name, array in flat.items()},
         version_names=names,
         version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
         attention_mask=np.arange(length) < np.array(lengths, "int64")[:, np.newaxis],
@@ -183,8 +184,7 @@ def pack(
     offsets = np.array([0, *accumulate(row.length for row in rows)], "int64")
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
-        **arrays,
-        **_per_row(rows),
+        **_per_row(rows) | arrays,
         version_names=names,
         version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
         positions=positions,
@@ -225,16 +225,40 @@ def _end_to_end(
     mask = of_token >= 0
     spread = np.zeros(len(tokens), "float32")
     spread[mask] = np.frombuffer(b"".join(logprobs), "float32")
-    return {"tokens": tokens, "mask": mask, "logprobs": spread, "versions": of_token}, tuple(names)
+    arrays = {"tokens": tokens, "mask": mask, "logprobs": spread, "versions": of_token}
+    if per_token(rows) != PER_TOKEN:
+        arrays["advantages"] = _of_tokens(rows, mask)
+    return arrays, tuple(names)
+
+
+def per_token(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The arrays of these rows that have an entry per token."""
+    return PER_TOKEN if all(isinstance(row.advantage, float) for row in rows) else (*PER_TOKEN, "advantages")
+
+
+def _of_tokens(rows: Sequence[Row], mask: Numpy) -> Numpy:
+    """The advantage of each token's turn."""
+    import numpy as np
+
+    values, tokens = [], []
+    for row in rows:
+        for event in row.segment.events:
+            if isinstance(event, Sampled) and not isinstance(row.advantage, float):
+                values.append(row.advantage[event.turn])
+                tokens.append(len(event.ids))
+    advantages = np.zeros(len(mask), "float32")
+    advantages[mask] = np.repeat(values, tokens)
+    return advantages
 
 
 def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
     import numpy as np
 
+    values = [row.advantage if isinstance(row.advantage, float) else 0.0 for row in rows]
     return {
         "prompt_lengths": np.array([len(row.segment.prompt_ids) for row in rows], "int64"),
         "rewards": np.array([row.reward for row in rows], "float32"),
-        "advantages": np.array([row.advantage for row in rows], "float32"),
+        "advantages": np.array(values, "float32"),
         "trajectory_index": np.array([row.trajectory for row in rows], "int64"),
         "group_index": np.array([row.group for row in rows], "int64"),
     }

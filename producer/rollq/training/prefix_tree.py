@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rollq.pip_extras import needs
-from rollq.training.arrays import PER_TOKEN, Array, PackedArrays, Row, SegmentArrays, pack, tensors
+from rollq.training.arrays import Array, PackedArrays, Row, SegmentArrays, pack, per_token, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,14 +87,14 @@ def share_prefixes(rows: Sequence[Row], *, dtype: str = "int64") -> PrefixTree[N
         end = node.at + node.end - node.begin
         ends[node.at : end] = max([end, *(ends[child.at] for child in node.all_children)])
         row_index[node.at : end], parents[node.at], last[node.last_of] = node.row, node.parent, end - 1
-    per_token = {name: getattr(packed, name)[order] for name in PER_TOKEN}
+    of_tokens = {name: getattr(packed, name)[order] for name in per_token(rows)}
     kept = {shared.name: getattr(packed, shared.name) for shared in fields(SegmentArrays)}
     return PrefixTree(
-        **kept | per_token,
+        **kept | of_tokens,
         positions=packed.positions[order],
         parents=parents,
         subtree_ends=ends,
-        row_index=np.where(per_token["mask"], row_index, -1),
+        row_index=np.where(of_tokens["mask"], row_index, -1),
         last_tokens=last,
     )
 

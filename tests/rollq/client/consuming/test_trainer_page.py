@@ -14,8 +14,10 @@ from tests.rollq.samples import group, play, reader
 PAGE = Path(__file__).resolve().parents[4] / "docs/trainer.md"
 
 
-def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str) -> None:
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "rloo" in code]
+@pytest.mark.parametrize("credit", ['advantages="rloo"', "TurnCredit(estimator="])
+def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str, credit: str) -> None:
+    """By turn as by episode, for there are no rewards but the last."""
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if credit in code]
     ledger.submit(group("g", size=2))
     ledger.seal()
     play(ledger, "r/g/0", reward=0.0)
@@ -28,7 +30,7 @@ def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: 
         return np.full(tokens.shape, -0.5) + np.log([[1.0], [3.0]])
 
     with Client(redis_url, run="r") as client:
-        exec(snippet, {"client": client, "model": model, "step": losses.append})
+        exec(snippet, {"np": np, "client": client, "model": model, "step": losses.append})
     assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])  # as many sampled tokens in each row
     assert reader(ledger).group_states(["g"]) == ["acked"]
 

@@ -1,0 +1,87 @@
+"""Credit by turn: a turn is trained on the rewards behind it, compared with those behind its siblings' turns.
+
+`Batch.arrays(advantages=TurnCredit(...))` is the way in. Standard library only.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollq.errors import ContractError
+from rollq.events import Acted, Observed, Sampled
+from rollq.training.advantages import check_estimator, dr_grpo, estimate, scaled
+from rollq.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCredit:
+    """Advantages of single turns. The return of a turn is the sum of the rewards that were given once it was sampled,
+    in any trace: those of its own and of later actions (`Observation.reward`), and the episode's, which is the last.
+
+    Turn t is compared with turn t of each sibling; a sibling that ended earlier takes part with its last turn. So a
+    baseline depends on the siblings alone, never on when the trajectory itself stops. Where only the episode has a
+    reward and nothing is discounted, each turn has the episode's advantage.
+    """
+
+    estimator: str = "rloo"
+    """As in `rollq.training.advantages`. `grpo` divides all turns of a group by one standard deviation, that of the
+    returns of turn 0."""
+    discount: float = 1.0
+    """From 0 to 1: what a reward counts less for each turn that was sampled before it was given."""
+    rewards: Callable[[Trajectory], Mapping[int, float]] | None = None
+    """Rewards by number of the turn, in place of those of the actions: what a judge says of turns, or of whole traces,
+    each at the trace's last turn."""
+
+    def __post_init__(self) -> None:
+        check_estimator(self.estimator)
+        if not 0 <= self.discount <= 1:
+            raise ContractError(f"a discount is a number from 0 to 1, not {self.discount!r}")
+
+    def returns(self, trajectory: Trajectory, reward: float) -> list[float]:
+        """The return of each turn, by its number. `reward` is the episode's. Reads texts, which `Batch.arrays` does not
+        with other advantages."""
+        sampled = {event.turn: at for at, event in enumerate(trajectory.events) if isinstance(event, Sampled)}
+        turn_at = {at: turn for turn, at in sampled.items()}  # its last reply: only then could anyone act on it
+        given = self._given(trajectory, sampled)
+        returns, ahead = [0.0] * len(sampled), reward
+        for at in range(len(trajectory.events) - 1, -1, -1):
+            ahead += given.get(at, 0.0)
+            if at in turn_at:
+                returns[turn_at[at]] = ahead
+                ahead *= self.discount
+        return returns
+
+    def advantages(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[list[float]]:
+        """The advantages of each turn by its number, for each member of a group. `rewards` are the episodes'."""
+        returns = [self.returns(*member) for member in zip(trajectories, rewards, strict=True)]
+        stand = [its or [reward] for its, reward in zip(returns, rewards, strict=True)]  # also what sampled nothing
+        first = [its[0] for its in stand]
+        turns = [
+            self._compare([its[min(turn, len(its) - 1)] for its in stand], first)
+            for turn in range(max(map(len, returns), default=0))
+        ]
+        return [[turn[member] for turn in turns[: len(its)]] for member, its in enumerate(returns)]
+
+    def _compare(self, returns: Sequence[float], first: Sequence[float]) -> list[float]:
+        return scaled(dr_grpo(returns), first) if self.estimator == "grpo" else estimate(returns, self.estimator)
+
+    def _given(self, trajectory: Trajectory, sampled: Mapping[int, int]) -> dict[int, float]:
+        """The rewards but for the episode's, by the place of their event."""
+        if self.rewards is None:
+            rewards = {at: _reward(event) for at, event in enumerate(trajectory.events)}
+            return {at: reward for at, reward in rewards.items() if reward is not None}
+        given = {}
+        for turn, reward in self.rewards(trajectory).items():
+            if turn not in sampled or not math.isfinite(reward):
+                raise ContractError(
+                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward {reward!r}; it has"
+                    f" {len(sampled)} turns, from 0, and a reward is a finite number"
+                )
+            given[sampled[turn]] = float(reward)
+        return given
+
+
+def _reward(event: object) -> float | None:
+    if isinstance(event, Observed):
+        return event.reward
+    return event.action.get("reward") if isinstance(event, Acted) else None

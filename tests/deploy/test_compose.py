@@ -161,7 +161,9 @@ def test_a_worker_scales() -> None:
 def test_prometheus_reads_the_ports_that_services_serve() -> None:
     config = yaml.safe_load((REPO / "deploy/monitoring/prometheus.yml").read_text())
     ledger, worker = config["scrape_configs"]
-    assert ledger["static_configs"] == [{"targets": ["metrics:9464"]}] and "9464" in SERVICES["metrics"]["command"]
+    assert (
+        ledger["static_configs"] == [{"targets": ["metrics:9464"]}] and "0.0.0.0:9464" in SERVICES["metrics"]["command"]
+    )
     assert worker["dns_sd_configs"][0]["names"] == ["worker"]
     assert f"0.0.0.0:{worker['dns_sd_configs'][0]['port']}" in SERVICES["worker"]["command"]
 

@@ -7,11 +7,11 @@ import threading
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_redis
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import listen_address
 from rollq.pip_extras import needs
 from rollq.servers.connection import connect
 
-PORT = 9464
+PORT = "9464"
 
 
 def add(commands: Commands) -> None:
@@ -23,12 +23,12 @@ def add(commands: Commands) -> None:
         " dashboard and alerts.",
     )
     parser.add_argument(
-        "--port", type=whole(0, 65535), default=PORT, help="port to listen on; 0: a free one (%(default)s)"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on. Who reaches it can read the names of runs and their numbers (%(default)s)",
+        "--port",
+        type=listen_address,
+        default=PORT,
+        metavar="[HOST:]PORT",
+        help="where to listen, at 127.0.0.1 unless told otherwise; port 0: a free one. Who reaches it can read names of"
+        " runs and their numbers (%(default)s)",
     )
     add_redis(parser)
     parser.set_defaults(run=run)
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     connection = connect(found.redis_url, patience_s=0)
     exposition = Exposition()
     exposition.read = RunMetrics(connection).read
-    address = exposition.serve(args.host, args.port)
+    address = exposition.serve(*args.port)
     print(f"rollq metrics: {address}  Ctrl-C stops it", flush=True)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())

@@ -11,7 +11,7 @@ from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.files import agent, environment
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_broker, add_engines, add_redis, add_template, add_tokenizer
-from rollq.commands.flags.types import name, whole
+from rollq.commands.flags.types import listen_address, name, whole
 from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
@@ -62,12 +62,6 @@ def add(commands: Commands) -> None:
         " (docs/metrics.md)",
     )
     parser.set_defaults(run=run)
-
-
-def listen_address(text: str) -> tuple[str, int]:
-    """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
-    host, _, port = text.rpartition(":")
-    return host or "127.0.0.1", whole(0, 65535)(port)
 
 
 def queue_names(text: str) -> tuple[str, ...]:

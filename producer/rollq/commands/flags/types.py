@@ -35,6 +35,12 @@ def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
     return parse
 
 
+def listen_address(text: str) -> tuple[str, int]:
+    """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
+    host, _, port = text.rpartition(":")
+    return host or "127.0.0.1", whole(0, 65535)(port)
+
+
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:
     """An argument type: a finite number in [least, most]."""
     bounds = f"of at least {least:g}" + (f" and at most {most:g}" if most < math.inf else "")

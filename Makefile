@@ -1,11 +1,11 @@
-# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
 	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
 
-test-all: $(VENV)/.test test-trainers test-verifiers test-browser  ## all but those of containers and of a real SGLang server
+test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-browser  ## all but those of containers and of a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 # The property tests with other random numbers each time. ARGS="-k wire"; a failure names the seed that repeats it.
@@ -48,6 +48,10 @@ VERIFIERS_TESTS := tests/rollq_integrations/verifiers tests/e2e/test_verifiers.p
 test-verifiers: $(VENV)/verifiers-0.3/.done $(VENV)/verifiers-0.4/.done
 	$(VENV)/verifiers-0.3/bin/python -m pytest -q $(VERIFIERS_TESTS) $(ARGS)
 	$(VENV)/verifiers-0.4/bin/python -m pytest -q $(VERIFIERS_TESTS) tests/rollq_integrations/test_mcp.py $(ARGS)
+
+# The adapters of experiment trackers, with the real packages. MLflow wants older versions of much.
+test-trackers: $(VENV)/trackers/.done
+	$(VENV)/trackers/bin/python -m pytest -q tests/rollq_integrations/trackers $(ARGS)
 
 # The adapters of tau-bench and tau2-bench on the real packages, which are on no index.
 test-tau: $(VENV)/tau/.done
@@ -126,6 +130,13 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with tasks of tau2-bench and the test tools (about 900 MB, minutes) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics]' --group test --group lint
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/trackers/.done: pyproject.toml | $(VENV)/.pip
+	@echo "Installing wandb, mlflow and trackio in an environment of their own (1 GB, minutes) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -e '.[demo,wandb,mlflow,trackio]' pytest pytest-timeout hypothesis
+	@touch $@
 
 TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b
 TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f

@@ -56,7 +56,10 @@ SLOW = (
 parts has a test marked `promise`; these run in `make test-all`."""
 OF_VERIFIERS = ("rollq_integrations/verifiers", "e2e/test_verifiers.py")
 """Tests that import verifiers: `make test-verifiers`."""
+OF_TRACKERS = ("rollq_integrations/trackers",)
+"""Tests that import wandb, mlflow and trackio: `make test-trackers`."""
 collect_ignore = [
+    *([] if find_spec("trackio") else OF_TRACKERS),
     *([] if find_spec("torch") else OF_TRAINERS),
     *([] if find_spec("verifiers") else OF_VERIFIERS),
 ]

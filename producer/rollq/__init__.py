@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rollq.batch import Batch, Group
     from rollq.client.client import Client
     from rollq.client.consuming.consumer import Consumer
+    from rollq.client.step_metrics import StepMetrics
     from rollq.errors import ContractError, MissingGroups, NotHeld, PullTimeout, RollqError, SettingsError
     from rollq.job import Budget, History, Job, Purpose
     from rollq.training.turn_credit import TurnCredit
@@ -35,6 +36,7 @@ __all__ = [
     "RollqError",
     "Segment",
     "SettingsError",
+    "StepMetrics",
     "Trajectory",
     "TurnCredit",
 ]
@@ -46,6 +48,7 @@ _MODULES = {
         "batch": "Batch Group",
         "client.client": "Client",
         "client.consuming.consumer": "Consumer",
+        "client.step_metrics": "StepMetrics",
         "job": "Budget History Job Purpose",
         "training.turn_credit": "TurnCredit",
         "trajectory": "Segment Trajectory",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
+    from rollq.client.tracking import Tracker
     from rollq.job import Job
     from rollq.ledger.replies import Published, Submission
     from rollq.servers.durability import Durability
@@ -180,6 +181,7 @@ class Client(Operations):
         where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
+        track: str | Tracker | None = None,
     ) -> Iterator[Batch]:
         """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
@@ -190,7 +192,9 @@ class Client(Operations):
         the others those of `consumer`.
         """
         check_wanted(groups, timeout)
-        consumer = self.consumer(purpose, order=order, name=name, step=step, where=where, reward=reward, extras=extras)
+        consumer = self.consumer(
+            purpose, order=order, name=name, step=step, where=where, reward=reward, extras=extras, track=track
+        )
         return self._batches(consumer, groups, timeout, exact)
 
     def consumer(
@@ -203,6 +207,7 @@ class Client(Operations):
         where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
+        track: str | Tracker | None = None,
     ) -> Consumer:
         """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end.
 
@@ -224,8 +229,11 @@ class Client(Operations):
 
         `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
         them. Others are not fetched. Raises ContractError for what is no list of names.
+
+        `track`: a tracker that is told of each batch, `"NAME[:PROJECT[:ROLLOUTS]]"` or a `Tracker` (docs/trackers.md).
         """
         from rollq.client.consuming.consumer import Consumer
+        from rollq.client.tracking import Tracking
         from rollq.ledger.deliveries import Deliveries
 
         if purpose not in list(Purpose):
@@ -242,6 +250,7 @@ class Client(Operations):
             reward=reward,
             extras=extras,
             look=self._producer.look,
+            tracking=None if track is None else Tracking(track, self._internals.reader),
         )
         self._open.add(consumer)
         return consumer

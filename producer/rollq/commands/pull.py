@@ -14,6 +14,7 @@ from typing import Any
 from rollq.batch import Batch
 from rollq.client.client import Client, internals
 from rollq.client.consuming.functions import Filter, RewardFunction
+from rollq.client.tracking import parts
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.parser import Commands
@@ -65,6 +66,12 @@ def add(commands: Commands) -> None:
         metavar="NAME,...",
         help="write these arrays, too, of the episodes that have them; they leave Redis with the others",
     )
+    parser.add_argument(
+        "--track",
+        type=tracker,
+        metavar="NAME[:PROJECT[:ROLLOUTS]]",
+        help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its rollouts as text (none)",
+    )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     add_redis(parser)
     add_json(
@@ -91,6 +98,11 @@ def filter_name(text: str) -> str:
 def reward_function(text: str) -> str:
     """An argument type: a function of trajectories."""
     return _function(RewardFunction.of, text)
+
+
+def tracker(text: str) -> str:
+    """An argument type: an experiment tracker."""
+    return _function(parts, text)
 
 
 def _function(find: Callable[[str], object], text: str) -> str:
@@ -199,7 +211,9 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    with client.consumer(args.purpose, where=args.where, reward=args.reward, extras=args.extras) as consumer:
+    with client.consumer(
+        args.purpose, where=args.where, reward=args.reward, extras=args.extras, track=args.track
+    ) as consumer:
         why = partial(holdup, reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:

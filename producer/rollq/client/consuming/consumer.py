@@ -23,6 +23,7 @@ from rollq.client.consuming.hold_renewal import HoldRenewal
 from rollq.client.consuming.selection import Selection, UnreadableJob
 from rollq.client.consuming.shortfall import late, missing_groups
 from rollq.client.consuming.takeover import take_over
+from rollq.client.tracking import Tracking
 from rollq.errors import (
     ClientClosed,
     ContractError,
@@ -62,6 +63,7 @@ class Consumer:
         reward: Reward | None = None,
         extras: Sequence[str] = (),
         look: Callable[[int], int | None] = lambda published: None,
+        tracking: Tracking | None = None,
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
         for a function that is not there, and LedgerError when a step after `step` is acknowledged already.
@@ -74,6 +76,7 @@ class Consumer:
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._versions = Versions(deliveries.redis, deliveries.run)
         self._look = look
+        self._tracking = tracking
         self._purpose = purpose
         self._hold_s = hold_s
         self._ordered = order == "submitted"
@@ -136,6 +139,8 @@ class Consumer:
             if taken.groups:
                 wait.end(taken)
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
+                    if self._tracking:
+                        self._tracking.add(batch)
                     return batch
                 continue
             if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
@@ -320,10 +325,16 @@ class Consumer:
                 self._deliveries.run,
                 self._hold_s,
             )
+        self._end_tracking()
 
     def stop_renewing(self) -> None:
         """Its last batch may still be acknowledged until its hold has run out."""
         self._holds.close()
+        self._end_tracking()
+
+    def _end_tracking(self) -> None:
+        if self._tracking:
+            self._tracking.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -54,11 +54,12 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         "json:none",
         "json:__doc__",
     ),
+    pull.tracker: ("", ":shop", "wandb:p:x", "wandb:p:1:2"),
     pull.reward_function: ("", "json", "json:", ":dumps", "a b:c", "no_such_module:f", "json:none", "json:__doc__"),
     weights.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
     worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
-    worker.listen_address: ("", "x", "host:", "h:65536"),
+    types.listen_address: ("", "x", "host:", "h:65536"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }

@@ -1,0 +1,84 @@
+"""What a tracker is told of a training step: numbers, and a few rollouts as text."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rollq.batch import Batch
+from rollq.evaluation.statistics import SUCCESS
+from rollq.events import Message
+from rollq.snapshot.run import RunSnapshot
+from rollq.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One batch, and its run at that moment."""
+
+    step: int
+    """`Batch.step`."""
+    numbers: Mapping[str, float]
+    """By name; docs/trackers.md has them all. One that is not known is not there."""
+    rollouts: Sequence[Mapping[str, str | float]]
+    """Rows of a table: job, task, reward, stop, turns, and the conversation as text."""
+
+
+def step_metrics(batch: Batch, run: RunSnapshot, before: RunSnapshot | None, rollouts: int) -> StepMetrics:
+    """`before`: the run at the step before this one. `rollouts`: how many of the batch, from its first on."""
+    rows = zip(batch.trajectories[:rollouts], batch.rewards, strict=False)
+    return StepMetrics(
+        step=batch.step,
+        numbers={f"rollq/{name}": float(value) for name, value in _numbers(batch, run, before) if value is not None},
+        rollouts=[_row(trajectory, reward) for trajectory, reward in rows],
+    )
+
+
+def _numbers(batch: Batch, run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str, float | None]]:
+    yield from {"policy_step": batch.policy_step, "groups": len(batch.groups)}.items()
+    yield "dead", sum(len(group.dead) for group in batch.groups)
+    yield "redelivered", sum(group.redelivered for group in batch.groups)
+    if played := batch.trajectories:
+        rewards, tokens = batch.rewards, [sum(trajectory.traces) for trajectory in played]
+        yield from {"reward_mean": fmean(rewards), "reward_min": min(rewards), "reward_max": max(rewards)}.items()
+        yield "pass_rate", fmean(reward >= SUCCESS for reward in rewards)
+        yield "turns_mean", fmean(trajectory.turns for trajectory in played)
+        yield "sampled_tokens_mean", fmean(trajectory.sampled_tokens for trajectory in played)
+        yield from {"tokens_mean": fmean(tokens), "tokens_max": max(tokens)}.items()
+        for stop, count in Counter(str(trajectory.stop) for trajectory in played).items():
+            yield f"stops/{stop}", count / len(played)
+    age = batch.staleness
+    yield from {"staleness_mean": age.mean, "staleness_max": age.max}.items()
+    yield from _of_run(run, before)
+
+
+def _of_run(run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str, float]]:
+    for failure, count in run.counts["failures"].items():
+        yield f"failures/{failure}", count
+    for wait, seconds in run.seconds.items():
+        yield f"seconds/{wait}", seconds
+    if before and run.at > before.at:
+        sampled = run.counts["sampled_tokens"] - before.counts["sampled_tokens"]
+        yield "tokens_per_s", sampled / (run.at - before.at)
+
+
+def _row(trajectory: Trajectory, reward: float) -> dict[str, str | float]:
+    job = trajectory.job
+    conversations = trajectory.conversations if trajectory.of_agent else [trajectory.messages]
+    return {
+        "job": job.id,
+        "task": f"{job.env}/{job.split}/{job.task}",
+        "reward": reward,
+        "stop": str(trajectory.stop),
+        "turns": trajectory.turns,
+        "text": "\n\n----\n\n".join("\n\n".join(map(_text, messages)) for messages in conversations),
+    }
+
+
+def _text(message: Message) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = " ".join(part.get("text", f"({part.get('type')})") for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    said = [content, *(f"{call['name']} {call['arguments']}" for call in calls)]
+    return f"{message['role']}: " + "\n".join(filter(None, said))

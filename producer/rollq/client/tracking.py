@@ -26,6 +26,8 @@ GROUP = "rollq.trackers"
 a Tracker."""
 MOST = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
+CLOSE_S = 60.0
+"""Seconds for which the end waits for them. A tracker's own retries may take much longer."""
 
 
 class Tracker(Protocol):
@@ -63,11 +65,16 @@ class Tracking:
             log.warning("%s: %d steps wait for it, so step %d is not sent", self._named, MOST, batch.step)
 
     def close(self) -> None:
-        """Waits until the tracker has what was added."""
-        if not self._closed:
-            self._closed = True
-            self._thread.submit(self._do, "the end", self._end)
-            self._thread.shutdown()
+        """Waits until the tracker has what was added, or for CLOSE_S."""
+        if self._closed:
+            return
+        self._closed = True
+        end = self._thread.submit(self._do, "the end", self._end)
+        try:
+            end.result(CLOSE_S)
+        except TimeoutError:
+            log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _do(self, what: str, act: Callable[[], None]) -> None:
         try:

@@ -130,6 +130,21 @@ def test_a_tracker_that_is_slow_or_fails_holds_nothing_up(
     assert "Notes did not take step 0: OSError: no route" in caplog.text
 
 
+def test_the_end_does_not_wait_for_ever(
+    ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.05)
+    finish_groups(ledger, "a", "b", seal=True)
+    go = threading.Event()
+    notes = Notes(act=lambda: go.wait(60))
+    with Client(redis_url, run="r") as client:
+        for batch in client.batches(1, track=notes):
+            batch.ack()
+    assert "Notes took longer than 0.05 s: some steps are not sent" in caplog.text
+    assert (notes.steps, notes.closed) == ([], 0)
+    go.set()
+
+
 @pytest.mark.parametrize("wrong", ["nobody", "nobody:p:4", "", "wandb:p:x", "wandb:p:4:"])
 def test_a_tracker_that_is_not_there_is_refused(redis_url: str, wrong: str) -> None:
     with Client(redis_url, run="r") as client, pytest.raises(SettingsError, match="tracker"):

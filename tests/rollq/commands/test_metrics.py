@@ -35,13 +35,7 @@ def test_a_port_that_is_in_use(redis_url: str, fails: Fails) -> None:
     ("more", "says"),
     [
         (("--port", "65536"), "expected a whole number of at least 0 and at most 65535"),
-        (
-            (
-                "--port",
-                "no.such.host.invalid:0",
-            ),
-            "metrics cannot be served at",
-        ),
+        (("--port", "no.such.host.invalid:0"), "metrics cannot be served at"),
     ],
 )
 def test_a_wrong_line(redis_url: str, fails: Fails, more: tuple[str, ...], says: str) -> None:

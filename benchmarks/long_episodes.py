@@ -1,6 +1,7 @@
 """An environment whose episodes have as many turns as asked: every turn looks up another record.
 
-For bench_growth; `install` makes it known to this process and to those that it starts.
+`long_episodes:200x20` has 200 turns, the last of which is said to the user, and records of 20 fields. `install` makes
+it known to this process and to those that it starts.
 """
 
 import json
@@ -13,8 +14,8 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 
 NAME = "long_episodes"
-TURNS = 70
-"""Turns of an episode; the last one is said to the user."""
+TURNS, FIELDS = 70, 8
+"""Turns of an episode and fields of a record, where the name says none."""
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOL: Json = {
     "type": "function",
@@ -23,12 +24,13 @@ TOOL: Json = {
 
 
 class LongEpisode:
-    """Implements rollq.env.Environment. Each record is another text of 400 characters."""
+    """Implements rollq.env.Environment. Each record is another text, of 45 characters a field."""
 
     tools = (TOOL,)
     system_prompt = "Look up one record after the other, then tell the user that you are done."
 
-    def __init__(self) -> None:
+    def __init__(self, turns: int, fields: int) -> None:
+        self._turns, self._fields = turns, fields
         self._user: User | None = None
         self._looked = 0
 
@@ -42,17 +44,21 @@ class LongEpisode:
             return Observation(reply, done=STOP_MARKER in reply)
         self._looked += 1
         number = action.arguments["number"]
-        fields = {f"field {n}": f"value {number * 7919 + n * 104729} of record {number}" for n in range(8)}
+        fields = {f"field {n}": f"value {number * 7919 + n * 104729} of record {number}" for n in range(self._fields)}
         return Observation(json.dumps({"record": number, **fields}))
 
     def grade(self) -> Grade:
-        return Grade(float(self._looked == TURNS - 1))
+        return Grade(float(self._looked == self._turns - 1))
 
 
 class LongEpisodes:
     """Implements rollq.env.Domain."""
 
-    name, version = NAME, f"{NAME} 1"
+    version = f"{NAME} 1"
+
+    def __init__(self, variant: str | None) -> None:
+        self.name = f"{NAME}:{variant}" if variant else NAME
+        self._turns, self._fields = map(int, variant.split("x")) if variant else (TURNS, FIELDS)
 
     def splits(self) -> Mapping[str, int]:
         return {"train": 100}
@@ -60,7 +66,7 @@ class LongEpisodes:
     def task(self, split: str, index: int) -> Task:
         if split != "train" or not 0 <= index < 100:
             raise JobFailure(f"{NAME} has tasks 0 to 99 of split 'train', not {index} of {split!r}")
-        looks = [Action("look_up", {"number": index * 1000 + turn}) for turn in range(TURNS - 1)]
+        looks = [Action("look_up", {"number": index * 1000 + turn}) for turn in range(self._turns - 1)]
         return Task(
             id=f"{NAME}/{index}",
             hash=f"{NAME}-1-{index}",
@@ -72,11 +78,11 @@ class LongEpisodes:
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
         self.task(split, index)
-        return LongEpisode()
+        return LongEpisode(self._turns, self._fields)
 
 
 def load(variant: str | None) -> LongEpisodes:
-    return LongEpisodes()
+    return LongEpisodes(variant)
 
 
 def install(folder: Path) -> None:

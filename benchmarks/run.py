@@ -29,10 +29,12 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TURNS = ("tau2_2025:retail", "tau2_2025:airline", "tau_bench:retail", "tau_bench:airline")
 """Environments of bench_turn; those of tau_bench only where it is installed."""
-TOKENIZED = frozenset({"bench_turn", "bench_worker", "bench_crowd", "bench_growth", "bench_tokens", "bench_start"})
+TOKENIZED = frozenset(
+    f"bench_{name}" for name in ("turn", "worker", "crowd", "growth", "long_episode", "tokens", "start")
+)
 """Benchmarks that take --tokenizer."""
 OTHERS = (
-    *("bench_worker", "bench_crowd", "bench_growth", "bench_tokens", "bench_batch"),
+    *("bench_worker", "bench_crowd", "bench_growth", "bench_long_episode", "bench_tokens", "bench_batch"),
     *("bench_ledger", "bench_idle", "bench_durability", "bench_start"),
 )
 

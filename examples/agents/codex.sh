@@ -5,7 +5,12 @@
 #     rollq demo --env maths.jsonl:number --set agent=examples/agents/codex.sh
 set -eu
 task=$(curl -sS --fail-with-body -H "Authorization: Bearer $OPENAI_API_KEY" "$ROLLQ_EPISODE_URL" |
-  python3 -c 'import json, sys; print("\n\n".join(said["content"] for said in json.load(sys.stdin)["messages"]))')
+  python3 -c '
+import json, sys
+about = json.load(sys.stdin)
+print("\n\n".join(said["content"] for said in about["messages"]))
+if about["tools"]:
+    print("The agent has its own tools and is not given those of this environment.", file=sys.stderr)')
 export HOME="$TMPDIR" CODEX_HOME="$TMPDIR/.codex"      # none of this user's settings
 mkdir "$CODEX_HOME"
 cat > "$CODEX_HOME/config.toml" <<END

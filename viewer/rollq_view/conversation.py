@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.export.transcript import steps_behind
 from rollq.trajectory import Trajectory
 from rollq_view.rows import last_line, why
 from rollq_view.turns import Episode, Turn, of_record, of_trajectory
@@ -127,7 +128,8 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
     for place, message in enumerate(episode.opening):
         masked = episode.prompt if place == len(episode.opening) - 1 else None
         yield _entry(message, images) | {"masked": masked}
-    yield from _steps(episode, None, images)
+    steps = steps_behind(episode.steps)
+    yield from _steps(steps[None], images)
     for turn in episode.turns:
         number = turn.number
         if turn.opens is not None:
@@ -147,7 +149,7 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
             "asked": turn.asked,
             **turn.notes,
         }
-        yield from _steps(episode, number, images)
+        yield from _steps(steps[number], images)
         calls = {str(call.get("id")): _name(call) for call in message.get("tool_calls") or ()}
         names = [*calls.values()]
         for place, reply in enumerate(turn.replies):
@@ -158,15 +160,14 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
             yield entry | {"masked": turn.masked if place == len(turn.replies) - 1 else None}
 
 
-def _steps(episode: Episode, turn: int | None, images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
-    """What an agent program did in the environment behind this turn."""
-    for step in episode.steps:
-        if step["turn"] == turn:
-            action = step["action"]
-            entry = _entry({"role": "step", "content": step["text"]}, images)
-            arguments = json.dumps(action.get("arguments") or {}, ensure_ascii=False)
-            calls = [{"name": str(action["name"]), "arguments": arguments}] if action["name"] else []
-            yield entry | {"calls": calls, "failed": _is_failure(entry["text"])}
+def _steps(steps: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+    """What an agent program did in the environment behind a turn."""
+    for step in steps:
+        action = step["action"]
+        entry = _entry({"role": "step", "content": step["text"]}, images)
+        arguments = json.dumps(action.get("arguments") or {}, ensure_ascii=False)
+        calls = [{"name": str(action["name"]), "arguments": arguments}] if action["name"] else []
+        yield entry | {"calls": calls, "failed": _is_failure(entry["text"])}
 
 
 def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
@@ -76,15 +77,18 @@ def times_of(trajectory: Trajectory) -> list[list[Any]]:
 
 def _alone(waits: Sequence[list[Any]], others: Sequence[list[Any]]) -> Iterator[list[Any]]:
     """The parts of these times in which nothing else was going on. None is given twice."""
-    busy = sorted((at, at + seconds) for _, at, seconds, _ in others)
+    busy = deque(sorted((at, at + seconds) for _, at, seconds, _ in others))
     free_from = 0.0
     for what, at, seconds, turn in sorted(waits, key=itemgetter(1)):
         begin, end = max(at, free_from), at + seconds
-        for other_begin, other_end in [*busy, (end, end)]:
-            if begin < min(other_begin, end):
-                yield [what, begin, min(other_begin, end) - begin, turn]
+        while busy and busy[0][0] < end:
+            other_begin, other_end = busy.popleft()
+            if begin < other_begin:
+                yield [what, begin, other_begin - begin, turn]
             begin = max(begin, other_end)
-        free_from = max(free_from, end)
+        if begin < end:
+            yield [what, begin, end - begin, turn]
+        free_from = max(begin, end)
 
 
 def _unanswered(trajectory: Trajectory) -> str:

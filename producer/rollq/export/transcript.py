@@ -6,6 +6,7 @@ environments cannot control the terminal.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
@@ -25,6 +26,7 @@ class Transcript:
     def __init__(self, record: Mapping[str, Any], *, colour: bool) -> None:
         self._record = record
         self._colour = colour
+        self._steps_behind = steps_behind(record.get("steps") or ())
 
     def lines(self, facts: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
         """The whole transcript. `facts` are names and values to show below the head."""
@@ -74,11 +76,10 @@ class Transcript:
 
     def _steps(self, turn: int | None) -> Iterator[str]:
         """What an agent program did in the environment behind this turn."""
-        for step in self._record.get("steps") or ():
-            if step["turn"] == turn:
-                call = f"{step['action']['name'] or 'opens'} {json.dumps(step['action'].get('arguments'))}"
-                yield self._coloured("tool", "step") + f"      {clean(clip(call))}"
-                yield from (f"  {self._coloured('tool', line)}" for line in clean(clip(step["text"])).splitlines())
+        for step in self._steps_behind[turn]:
+            call = f"{step['action']['name'] or 'opens'} {json.dumps(step['action'].get('arguments'))}"
+            yield self._coloured("tool", "step") + f"      {clean(clip(call))}"
+            yield from (f"  {self._coloured('tool', line)}" for line in clean(clip(step["text"])).splitlines())
 
     def _trace(self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str) -> Iterator[str]:
         # Assistant messages of the prompt were not sampled.
@@ -112,6 +113,14 @@ class Transcript:
     def _coloured(self, role: str, text: str) -> str:
         code = COLOURS.get(role)
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
+
+
+def steps_behind(steps: Sequence[Mapping[str, Any]]) -> defaultdict[int | None, list[Mapping[str, Any]]]:
+    """What an agent program did in the environment, by the turn before; None: before the first."""
+    found: defaultdict[int | None, list[Mapping[str, Any]]] = defaultdict(list)
+    for step in steps:
+        found[step["turn"]].append(step)
+    return found
 
 
 def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:

@@ -33,6 +33,29 @@ class TestBudgets:
         played = play(agent, "hi", budget={"max_tokens": 300})
         assert (played.stop, played.reward) == (Stop.LENGTH, 0.0)
 
+    @pytest.mark.parametrize("limit", ["job", "model"])
+    def test_a_full_context_is_compacted_again_and_again(self, limit: str) -> None:
+        def agent(episode: Episode) -> None:
+            messages, kept, turns = list(episode.messages), list(episode.messages), 0
+            while turns < 12:
+                try:
+                    messages += [said(ask(episode, messages)), user(f"go on {turns}" + "." * 60)]
+                    turns += 1
+                except Refused as e:
+                    assert e.error["code"] == "context_length_exceeded"
+                    messages = [*kept, user(f"in short: {turns} turns")]
+
+        budget = {"max_tokens": 300} if limit == "job" else {}
+        contexts = {"context": 300} if limit == "model" else {}
+        played = play(agent, engine=FakeEngine(["hi"], **contexts), budget=budget)
+        assert (played.stop, played.turns) == (Stop.DONE, 12)
+        assert len(played.traces) == 4 and max(played.traces) <= 300
+        assert sum(played.mask) == 12 * len("hi\0")  # each turn is trained in one of them
+        # Another worker comes to the same end, after any event.
+        for count in range(1, len(played.events)):
+            again = play(agent, engine=FakeEngine(["hi"], **contexts), recorded=played.events[:count], budget=budget)
+            assert (again.tokens, again.mask, again.stop) == (played.tokens, played.mask, played.stop)
+
     def test_a_turn_that_is_cut(self) -> None:
         def agent(episode: Episode) -> None:
             assert post(episode, {"messages": [user("?")], "max_tokens": 4})["choices"][0]["finish_reason"] == "length"

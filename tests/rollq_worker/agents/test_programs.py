@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -28,6 +29,7 @@ from rollq_worker.agents.users import agent_users
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from tests.conftest import REPO
+from tests.processes import alive
 from tests.rollq_worker.agents.played import ask, job, play
 from tests.waiting import until
 
@@ -157,6 +159,27 @@ class TestCommands:
         folder = Path(str(played.info[OUTPUT]).strip())
         assert not folder.exists()
         assert _is_gone(int((tmp_path / "pid").read_text()))
+
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "agent.kill(); guard.close()"])
+    def test_what_it_started_ends_with_it_and_with_the_worker(self, end: str) -> None:
+        """Also what has a session of its own, as each shell command of Claude Code."""
+        worker = f"""if True:
+            import os, subprocess
+            from rollq_worker.agents.guard import Guard
+            guard, command = Guard(), ["/bin/sh", "-c", "setsid sleep 600 & echo $!; sleep 600 & echo $!; wait"]
+            agent = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "MINE": "1"}})
+            guard.watch(agent.pid, "MINE=1")
+            print(agent.pid, flush=True)
+            input()
+            {end}
+        """
+        with subprocess.Popen([sys.executable, "-c", worker], stdin=-1, stdout=-1, text=True) as process:
+            assert process.stdin is not None and process.stdout is not None
+            pids = [int(process.stdout.readline()) for _ in range(3)]
+            assert all(map(alive, pids))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            until(lambda: not any(map(alive, pids)))
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
     def test_each_has_a_user_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:

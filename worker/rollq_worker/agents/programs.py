@@ -25,6 +25,7 @@ from rollq.env import AgentFunction, Episode
 from rollq.errors import AgentFailure, JobFailure
 from rollq.job import Json
 from rollq_worker.agents.folders import AgentFolder
+from rollq_worker.agents.guard import Guard
 from rollq_worker.agents.users import AgentUsers
 from rollq_worker.failures import raise_in
 
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """The environment variables of the worker that a command has too. Others may hold passwords."""
+EPISODE_URL = "ROLLQ_EPISODE_URL"
+"""The variable with the address of an episode, which no other command's has."""
 KEPT_OUTPUT = 4000
 """Number of characters that are kept of the end of a command's output."""
 GRACE_S = 0.5
@@ -117,8 +120,8 @@ def _stack(thread: int | None) -> traceback.StackSummary:
 class AgentProcess:
     """An agent command that runs in a child process, in a folder of its own that is removed afterwards.
 
-    It is given base URL, key and model in the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its
-    last words are kept. With `users`, it is one of them.
+    What it started ends with it, and both end with the worker. It is given base URL, key and model in the variables of
+    OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its last words are kept. With `users`, it is one of them.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class AgentProcess:
         job_id: str,
     ) -> None:
         self._name = name
-        self._folder = AgentFolder(job_id)
+        self._folder, self._guard = AgentFolder(job_id), Guard()
         self._stopped = threading.Event()
         self._users, self._user = users, None if users is None else users.take()
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
@@ -144,7 +147,7 @@ class AgentProcess:
             "ANTHROPIC_BASE_URL": root,
             **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.api_key),
             **dict.fromkeys(("OPENAI_MODEL", "ANTHROPIC_MODEL"), episode.model),
-            "ROLLQ_EPISODE_URL": f"{root}/episode",
+            EPISODE_URL: f"{root}/episode",
             "TMPDIR": str(self._folder.path),
             **{
                 f"ROLLQ_ARG_{key.upper()}": value if isinstance(value, str) else repr(value)
@@ -174,6 +177,7 @@ class AgentProcess:
         except ValueError as e:  # a zero byte, or a key with =
             self._clean_up()
             raise JobFailure(f"the agent {name} takes its agent_args as environment variables: {e}") from e
+        self._guard.watch(self._process.pid, f"{EPISODE_URL}={given[EPISODE_URL]}")
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
 
@@ -207,8 +211,8 @@ class AgentProcess:
         return None
 
     def stop(self) -> None:
-        """Ends its whole process group, also what it left behind there. A child that called setsid goes on, unless the
-        command has a user of its own."""
+        """Ends its whole process group, and with it what it left behind. A child that has a session of its own and not
+        the variables goes on, unless the command has a user of its own."""
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
@@ -218,6 +222,7 @@ class AgentProcess:
         self._clean_up()
 
     def _clean_up(self) -> None:
+        self._guard.close()
         if self._users is not None and self._user is not None:
             self._users.give_back(self._user)
             self._users = None

@@ -12,7 +12,7 @@ from rollq.errors import AgentFailure
 from rollq.events import Event, Message, Observed, Prompt, Sampled
 from rollq.job import Job
 from rollq_worker.agents.traces import TraceTree, Turn
-from rollq_worker.agents.turn_request import TurnRequest, asked_key, chains, longer, with_asked
+from rollq_worker.agents.turn_request import TurnRequest, asked_key, longer, with_asked
 from rollq_worker.episode.sampler import Sampler
 from rollq_worker.protocols import Journal
 
@@ -85,7 +85,7 @@ class Answers:
 
     def take(self, request: TurnRequest) -> Turn | None:
         """The turn that answers the request; None: the engine must be asked."""
-        key = chains(request.tools, request.messages)[-1], asked_key(request.asked)
+        key = request.digests[-1], asked_key(request.asked)
         if not (waiting := self._turns.get(key)):
             return None
         turn = waiting.popleft()

@@ -121,21 +121,20 @@ class TraceTree:
     def prompt_for(self, request: TurnRequest) -> Trace | Prompt | tuple[Turn, Observed]:
         """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
         is to be answered and its answer. Changes nothing. Raises RequestRefused when the template cannot write it."""
-        digests = chains(request.tools, request.messages)
-        if waiting := self._waiting.get(digests[-1]):
+        if waiting := self._waiting.get(request.digests[-1]):
             return waiting[0]
         try:
-            return self._prompt_for(request, digests)
+            return self._prompt_for(request)
         except JobFailure as e:
             raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
 
-    def _prompt_for(self, request: TurnRequest, digests: Sequence[bytes]) -> Prompt | tuple[Turn, Observed]:
+    def _prompt_for(self, request: TurnRequest) -> Prompt | tuple[Turn, Observed]:
         with errors_become(JobFailure, "rendering the conversation"):
-            if (same := self._prompts.get(digests[-1])) is not None:
+            if (same := self._prompts.get(request.digests[-1])) is not None:
                 trace, length = same
                 return self._prompt(trace.ids[:length], request)
             for count in range(len(request.messages) - 1, 0, -1):
-                if (turn := self._turns.get(digests[count])) is not None:
+                if (turn := self._turns.get(request.digests[count])) is not None:
                     found = self._behind(turn, request, request.messages[count:])
                     if found is not None:
                         return found

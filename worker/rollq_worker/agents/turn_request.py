@@ -8,11 +8,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import orjson
+
 from rollq.events import Message
 from rollq.job import Job, Json
 
 MAX_NEW_TOKENS, ONE_CALL = "max_new_tokens", "one_call"
 """Entries of `TurnRequest.asked` that are no sampling parameters."""
+_WRITTEN = json.JSONEncoder(sort_keys=True).encode
 
 
 class RequestRefused(Exception):
@@ -39,6 +42,11 @@ class TurnRequest:
     """A stream ends with the number of tokens."""
     repeated: Mapping[str, Json] = field(default_factory=dict)
     """What the reply says again of the request."""
+    digests: Sequence[bytes] = field(init=False)
+    """Of the conversation before the first message, and after each. Made once, in the request's own thread."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digests", chains(self.tools, self.messages))
 
 
 def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
@@ -52,7 +60,7 @@ def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
 
 def chain(tools: Sequence[Json]) -> bytes:
     """The digest of a conversation without messages, which has these tools."""
-    return _digest(b"", json.dumps(list(tools), sort_keys=True))
+    return _digest(b"", _WRITTEN(list(tools)).encode())
 
 
 def longer(before: bytes, message: Message) -> bytes:
@@ -61,7 +69,7 @@ def longer(before: bytes, message: Message) -> bytes:
     Frameworks write the model's own turns back with other white space around them and in arguments, and without the
     reasoning. What was sampled is known by its ids, so none of this makes it another message.
     """
-    return _digest(before, json.dumps(_normal(message), sort_keys=True))
+    return _digest(before, orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS))
 
 
 def _normal(message: Message) -> Json:
@@ -74,15 +82,15 @@ def _normal(message: Message) -> Json:
     return {"role": "assistant", "content": message["content"].strip(), "calls": calls}
 
 
-def _arguments(text: str) -> Json:
+def _arguments(text: str) -> str:
     try:
-        return json.loads(text)
+        return _WRITTEN(json.loads(text))
     except (ValueError, RecursionError):
         return text
 
 
-def _digest(before: bytes, text: str) -> bytes:
-    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _digest(before: bytes, text: bytes) -> bytes:
+    return hashlib.blake2b(before + text, digest_size=16).digest()
 
 
 def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
@@ -95,4 +103,4 @@ def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
 
 def asked_key(asked: Mapping[str, Json]) -> str:
     """What is asked, as one text that is the same for equal requests."""
-    return json.dumps(dict(asked), sort_keys=True)
+    return _WRITTEN(dict(asked))

@@ -24,14 +24,20 @@ class AgentUsers:
             self._free.put(number)
 
     def take(self) -> int:
-        """A user that no command has."""
-        return self._free.get()
+        """A user that no command has. What a killed worker left of this user's ends."""
+        user = self._free.get()
+        _end_all_of(user)
+        return user
 
     def give_back(self, user: int) -> None:
         """End all processes of the user, who is free again."""
-        end = ["/bin/sh", "-c", "kill -KILL -1"]
-        subprocess.run(end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False)
+        _end_all_of(user)
         self._free.put(user)
+
+
+def _end_all_of(user: int) -> None:
+    end = ["/bin/sh", "-c", "kill -KILL -1"]
+    subprocess.run(end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False)
 
 
 @cache

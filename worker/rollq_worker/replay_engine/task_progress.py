@@ -25,7 +25,7 @@ class TaskProgress:
     task: Task | None = None
     """The task; None when the conversation is about no known task."""
     opened: bool = False
-    """Whether the first user message has been read."""
+    """Whether a user message has been read."""
     made: int = 0
     """Index of the task's next move; past the end when all are made."""
     form: TextForm | None = None
@@ -36,9 +36,9 @@ class TaskProgress:
         return replace(self, form=form_of(prompt))
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
-        """The progress after a user message. The first one names the task; the others, tool results among them, change
-        nothing."""
-        return self if self.opened else replace(self, task=tasks.by_opening(text), opened=True)
+        """The progress after a user message. The first one that has the opening of a task names it, because some agents
+        put messages of their own before; those behind it, tool results among them, change nothing."""
+        return replace(self, task=self.task or tasks.by_opening(text), opened=True)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
         """The progress after a turn. The turn counts as the first remaining move that it makes; moves before that stay

@@ -43,9 +43,17 @@ GIVEN_TO_TEMPLATES = frozenset(
 
 ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
 """How the files of environments end: code, and datasets."""
+FOLDERS_OF = ("harbor",)
+"""Environments that are a folder of tasks, as in `harbor:DIR`."""
 SEED_STRIDE = 1_000_003
 """Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and engines take 32
 bits."""
+
+
+def is_path(env: str) -> bool:
+    """Whether an environment is given by the path of a file or folder, as on a command line."""
+    kind, colon, _ = env.partition(":")
+    return kind.endswith(ENVIRONMENT_FILES) or bool(colon and kind in FOLDERS_OF)
 
 
 class Purpose(StrEnum):
@@ -183,7 +191,7 @@ class Job:
         for name in ("env", "split", "agent"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
-        if self.env.partition(":")[0].endswith(ENVIRONMENT_FILES):
+        if is_path(self.env):
             raise ContractError(
                 f"{where}: env {self.env!r} is a file's path, and a job carries its name: add_file() of"
                 " rollq_worker.environments.files returns it (docs/environments.md)"

@@ -1,4 +1,4 @@
-"""Files that jobs name by their content: `game@0123456789ab`, a file's stem and the first digits of its hash.
+"""Files and folders that jobs name by their content: `game@0123456789ab`, the stem and the first digits of its hash.
 
 A job carries such a name, never a path, and only a process that was given the same file uses it. The hash covers the
 file itself, not what it imports. It does not know what the files are for.
@@ -83,10 +83,10 @@ class NamedFiles:
     def file(self, text: str) -> NamedFile:
         """The file that a user names, `game.py:load` or `game.py`. Raises JobFailure when it cannot be read."""
         where, _, part = text.partition(":")
-        path = Path(where)
+        path = Path(where).absolute()
         if not NAME.fullmatch(path.stem):
             raise JobFailure(f"the name of the {self._what}'s file must match {NAME.pattern}, not {path.stem!r}")
-        if "," in str(path.absolute()):
+        if "," in str(path):
             raise JobFailure(f"the {self._what} {text!r} has a comma in its path, which {self.variable} cannot have")
         try:
             digest = _digest(path)
@@ -94,7 +94,7 @@ class NamedFiles:
             raise JobFailure(f"the {self._what} {text!r} cannot be read: {e.strerror or e}") from e
         default = self._default(path)
         title = path.stem if part in ("", default) else f"{path.stem}.{part}"
-        return NamedFile(path.absolute(), part or default, f"{title}@{digest}")
+        return NamedFile(path, part or default, f"{title}@{digest}")
 
     def add(self, text: str) -> str:
         """Have this process and its children know the file. Returns its name. Raises JobFailure."""
@@ -135,5 +135,13 @@ class NamedFiles:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    """Of a file's content, or of the names and contents of the files in a folder, but for those of git."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    digest = hashlib.sha256()
+    for below in sorted(path.rglob("*")):
+        name = below.relative_to(path)
+        if below.is_file() and ".git" not in name.parts:
+            digest.update(f"{name}\0".encode() + hashlib.sha256(below.read_bytes()).digest())
+    return digest.hexdigest()[:DIGITS]

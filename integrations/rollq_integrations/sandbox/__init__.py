@@ -1,6 +1,8 @@
-"""Commands of the policy in a sandbox: tools that run them, and the sandbox itself, for rewards that run answers."""
+"""Sandboxes for commands of the policy, by bubblewrap or as containers, and tools that run commands there."""
 
-from rollq_integrations.sandbox.box import PYTHON, Limits, Result, Sandbox
-from rollq_integrations.sandbox.tools import commands
+from rollq_integrations.sandbox.bubblewrap.box import PYTHON, Bubblewrap, Limits
+from rollq_integrations.sandbox.container import Container
+from rollq_integrations.sandbox.engine import image_of, pull
+from rollq_integrations.sandbox.tools import as_told, commands
 
-__all__ = ["PYTHON", "Limits", "Result", "Sandbox", "commands"]
+__all__ = ["PYTHON", "Bubblewrap", "Container", "Limits", "as_told", "commands", "image_of", "pull"]

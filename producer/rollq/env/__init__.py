@@ -4,10 +4,12 @@ It needs the standard library only. docs/environments.md shows how to implement 
 """
 
 from rollq.env.agent import AgentFunction, Episode
+from rollq.env.attempt import attempt_labels
 from rollq.env.domain import Domain, Task
 from rollq.env.environment import RESPOND, Action, Environment, Grade, Observation, Tools
 from rollq.env.image import Image
 from rollq.env.reward import RewardFunction
+from rollq.env.sandbox import CommandResult, Sandbox
 from rollq.env.user import STOP_MARKER, User
 from rollq.job import Json
 from rollq.urls import mask_url
@@ -17,6 +19,7 @@ __all__ = [
     "STOP_MARKER",
     "Action",
     "AgentFunction",
+    "CommandResult",
     "Domain",
     "Environment",
     "Episode",
@@ -25,8 +28,10 @@ __all__ = [
     "Json",
     "Observation",
     "RewardFunction",
+    "Sandbox",
     "Task",
     "Tools",
     "User",
+    "attempt_labels",
     "mask_url",
 ]

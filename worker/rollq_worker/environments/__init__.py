@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rollq.env import Domain
 from rollq.errors import JobFailure, RollqError
+from rollq.job import FOLDERS_OF
 from rollq_worker.environments.files import FILES, load_of
 
 GROUP = "rollq.environments"
@@ -85,10 +86,18 @@ def _find(name: str) -> _Source:
     in both cases."""
     if "@" in name:
         file = FILES.of(name)
+        if file.part in FOLDERS_OF:
+            return _installed(name, file.part, str(file.path))
         return _Source(partial(load_of, file), None, f"{file.path.name}:{file.part}")
-    entries = _entries()
     base, colon, variant = name.partition(":")
-    claims = entries.get(name) or (entries.get(base) if variant or not colon else None)
+    if name in _entries():
+        return _installed(name, name, variant or None)
+    return _installed(name, base if variant or not colon else name, variant or None)
+
+
+def _installed(name: str, entry: str, variant: str | None) -> _Source:
+    entries = _entries()
+    claims = entries.get(entry)
     if not claims:
         raise JobFailure(
             f"there is no environment {name!r}; there are {', '.join(sorted(entries))} "
@@ -97,7 +106,7 @@ def _find(name: str) -> _Source:
     if len(claims) > 1:
         values = " and ".join(entry.value for entry in claims)
         raise JobFailure(f"environment {claims[0].name!r} is claimed by {values}: uninstall one of the two packages")
-    return _Source(claims[0].load, variant or None, claims[0].value)
+    return _Source(claims[0].load, variant, claims[0].value)
 
 
 def _load(name: str, source: _Source) -> Domain:

@@ -1,7 +1,8 @@
-"""Environments from a file without a package: `game.py:load`, or a dataset, `maths.jsonl:number`.
+"""Environments from a file without a package: `game.py:load`, a dataset, `maths.jsonl:number`, or a folder of tasks,
+`harbor:DIR`.
 
-Such an environment is called `game@` and the first digits of its file's hash, or `maths.number@...` where the part
-after the colon is not the default.
+Such an environment is called `game@` and the first digits of its file's hash, or `maths.number@...` and
+`DIR.harbor@...` where the part after the colon is not the default.
 """
 
 import inspect
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollq.errors import JobFailure
+from rollq.job import FOLDERS_OF
 from rollq_worker.environments.dataset import dataset
 from rollq_worker.named_files import NamedFile, NamedFiles
 
@@ -22,7 +24,8 @@ FILES = NamedFiles(
 
 def add_file(env: str) -> str:
     """Have this process and its children know the file. Returns the environment's name. Raises JobFailure."""
-    return FILES.add(env)
+    kind, _, folder = env.partition(":")
+    return FILES.add(f"{folder}:{kind}" if kind in FOLDERS_OF else env)
 
 
 def load_of(file: NamedFile) -> Callable[[str | None], Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import rollq
 from rollq.env import Domain, Environment, Task
+from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Event, Sampled
 from rollq.ledger.replies import Claim
@@ -68,11 +69,15 @@ class EpisodePlayer:
         """The graded trajectory of a claimed job. Raises RolloutFailure, and what the attempt raises when it must
         stop."""
         job = claim.job
-        with attempt.time_limits.call(EnvironmentFailure, f"opening {job.env}", OPEN_LIMIT_S), ExitStack() as stack:
+        opening = f"opening {job.env}"
+        with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
             found = domain(job.env)
             self._settle(job.env)
             task = found.task(job.split, job.task)
             check_judged(job, task)
+            open_s = float(getattr(found, "longest_open_s", OPEN_LIMIT_S))
+        labels = AttemptLabels(job.run, job.id, attempt.number)
+        with attempt.time_limits.call(EnvironmentFailure, opening, open_s), labelled(labels), ExitStack() as stack:
             if self.isolation.applies(job.env):
                 environment: Environment = stack.enter_context(
                     self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)

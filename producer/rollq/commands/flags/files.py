@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 
 from rollq.errors import RollqError
-from rollq.job import ENVIRONMENT_FILES, NAME, Json
+from rollq.job import NAME, Json, is_path
 from rollq.pip_extras import install_line
 from rollq.worker_package import for_clients
 
@@ -31,13 +31,12 @@ def given_name(name: str) -> str:
 
 
 def environment(text: str) -> GivenName:
-    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, which becomes its name
-    `game@HASH`.
+    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a folder `harbor:DIR`, which
+    becomes its name `game@HASH`.
 
     This process and its children then know the file.
     """
-    is_file = text.partition(":")[0].endswith(ENVIRONMENT_FILES)
-    return GivenName.of(_name_of_file(text, "add_environment_file") if is_file else text, text)
+    return GivenName.of(_name_of_file(text, "add_environment_file") if is_path(text) else text, text)
 
 
 def _name_of_file(text: str, add: str) -> str:

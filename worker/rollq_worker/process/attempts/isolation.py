@@ -28,7 +28,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from rollq.env import Action, Grade, Observation, User
+from rollq.env import Action, Grade, Observation, User, attempt_labels
+from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, ForOtherWorkers, RolloutFailure
 from rollq.job import Json
 from rollq.processes.child import PR_SET_PDEATHSIG
@@ -42,6 +43,8 @@ PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
 """Environment variable: pid of the worker with which the fork server ends. Only set on Linux."""
+OWN_LIMITS = ("longest_step_s", "longest_grade_s")
+"""Attributes of an environment that `time_limits` reads."""
 _server = 0
 """Pid of the fork server, set in it and in the processes forked from it, on Linux."""
 
@@ -83,7 +86,7 @@ class Isolation:
         with self._lock:
             self._server.ensure()
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, name, split, task, dict(args)), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, attempt_labels(), name, split, task, dict(args)), daemon=True)
             process.start()
             theirs.close()
         try:
@@ -131,7 +134,9 @@ class IsolatedEnvironment:
         self._process = process
         self._check = check
         self._user: User | None = None
-        self.tools: Sequence[Json] = self._wait("opening the environment")
+        self.tools: Sequence[Json]
+        self.tools, limits = self._wait("opening the environment")
+        vars(self).update(limits)
         self.system_prompt = ""
 
     def reset(self, user: User) -> str | Observation:
@@ -200,15 +205,19 @@ class _PipedUser:
         return answer
 
 
-def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
+def _serve(
+    pipe: Connection, labels: AttemptLabels, name: str, split: str, task: int, args: Mapping[str, Json]
+) -> None:
     """The main function of the environment's process, until the worker closes the pipe or something fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:
         _end_with_parent(_server)
     _offer_to_oom_killer()
     try:
-        environment = domain(name).open(split, task, args)
-        _send(pipe, "done", list(environment.tools))
+        with labelled(labels):
+            environment = domain(name).open(split, task, args)
+        limits = {limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)}
+        _send(pipe, "done", (list(environment.tools), limits))
         while True:
             what, argument = _receive(pipe)
             match what:

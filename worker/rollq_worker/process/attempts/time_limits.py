@@ -20,9 +20,11 @@ from rollq_worker.failures import raise_in, typed
 from rollq_worker.whole_text import whole
 
 STEP_LIMIT_S = 60.0
-"""Longest reset, step or grade of an environment in seconds, without the time that its user takes."""
+"""Longest reset, step or grade of an environment in seconds, without the time that its user takes. An environment may
+have a `longest_step_s` and a `longest_grade_s` of its own."""
 OPEN_LIMIT_S = 300.0
-"""Longest opening of an environment in seconds. The first one in a process imports packages and reads data."""
+"""Longest opening of an environment in seconds. The first one in a process imports packages and reads data. A domain
+may have a `longest_open_s` of its own."""
 MAX_OBSERVATION_CHARS = 1 << 22
 """Longest observation in characters: more than any context holds. Every copy takes memory."""
 
@@ -128,6 +130,8 @@ class TimedEnvironment:
         self, environment: Environment, limits: TimeLimits, user_limit_s: float, tools: Sequence[Json]
     ) -> None:
         self.tools = tools
+        self._step_s = float(getattr(environment, "longest_step_s", STEP_LIMIT_S))
+        self._grade_s = float(getattr(environment, "longest_grade_s", STEP_LIMIT_S))
         self._environment = environment
         self._limits = limits
         self._user_limit_s = user_limit_s
@@ -144,7 +148,7 @@ class TimedEnvironment:
             return opening
 
     def step(self, action: Action) -> Observation:
-        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S):
+        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", self._step_s):
             observation: Observation = _whole(self._environment.step(action))
             size = len(observation.text) if isinstance(observation.text, str) else 0
             if size > MAX_OBSERVATION_CHARS:
@@ -152,7 +156,7 @@ class TimedEnvironment:
             return observation
 
     def grade(self) -> Grade:
-        with self._limits.call(EnvironmentFailure, "environment.grade", STEP_LIMIT_S):
+        with self._limits.call(EnvironmentFailure, "environment.grade", self._grade_s):
             return self._environment.grade()
 
 

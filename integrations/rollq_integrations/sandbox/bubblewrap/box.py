@@ -1,6 +1,6 @@
 """A sandbox for commands of the policy, by bubblewrap: a scratch folder in memory, and nothing of the worker's.
 
-    with Sandbox() as sandbox:
+    with Bubblewrap() as sandbox:
         print(sandbox.run([PYTHON, "-c", "print(2)"]).output)
 
 Inside there are the system's programs and this interpreter's own library, read-only, and an empty folder WORK. There
@@ -19,15 +19,16 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rollq.env import CommandResult, Json
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.sandbox.system_calls import system_call_filter
+from rollq_integrations.sandbox.bubblewrap.system_calls import system_call_filter
 
 WORK = "/work"
 """The scratch folder inside: where commands begin, and their home."""
@@ -52,6 +53,7 @@ LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 INSTALL = "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to unprivileged users"
 STOPPED = {
+    "": "",
     "time": "it ran longer than {seconds:g} s",
     "memory": "it used more than {megabytes} MB of memory",
     "output": "it wrote more than 1 MB",
@@ -72,23 +74,11 @@ class Limits:
     processes: int = 64
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a command said and how it ended."""
-
-    output: str
-    """Stdout and stderr in the order in which they were written, at most 32 KiB."""
-    code: int
-    """The exit code; negative for a signal."""
-    stopped: str = ""
-    """Why it was stopped: `time`, `memory`, `output`, `files`, or "" when it ended by itself."""
-
-
 DEFAULT = Limits()
 
 
-class Sandbox:
-    """One scratch folder, and the commands that share it. Not for several threads at once."""
+class Bubblewrap:
+    """Implements rollq.env.Sandbox: one scratch folder, and the commands that share it. Not for several threads at once."""
 
     def __init__(self, limits: Limits = DEFAULT) -> None:
         """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does not start."""
@@ -104,37 +94,55 @@ class Sandbox:
             self.close()
             raise
 
-    def __enter__(self) -> "Sandbox":
+    def __enter__(self) -> "Bubblewrap":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, command: Sequence[str]) -> Result:
-        """Run a command: the path of a program inside, and its arguments. All its processes end with it. Raises
-        EnvironmentFailure when the sandbox itself fails."""
+    def run(
+        self, command: Sequence[str], *, seconds: float | None = None, env: Mapping[str, str] | None = None
+    ) -> CommandResult:
+        """Run a command. All its processes end with it."""
         argv = [part.encode(errors="replace").decode() for part in command]  # half of a character pair has no bytes
         if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
-            return Result(
-                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes",
-                126,
-            )
-        assert self._process.stdin is not None, "it has pipes"
-        try:
-            request = memoryview(json.dumps({"argv": argv}).encode() + b"\n")
-            while request:
-                request = request[self._process.stdin.write(request) :]
-        except (OSError, ValueError) as e:  # ValueError: it was closed
-            raise EnvironmentFailure("the sandbox has ended") from e
-        reply, output = _answer(self._process, self._limits.seconds + GRACE_S)
+            return CommandResult(f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126)
+        longest = self._limits.seconds if seconds is None else seconds
+        reply, output = self._ask({"argv": argv, "seconds": longest, "env": dict(env or {})}, seconds=longest)
         if reply["stopped"] == "files":
             self.close()  # so that commands cannot go on to add some in each of their last moments
             self._open()
-        return Result(output.decode(errors="replace"), reply["code"], reply["stopped"])
+        why = STOPPED[reply["stopped"]].format(seconds=longest, megabytes=self._limits.memory >> 20)
+        return CommandResult(output.decode(errors="replace"), reply["code"], why)
 
-    def why_stopped(self, result: Result) -> str:
-        """In words, for the policy."""
-        return STOPPED[result.stopped].format(seconds=self._limits.seconds, megabytes=self._limits.memory >> 20)
+    def upload(self, source: Path, target: str) -> None:
+        for file in [source, *source.rglob("*")]:
+            if file.is_file():
+                content, to = file.read_bytes(), os.path.join(target, file.relative_to(source))
+                head = {"write": os.path.normpath(to), "mode": file.stat().st_mode & 0o777, "size": len(content)}
+                self._check(self._ask(head, content)[0])
+
+    def download(self, path: str) -> bytes:
+        reply, content = self._ask({"read": path})
+        if reply.get("missing"):
+            raise FileNotFoundError(path)
+        self._check(reply)
+        return content
+
+    def _check(self, reply: Mapping[str, Any]) -> None:
+        if "error" in reply:
+            raise EnvironmentFailure(f"the sandbox: {reply['error']}")
+
+    def _ask(self, request: Json, content: bytes = b"", *, seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
+        """The reply of the shell to a request that may take so long."""
+        assert self._process.stdin is not None, "it has pipes"
+        try:
+            left = memoryview(json.dumps(request).encode() + b"\n" + content)
+            while left:
+                left = left[self._process.stdin.write(left) :]
+        except (OSError, ValueError) as e:  # ValueError: it was closed
+            raise EnvironmentFailure("the sandbox has ended") from e
+        return _answer(self._process, seconds + GRACE_S)
 
     def close(self) -> None:
         """End all of its processes; the kernel removes the scratch folder."""
@@ -286,16 +294,15 @@ def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[st
     """A reply of the shell, and the output that follows it. Raises EnvironmentFailure."""
     assert process.stdout is not None, "it has pipes"
     deadline = time.monotonic() + seconds
-    got = b""
+    reply, got = None, bytearray()
     while True:
-        head, newline, output = got.partition(b"\n")
-        if newline:
-            try:
-                reply = json.loads(head)
-                if len(output) >= reply.get("size", 0):
-                    return reply, output
-            except (ValueError, AttributeError):
-                pass  # what bwrap or the interpreter says before they fail
+        if reply is None and b"\n" in got:
+            head, _, rest = bytes(got).partition(b"\n")
+            with suppress(ValueError, KeyError, TypeError):  # what bwrap or the interpreter says before they fail
+                size = json.loads(head)["size"]
+                reply, got = json.loads(head), bytearray(rest)
+        if reply is not None and len(got) >= size:
+            return reply, bytes(got)
         ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise EnvironmentFailure(f"the sandbox did not answer for {seconds:g} s")

@@ -1,7 +1,8 @@
 """What runs inside a sandbox as its first process: it starts the commands, one after the other, and bounds each.
 
-It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines of JSON on stdin.
-Replies go to stdout: a line of JSON, and then as many bytes of output as that says. A command's processes all end with
+It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines of JSON on stdin:
+a command (`argv`), or a file to `write`, whose bytes follow, or to `read`. Replies go to stdout: a line of JSON, and
+then as many bytes of output as that says. A command's processes all end with
 it. As the first process of its PID namespace it cannot be killed from inside, and as it is not dumpable, other
 processes in the sandbox cannot look into it. It ends with its worker, whose end of stdin then closes.
 """
@@ -12,6 +13,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -23,6 +25,8 @@ SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
 LONGEST = 1 << 20
 """Number of bytes of output after which a command is stopped."""
+LARGEST_FILE = 16_000_000
+"""Number of bytes of a file that may be read out of the sandbox."""
 FILES = 50_000
 """Number of files that a sandbox may hold; each takes memory of the kernel's."""
 COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
@@ -48,12 +52,38 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     _reply({"ready": True}, b"")
     while line := sys.stdin.buffer.readline():
-        _reply(*_run(json.loads(line), limits))
+        request = json.loads(line)
+        if "argv" in request:
+            _reply(*_run(request, {**limits, "seconds": request["seconds"]}))
+        else:
+            content = sys.stdin.buffer.read(request["size"]) if "write" in request else b""
+            try:
+                _reply({}, _write(request, content) if "write" in request else _read(request["read"]))
+            except (OSError, MemoryError) as e:
+                _reply({"error": str(e), "missing": isinstance(e, FileNotFoundError)}, b"")
 
 
 def _reply(reply: dict[str, Any], output: bytes) -> None:
     sys.stdout.buffer.write(json.dumps({**reply, "size": len(output)}).encode() + b"\n" + output)
     sys.stdout.buffer.flush()
+
+
+def _write(request: dict[str, Any], content: bytes) -> bytes:
+    os.makedirs(os.path.dirname(request["write"]), exist_ok=True)
+    with open(request["write"], "wb") as file:
+        file.write(content)
+    os.chmod(request["write"], request["mode"])
+    return b""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no file")
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise OSError(f"{path} has more than {LARGEST_FILE} bytes")
+    return content
 
 
 def _bound(limits: dict[str, Any]) -> None:
@@ -73,7 +103,7 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
     """Run one command to its end, or to the end of its time, memory or output."""
     read, write = os.pipe()
     try:
-        pid = _start(request["argv"], write)
+        pid = _start(request["argv"], {**os.environ, **request["env"]}, write)
     except OSError as e:
         os.close(read)
         return {
@@ -94,7 +124,7 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
     return {"code": code, "stopped": stopped}, output[:SHOWN]
 
 
-def _start(argv: list[str], output: int) -> int:
+def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
     nothing = os.open("/dev/null", os.O_RDONLY)
     try:
         to = [
@@ -106,7 +136,7 @@ def _start(argv: list[str], output: int) -> int:
         return os.posix_spawn(
             argv[0],
             argv,
-            os.environ,
+            environment,
             file_actions=to,
             setsid=True,
             setsigdef=[signal.SIGPIPE],

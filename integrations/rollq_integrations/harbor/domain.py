@@ -1,0 +1,209 @@
+"""Task folders as an environment: a container for each episode, a tool `bash`, and the task's own tests as its grade.
+
+The policy calls `bash` until it says something, which ends the episode. A failure of image, container, tests or time is
+an EnvironmentFailure, never a reward of 0. It does not know how containers are made or how folders are read.
+"""
+
+import base64
+import gzip
+import io
+import json
+import math
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.harbor.folder import TaskFolder, digest, read, task_folders
+from rollq_integrations.sandbox import Container, as_told, image_of, pull
+
+COMMAND_S = 60.0
+"""Longest time of a command in seconds that names none."""
+LARGEST_SOLUTION = 96_000
+"""Number of characters of a solution that can be one command: Linux takes 131,072."""
+LOGS = "/logs/verifier"
+TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
+"""Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
+SHOWN = 4000
+"""Number of characters of the tests' output that the grade's info has."""
+BASH: Json = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Runs a command in bash, in a shell of its own, and returns what it writes. When the task is"
+        " done, say so without calling a tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string"},
+                "seconds": {"type": "number", "description": f"its longest time; {COMMAND_S:g} if it is left out"},
+            },
+            "required": ["command"],
+        },
+    },
+}
+
+
+def load(folder: str | None) -> "HarborTasks":
+    """The environment of a folder of tasks. Raises JobFailure when there is none."""
+    if not folder:
+        raise JobFailure("which tasks? --env harbor:DIR names a folder")
+    return HarborTasks(Path(folder))
+
+
+class HarborTasks:
+    """Implements rollq.env.Domain. All tasks are in the split `train`, by the names of their folders."""
+
+    name = "harbor"
+
+    def __init__(self, folder: Path) -> None:
+        self._tasks = task_folders(folder)
+        self._folder = folder
+
+    @cached_property
+    def version(self) -> str:
+        return f"harbor {digest(*self._tasks)}"
+
+    longest_open_s = 3600.0
+    """An image may have to be built first. Each task bounds its own."""
+
+    def splits(self) -> Mapping[str, int]:
+        return {"train": len(self._tasks)}
+
+    def task(self, split: str, index: int) -> Task:
+        found = self._read(split, index)
+        moves = () if found.solution is None else _oracle(found)
+        return Task(
+            id=found.path.name,
+            hash=digest(found.path),
+            instruction=found.instruction,
+            opening=found.instruction,
+            replies=(STOP_MARKER,),
+            moves=moves,
+        )
+
+    def open(self, split: str, index: int, args: Mapping[str, Json]) -> "HarborEpisode":
+        if args:
+            raise JobFailure(f"a task folder takes no env_args, not {dict(args)!r:.200}")
+        found = self._read(split, index)
+        if found.dockerfile is None:
+            pull(found.image)
+        else:
+            image_of(found.dockerfile, found.image, found.build_s)
+        return HarborEpisode(found)
+
+    def _read(self, split: str, index: int) -> TaskFolder:
+        if split != "train" or not 0 <= index < len(self._tasks):
+            raise JobFailure(f"there is no task {index} of split {split!r}; there are {len(self._tasks)} of 'train'")
+        return read(self._tasks[index])
+
+
+class HarborEpisode:
+    """Implements rollq.env.Environment."""
+
+    tools: Sequence[Json] = (BASH,)
+    system_prompt = ""
+
+    def __init__(self, task: TaskFolder) -> None:
+        self._task = task
+        self.longest_step_s = task.agent_s + COMMAND_S
+        self.longest_grade_s = task.tests_s + 4 * COMMAND_S
+        self.sandbox = Container(
+            task.image,
+            cpus=task.cpus,
+            memory=task.memory,
+            env=task.env,
+            folder=task.folder,
+            network=task.network,
+        )
+
+    def reset(self, user: User) -> str:
+        return user.open()
+
+    def step(self, action: Action) -> Observation:
+        if action.name == RESPOND:
+            return Observation("", done=True)
+        if action.name != "bash":
+            return Observation(f"Error: there is no tool {action.name!r}")
+        command, seconds = action.arguments.get("command"), action.arguments.get("seconds", COMMAND_S)
+        if not isinstance(command, str) or type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+            return Observation("Error: bash takes command, a text, and seconds, a number above 0")
+        longest = min(float(seconds), self._task.agent_s)
+        return Observation(as_told(self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)))
+
+    def grade(self) -> Grade:
+        self._as_root(f"rm -rf {LOGS} /tests; mkdir -p {LOGS}; chmod 777 {LOGS}")
+        for target, source in self._task.tests.items():
+            self.sandbox.upload(source, target)
+        result = self.sandbox.run(
+            ["sh", "-c", self._task.test_command],
+            seconds=self._task.tests_s,
+            env=self._task.tests_env,
+            user=self._task.tests_user,
+        )
+        if result.stopped:
+            raise EnvironmentFailure(f"the tests of {self._task.path.name} were stopped: {result.stopped}")
+        rewards = self._rewards() if self._task.rewards else {"reward": float(result.code == 0)}
+        return Grade(self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]})
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+    def _as_root(self, command: str) -> None:
+        result = self.sandbox.run(["sh", "-c", command], user="root")
+        if result.code:
+            raise EnvironmentFailure(f"{self._task.path.name}: {as_told(result)}")
+
+    def _rewards(self) -> Json:
+        """What the tests wrote. Raises EnvironmentFailure when they wrote nothing that can be read."""
+        for path, reading in ((NUMBERS, _numbers), (TEXT, lambda text: {"reward": float(text)})):
+            try:
+                return reading(self.sandbox.download(path).decode())
+            except FileNotFoundError:
+                continue
+            except ValueError as e:
+                raise EnvironmentFailure(f"the tests of {self._task.path.name} wrote {path}: {e}") from e
+        return {}
+
+    def _reward(self, rewards: Json, result: CommandResult) -> float:
+        reward = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
+        if reward is None or not 0.0 <= reward <= 1.0:
+            told = f"the rewards {rewards}, where one `reward` from 0 to 1 is needed" if rewards else "no reward"
+            raise EnvironmentFailure(
+                f"the tests of {self._task.path.name} ended with code {result.code} and {told}; they said:\n"
+                f"{result.output[-2000:]}"
+            )
+        return float(reward)
+
+
+def _numbers(text: str) -> Json:
+    told = json.loads(text)
+    rewards = told if isinstance(told, dict) else {"reward": told}
+    if not all(type(value) in (int, float, bool) for value in rewards.values()):
+        raise ValueError(f"not numbers: {text:.200}")
+    return rewards
+
+
+def _oracle(task: TaskFolder) -> tuple[Action, ...]:
+    """The moves of a perfect policy: the task's own solution as one command. It is unpacked at /solution, where such
+    scripts look for their files. There are none where it is too long for a command."""
+    packed, source = io.BytesIO(), task.solution
+    assert source is not None, "it has one"
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(source, "." if source.is_dir() else "solve.sh", filter=_without_dates)
+    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items())
+    text = base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
+    command = (
+        f"mkdir -p /solution && echo {text} | base64 -d | tar -xz -C /solution && {variables}bash /solution/solve.sh"
+    )
+    if len(command) > LARGEST_SOLUTION:
+        return ()
+    return (Action("bash", {"command": command, "seconds": task.agent_s}), Action(RESPOND, {"content": "Done."}))
+
+
+def _without_dates(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = 0
+    return entry

@@ -1,0 +1,236 @@
+"""Reads a task's folder: Harbor's form (`task.toml`), or the older one of terminal-bench (`task.yaml`).
+
+Harbor's: https://harborframework.com/docs/tasks. What it asks for that is not done here is refused by name, as a
+JobFailure, and what carries no instruction (authors, difficulty) is ignored. It does not know containers.
+"""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollq.env import Json
+from rollq.errors import JobFailure
+from rollq.pip_extras import install_line
+
+HARBOR, TERMINAL_BENCH = "task.toml", "task.yaml"
+DOCKERFILE = "Dockerfile"
+COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+"""A value that Harbor takes from its machine's environment: `${NAME}`, `${NAME:-default}`."""
+MB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFolder:
+    """What one task's folder says."""
+
+    path: Path
+    instruction: str
+    dockerfile: Path | None
+    """The folder with the Dockerfile; None where `image` is ready-made."""
+    image: str
+    build_s: float = 600.0
+    agent_s: float
+    """Longest time of one command of the agent's, in seconds."""
+    tests_s: float
+    tests: Mapping[str, Path]
+    """What is uploaded before the tests: paths inside, and files or folders."""
+    test_command: str
+    """Run by a shell."""
+    rewards: bool
+    """The tests write a reward file. Otherwise their exit code is the grade: 0 is 1.0."""
+    tests_env: Mapping[str, str] = field(default_factory=dict)
+    tests_user: str = ""
+    solution: Path | None = None
+    """A script, or a folder with `solve.sh`."""
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    cpus: float = 1.0
+    memory: int = 2048 * MB
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    folder: str | None = None
+    network: bool = True
+    """The task may have a network, if the worker has one for it."""
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """The tasks of a folder in the order of their names: itself, or the folders in it. Raises JobFailure when there is
+    none."""
+    if _is_task(folder):
+        return [folder]
+    try:
+        tasks = sorted(path for path in folder.iterdir() if _is_task(path))
+    except OSError as e:
+        raise JobFailure(f"{folder}: {e.strerror or e}") from e
+    if not tasks:
+        raise JobFailure(f"{folder} has no task: neither it nor a folder in it has {HARBOR} or {TERMINAL_BENCH}")
+    return tasks
+
+
+def _is_task(path: Path) -> bool:
+    return (path / HARBOR).is_file() or (path / TERMINAL_BENCH).is_file()
+
+
+def digest(*paths: Path) -> str:
+    """A hash of the names and contents of all files below the paths."""
+    found = hashlib.sha256()
+    for path in paths:
+        for file in sorted(below for below in (path, *path.rglob("*")) if below.is_file()):
+            content = file.read_bytes()
+            found.update(f"{file.relative_to(path.parent)}\0{len(content)}\0".encode())
+            found.update(content)
+    return found.hexdigest()[:16]
+
+
+def read(path: Path) -> TaskFolder:
+    """The task of that folder. Raises JobFailure when it cannot be played, with the reason."""
+    try:
+        return _harbor(path) if (path / HARBOR).is_file() else _terminal_bench(path)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, ValueError) as e:
+        raise JobFailure(f"the task {path.name}: {type(e).__name__}: {e}") from e
+
+
+def _harbor(path: Path) -> TaskFolder:
+    told = tomllib.loads((path / HARBOR).read_text())
+    environment, verifier, agent = (told.get(name, {}) for name in ("environment", "verifier", "agent"))
+    _refuse(path, _not_done(path, told))
+    image, ready = environment.get("docker_image") or "", (path / "environment" / "Dockerfile").is_file()
+    if not image and not ready:
+        raise JobFailure(f"the task {path.name} has neither environment/Dockerfile nor a docker_image")
+    if not (path / "tests" / "test.sh").is_file():
+        raise JobFailure(f"the task {path.name} has no tests/test.sh")
+    tests_s = float(verifier.get("timeout_sec", 600))
+    return TaskFolder(
+        path=path,
+        instruction=(path / "instruction.md").read_text(),
+        dockerfile=None if image else path / "environment",
+        image=image or f"rollq-task:{digest(path / 'environment')}",
+        build_s=float(environment.get("build_timeout_sec", 600)),
+        agent_s=float(agent.get("timeout_sec") or 600),
+        tests_s=tests_s,
+        tests={"/tests": path / "tests"},
+        test_command="chmod +x /tests/test.sh; /tests/test.sh",
+        rewards=True,
+        tests_env=_variables(path, verifier.get("env", {})),
+        tests_user=str(verifier.get("user") or ""),
+        solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
+        solution_env=_variables(path, told.get("solution", {}).get("env", {})),
+        cpus=float(environment.get("cpus") or 1),
+        memory=_memory(environment),
+        env=_variables(path, environment.get("env", {})),
+        user=str(agent.get("user") or ""),
+        folder=environment.get("workdir"),
+        network=_network(environment),
+    )
+
+
+def _not_done(path: Path, told: Mapping[str, Any]) -> dict[str, bool]:
+    """What a task may ask for that is not done here, and whether this one does."""
+    environment, verifier = told.get("environment", {}), told.get("verifier", {})
+    separate = verifier.get("environment_mode") == "separate" or bool(verifier.get("environment"))
+    return {
+        "several steps": bool(told.get("steps")),
+        "a container of their own for its tests": separate,
+        "Windows": environment.get("os", "linux").lower() != "linux",
+        "GPUs": bool(environment.get("gpus")) or bool(environment.get("tpu")),
+        "MCP servers": bool(environment.get("mcp_servers")),
+        "a healthcheck": bool(environment.get("healthcheck")),
+        "docker compose": any((path / "environment" / name).exists() for name in COMPOSE),
+    }
+
+
+def _refuse(path: Path, asked: Mapping[str, bool]) -> None:
+    if wanted := [what for what, asks in asked.items() if asks]:
+        raise JobFailure(f"the task {path.name} asks for {' and '.join(wanted)}, which is not played here")
+
+
+def _network(environment: Mapping[str, Any]) -> bool:
+    mode = environment.get("network_mode")
+    return environment.get("allow_internet", True) is not False if mode is None else mode == "public"
+
+
+def _memory(environment: Mapping[str, Any]) -> int:
+    """In bytes. The older form is a text such as `2G`."""
+    if text := environment.get("memory"):
+        number, unit = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE).groups()  # type: ignore[union-attr]
+        return int(float(number) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[unit.upper()])
+    return int(environment.get("memory_mb") or 2048) * MB
+
+
+def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
+    """Variables of a task. A value of the worker's environment is never given away: its default stands for it."""
+
+    def default(found: "re.Match[str]") -> str:
+        if found[2] is None:
+            raise JobFailure(
+                f"the task {path.name} asks for the variable {found[1]} of this machine, which a worker does not give"
+            )
+        return found[2]
+
+    return {name: VARIABLE.sub(default, str(value)) for name, value in told.items()}
+
+
+def _terminal_bench(path: Path) -> TaskFolder:
+    told = _yaml(path / TERMINAL_BENCH)
+    service = _service(path)
+    context = path / service["build"]
+    if not context.resolve().is_relative_to(path.resolve()) or not (context / "Dockerfile").is_file():
+        raise JobFailure(f"the task {path.name} has no Dockerfile where it should be built")
+    script = path / "solution.sh"
+    return TaskFolder(
+        path=path,
+        instruction=str(told["instruction"]),
+        dockerfile=context,
+        image=f"rollq-task:{digest(context)}",
+        agent_s=float(told.get("max_agent_timeout_sec") or 360),
+        tests_s=float(told.get("max_test_timeout_sec") or 60),
+        tests={"/tests": path / "tests", "/tests/run-tests.sh": path / "run-tests.sh"},
+        test_command="TEST_DIR=/tests bash /tests/run-tests.sh",
+        rewards=False,
+        solution=script if script.is_file() else None,
+        env=service["environment"],
+        folder=service.get("working_dir"),
+    )
+
+
+def _service(path: Path) -> Mapping[str, Any]:
+    """The one service of the task's compose file, with the folder of its Dockerfile and its variables."""
+    file = next((path / name for name in COMPOSE if (path / name).is_file()), None)
+    services = _yaml(file).get("services", {}) if file else {"client": {}}
+    _refuse(path, {"several containers": len(services) != 1})
+    [service] = services.values()
+    played = {"build", "image", "container_name", "command", "volumes", "environment", "working_dir", "expose"}
+    build = service.get("build", ".")
+    build = build if isinstance(build, dict) else {"context": build}
+    variables = service.get("environment", {})
+    if isinstance(variables, list):
+        variables = dict(text.partition("=")[::2] for text in variables)
+    _refuse(
+        path,
+        {
+            **{f"{name!r} of docker compose": True for name in sorted({*service} - played)},
+            "a build with arguments": bool({*build} - {"context", "dockerfile"}) or build.get("dockerfile", DOCKERFILE) != DOCKERFILE,
+            "volumes": any("T_BENCH" not in str(volume) for volume in service.get("volumes", ())),
+        },
+    )
+    own = {name: value for name, value in variables.items() if "T_BENCH" not in str(value)}
+    return {**service, "build": build.get("context", "."), "environment": _variables(path, own)}
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as e:
+        raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('containers')}") from e
+    try:
+        told = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as e:
+        raise JobFailure(f"{file}: {e}") from e
+    if not isinstance(told, dict):
+        raise JobFailure(f"{file} is no mapping")
+    return told
+

@@ -1,0 +1,236 @@
+"""A sandbox that is a container of Docker or Podman.
+
+    with Container("python:3.12-slim") as sandbox:
+        print(sandbox.run(["python3", "-c", "print(2)"]).output)
+
+It starts in the background while the policy writes its first turn. Nothing is left behind: the container reads lines
+from its worker, and ends, and is removed, once none came for LEASE_S or the connection closes. So it needs no reaper,
+whatever happens to the worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know
+tasks or tools.
+"""
+
+import io
+import os
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rollq.env import CommandResult, attempt_labels
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.sandbox.engine import LABEL, engine, failures
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container as EngineContainer
+
+T = TypeVar("T")
+LEASE_S = 90
+"""Seconds after which a container ends that has heard nothing from its worker."""
+BEAT_S = 20.0
+"""Seconds between two lines to each container."""
+START_S = 120.0
+"""Longest start in seconds, and longest upload or download."""
+GRACE_S = 30.0
+"""Seconds beyond a command's time in which the engine must say how it ended."""
+SHOWN = 32_768
+"""Number of bytes of a command's output that are shown."""
+LARGEST_FILE = 16_000_000
+"""Number of bytes of a file that may be downloaded."""
+LONGEST_ARGUMENT = 100_000
+"""Number of bytes of one argument; Linux takes 131,072."""
+OUTPUTS = "/run/rollq"
+"""A folder in memory inside, for the outputs of commands, and its size: a command that writes more has a full disk."""
+OUTPUTS_SIZE = "16m"
+LIVE = f'while timeout {LEASE_S} sh -c "read line"; do :; done'
+"""What a container runs."""
+RUN = (
+    'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; '
+    f'head -c {SHOWN} "$f"; rm -f "$f"; exit $code'
+)
+"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end: it has the file, and
+not the connection."""
+KILLED = 137
+"""The exit code of what SIGKILL ended."""
+NETWORK = "ROLLQ_SANDBOX_NETWORK"
+"""Environment variable of the worker: the engine's network for containers that may have one."""
+
+
+class Container:
+    """Implements rollq.env.Sandbox. Commands run one after the other."""
+
+    def __init__(
+        self,
+        image: str,
+        *,
+        seconds: float = 60.0,
+        cpus: float = 1.0,
+        memory: int = 2 << 30,
+        processes: int = 512,
+        env: Mapping[str, str] | None = None,
+        mounts: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        network: bool = False,
+    ) -> None:
+        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and `memory` (bytes) are for
+        all processes together. `mounts` are folders of the engine's machine, read-only, and where they lie inside.
+        `folder` is where commands begin, in place of the image's. With `network`, the container is in the network that
+        ROLLQ_SANDBOX_NETWORK names; without either it has loopback alone.
+
+        Raises JobFailure where there is no container engine.
+        """
+        self._engine = engine()
+        self._seconds = seconds
+        self._folder = folder
+        labels = attempt_labels()
+        name = os.environ.get(NETWORK, "") if network else ""
+        asked: dict[str, Any] = {
+            "image": image,
+            "command": ["sh", "-c", LIVE],
+            "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
+            "auto_remove": True,
+            "labels": {LABEL: "", **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")}},
+            "environment": dict(env or {}),
+            "volumes": {source: {"bind": target, "mode": "ro"} for source, target in (mounts or {}).items()},
+            "tmpfs": {OUTPUTS: f"size={OUTPUTS_SIZE},mode=1777"},
+            "nano_cpus": int(cpus * 1e9),
+            "mem_limit": memory,
+            "memswap_limit": memory,
+            "pids_limit": processes,
+            **({"network": name} if name else {"network_mode": "none"}),
+        }
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
+        self._started: Future[EngineContainer] = self._thread.submit(self._start, asked)
+
+    def __enter__(self) -> "Container":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+    ) -> CommandResult:
+        """See Sandbox. `user` is who runs it, in place of the image's user."""
+        longest = self._seconds if seconds is None else seconds
+        if any("\0" in part or len(part.encode(errors="replace")) > LONGEST_ARGUMENT for part in command):
+            return CommandResult(f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126)
+        argv = ["sh", "-c", RUN, OUTPUTS, f"{longest:g}", *command]
+        options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
+        began = time.monotonic()
+        ended = self._do("a command", longest, lambda container: container.exec_run(argv, **options))
+        late = ended.exit_code == KILLED and time.monotonic() - began >= longest
+        output = bytes(ended.output or b"").decode(errors="replace")
+        return CommandResult(output, ended.exit_code, f"it ran longer than {longest:g} s" if late else "")
+
+    def upload(self, source: Path, target: str) -> None:
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w") as tar:
+            tar.add(source, target.strip("/"), filter=_owned_by_root)
+        self._do("an upload", START_S, lambda container: container.put_archive("/", made.getvalue()))
+
+    def download(self, path: str) -> bytes:
+        return self._do("a download", START_S, lambda container: _read(container, path))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
+            container = self._started.result(START_S)
+            HEARTBEAT.leave(container.id)
+            container.remove(force=True)
+
+    def _start(self, asked: Mapping[str, Any]) -> "EngineContainer":
+        with failures(f"a container of {asked['image']}"):
+            container = self._engine.containers.create(**asked)
+            try:
+                HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
+                container.start()
+            except BaseException:
+                HEARTBEAT.leave(container.id)
+                container.remove(force=True)
+                raise
+            return container
+
+    def _do(self, what: str, seconds: float, call: Callable[["EngineContainer"], T]) -> T:
+        """What the call returns, once the container has started."""
+        container = self._result(self._started, "its start", START_S)
+        try:
+            asked = self._thread.submit(call, container)
+        except RuntimeError as e:
+            raise EnvironmentFailure("the container was closed") from e
+        return self._result(asked, what, seconds + GRACE_S)
+
+    def _result(self, asked: "Future[T]", what: str, seconds: float) -> T:
+        try:
+            with failures(f"in the container, {what}"):
+                return asked.result(seconds)
+        except TimeoutError as e:
+            raise EnvironmentFailure(f"the container engine took longer than {seconds:g} s for {what}") from e
+
+
+class _Heartbeat:
+    """One thread that writes a line to every container of this process now and then."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def join(self, name: str, connection: Any) -> None:
+        with self._lock:
+            self._connections[name] = connection
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rollq-containers", daemon=True)
+                self._thread.start()
+
+    def leave(self, name: str) -> None:
+        with self._lock:
+            connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            with self._lock:
+                connections = list(self._connections.values())
+            for connection in connections:
+                with suppress(OSError, ValueError):  # it has ended
+                    if hasattr(connection, "send"):  # of TLS
+                        connection.send(b"\n")
+                    else:
+                        os.write(connection.fileno(), b"\n")
+
+
+HEARTBEAT = _Heartbeat()
+
+
+def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _read(container: "EngineContainer", path: str) -> bytes:
+    import docker
+
+    try:
+        parts, stat = container.get_archive(path)
+    except docker.errors.NotFound as e:
+        raise FileNotFoundError(path) from e
+    if stat["size"] > LARGEST_FILE:
+        raise EnvironmentFailure(f"{path} has {stat['size']} bytes; at most {LARGEST_FILE} can be downloaded")
+    with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
+        first = tar.next()
+        file = first and tar.extractfile(first)
+        if file is None:
+            raise EnvironmentFailure(f"{path} is no file")
+        return file.read()

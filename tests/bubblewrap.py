@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from rollq.errors import JobFailure
-from rollq_integrations.sandbox.box import check_system
+from rollq_integrations.sandbox.bubblewrap.box import check_system
 
 
 def require() -> None:

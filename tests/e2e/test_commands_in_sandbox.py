@@ -22,9 +22,9 @@ FILE = f"""\
 from pathlib import Path
 
 from rollq_worker.environments.dataset import dataset
-from rollq_integrations.sandbox import Limits, commands
+from rollq_integrations.sandbox import Bubblewrap, Limits, commands
 
-tools = commands("bash", "python", limits=Limits(seconds={SECONDS}))
+tools = commands("bash", "python", sandbox=lambda: Bubblewrap(Limits(seconds={SECONDS})))
 load = dataset(Path(__file__).with_name("rows.jsonl"), reward="number", tools=tools)
 """
 CALLS = [

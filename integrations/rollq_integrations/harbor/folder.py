@@ -90,13 +90,15 @@ def read(path: Path) -> TaskFolder:
     """The task of that folder. Raises JobFailure when it cannot be played, with the reason."""
     try:
         return _harbor(path) if (path / HARBOR).is_file() else _terminal_bench(path)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, ValueError) as e:
+    except (OSError, TypeError, ValueError, KeyError) as e:
         raise JobFailure(f"the task {path.name}: {type(e).__name__}: {e}") from e
 
 
 def _harbor(path: Path) -> TaskFolder:
     told = tomllib.loads((path / HARBOR).read_text())
-    environment, verifier, agent = (told.get(name, {}) for name in ("environment", "verifier", "agent"))
+    environment, verifier, agent, solution = (
+        _table(told, name) for name in ("environment", "verifier", "agent", "solution")
+    )
     _refuse(path, _not_done(path, told))
     image, ready = environment.get("docker_image") or "", (path / "environment" / "Dockerfile").is_file()
     if not image and not ready:
@@ -115,27 +117,34 @@ def _harbor(path: Path) -> TaskFolder:
         tests={"/tests": path / "tests"},
         test_command="chmod +x /tests/test.sh; /tests/test.sh",
         rewards=True,
-        tests_env=_variables(path, verifier.get("env", {})),
+        tests_env=_variables(path, _table(verifier, "env")),
         tests_user=str(verifier.get("user") or ""),
         solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
-        solution_env=_variables(path, told.get("solution", {}).get("env", {})),
+        solution_env=_variables(path, _table(solution, "env")),
         cpus=float(environment.get("cpus") or 1),
         memory=_memory(environment),
-        env=_variables(path, environment.get("env", {})),
+        env=_variables(path, _table(environment, "env")),
         user=str(agent.get("user") or ""),
         folder=environment.get("workdir"),
         network=_network(environment),
     )
 
 
+def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = told.get(name, {})
+    if not isinstance(table, dict):
+        raise TypeError(f"{name} is a {type(table).__name__}, not a table")
+    return table
+
+
 def _not_done(path: Path, told: Mapping[str, Any]) -> dict[str, bool]:
     """What a task may ask for that is not done here, and whether this one does."""
-    environment, verifier = told.get("environment", {}), told.get("verifier", {})
+    environment, verifier = _table(told, "environment"), _table(told, "verifier")
     separate = verifier.get("environment_mode") == "separate" or bool(verifier.get("environment"))
     return {
         "several steps": bool(told.get("steps")),
         "a container of their own for its tests": separate,
-        "Windows": environment.get("os", "linux").lower() != "linux",
+        "Windows": str(environment.get("os", "linux")).lower() != "linux",
         "GPUs": bool(environment.get("gpus")) or bool(environment.get("tpu")),
         "MCP servers": bool(environment.get("mcp_servers")),
         "a healthcheck": bool(environment.get("healthcheck")),
@@ -155,10 +164,12 @@ def _network(environment: Mapping[str, Any]) -> bool:
 
 def _memory(environment: Mapping[str, Any]) -> int:
     """In bytes. The older form is a text such as `2G`."""
-    if text := environment.get("memory"):
-        number, unit = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE).groups()  # type: ignore[union-attr]
-        return int(float(number) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[unit.upper()])
-    return int(environment.get("memory_mb") or 2048) * MB
+    if not (text := environment.get("memory")):
+        return int(environment.get("memory_mb") or 2048) * MB
+    read_as = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
+    if read_as is None:
+        raise ValueError(f"memory is {text!r}, not a size such as 2G")
+    return int(float(read_as[1]) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()])
 
 
 def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
@@ -213,7 +224,8 @@ def _service(path: Path) -> Mapping[str, Any]:
         path,
         {
             **{f"{name!r} of docker compose": True for name in sorted({*service} - played)},
-            "a build with arguments": bool({*build} - {"context", "dockerfile"}) or build.get("dockerfile", DOCKERFILE) != DOCKERFILE,
+            "a build with arguments": bool({*build} - {"context", "dockerfile"})
+            or build.get("dockerfile", DOCKERFILE) != DOCKERFILE,
             "volumes": any("T_BENCH" not in str(volume) for volume in service.get("volumes", ())),
         },
     )
@@ -233,4 +245,3 @@ def _yaml(file: Path) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise JobFailure(f"{file} is no mapping")
     return told
-

@@ -3,9 +3,10 @@
     with Container("python:3.12-slim") as sandbox:
         print(sandbox.run(["python3", "-c", "print(2)"]).output)
 
-It starts in the background while the policy writes its first turn. Nothing is left behind: the container reads lines
-from its worker, and ends, and is removed, once none came for LEASE_S or the connection closes. So it needs no reaper,
-whatever happens to the worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know
+It starts in the background while the policy writes its first turn. Nothing is left behind, whatever happens to the
+worker: a container reads lines from its worker, and ends, and is removed, once none came for LEASE_S or the connection
+closes. What was made and never started is swept away by the next worker. The image needs `sh`, `timeout` and `head`
+(coreutils or busybox). It does not know
 tasks or tools.
 """
 
@@ -17,12 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollq.env import CommandResult, attempt_labels
-from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.sandbox.engine import LABEL, engine, failures
+from rollq.errors import EnvironmentFailure
+from rollq_integrations.sandbox.engine import LABEL, engine, failures, sweep
 
 if TYPE_CHECKING:
     from docker.models.containers import Container as EngineContainer
@@ -45,14 +47,12 @@ LONGEST_ARGUMENT = 100_000
 OUTPUTS = "/run/rollq"
 """A folder in memory inside, for the outputs of commands, and its size: a command that writes more has a full disk."""
 OUTPUTS_SIZE = "16m"
-LIVE = f'while timeout {LEASE_S} sh -c "read line"; do :; done'
-"""What a container runs."""
-RUN = (
-    'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; '
-    f'head -c {SHOWN} "$f"; rm -f "$f"; exit $code'
-)
-"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end: it has the file, and
-not the connection."""
+LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
+"""What a container runs: it ends where the lines do (1), or after some seconds without one (124). It goes on where the
+policy has killed what reads them."""
+RUN = f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; rm -f "$f"; exit $code'
+"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end: it has the file,
+and not the connection."""
 KILLED = 137
 """The exit code of what SIGKILL ended."""
 NETWORK = "ROLLQ_SANDBOX_NETWORK"
@@ -75,10 +75,11 @@ class Container:
         folder: str | None = None,
         network: bool = False,
     ) -> None:
-        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and `memory` (bytes) are for
-        all processes together. `mounts` are folders of the engine's machine, read-only, and where they lie inside.
+        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and `memory` (bytes) are
+        for all processes together. `mounts` are folders of the engine's machine, read-only, and where they lie inside.
         `folder` is where commands begin, in place of the image's. With `network`, the container is in the network that
-        ROLLQ_SANDBOX_NETWORK names; without either it has loopback alone.
+        ROLLQ_SANDBOX_NETWORK names. It is in any case if that is an internal one, which leads nowhere but to this
+        machine. Otherwise it has loopback alone.
 
         Raises JobFailure where there is no container engine.
         """
@@ -86,10 +87,10 @@ class Container:
         self._seconds = seconds
         self._folder = folder
         labels = attempt_labels()
-        name = os.environ.get(NETWORK, "") if network else ""
+        joined = _network(network)
         asked: dict[str, Any] = {
             "image": image,
-            "command": ["sh", "-c", LIVE],
+            "command": ["sh", "-c", LIVE, str(LEASE_S)],
             "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
             "auto_remove": True,
             "labels": {LABEL: "", **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")}},
@@ -100,7 +101,7 @@ class Container:
             "mem_limit": memory,
             "memswap_limit": memory,
             "pids_limit": processes,
-            **({"network": name} if name else {"network_mode": "none"}),
+            **({"network": joined} if joined else {"network_mode": "none"}),
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
         self._started: Future[EngineContainer] = self._thread.submit(self._start, asked)
@@ -151,8 +152,8 @@ class Container:
         with failures(f"a container of {asked['image']}"):
             container = self._engine.containers.create(**asked)
             try:
-                HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
                 container.start()
+                HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
             except BaseException:
                 HEARTBEAT.leave(container.id)
                 container.remove(force=True)
@@ -176,8 +177,20 @@ class Container:
             raise EnvironmentFailure(f"the container engine took longer than {seconds:g} s for {what}") from e
 
 
+def _network(outward: bool) -> str:
+    """The network that a container joins; "" for none."""
+    name = os.environ.get(NETWORK, "")
+    return name if name and (outward or _is_internal(name)) else ""
+
+
+@cache
+def _is_internal(network: str) -> bool:
+    with failures(f"the network {network} of {NETWORK}"):
+        return bool(engine().networks.get(network).attrs["Internal"])
+
+
 class _Heartbeat:
-    """One thread that writes a line to every container of this process now and then."""
+    """One thread that writes a line to every container of this process now and then, and sweeps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,6 +212,8 @@ class _Heartbeat:
 
     def _run(self) -> None:
         while True:
+            with suppress(EnvironmentFailure), failures("removing containers"):
+                sweep()
             time.sleep(BEAT_S)
             with self._lock:
                 connections = list(self._connections.values())
@@ -230,7 +245,7 @@ def _read(container: "EngineContainer", path: str) -> bytes:
         raise EnvironmentFailure(f"{path} has {stat['size']} bytes; at most {LARGEST_FILE} can be downloaded")
     with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
         first = tar.next()
-        file = first and tar.extractfile(first)
+        file = tar.extractfile(first) if first else None
         if file is None:
             raise EnvironmentFailure(f"{path} is no file")
         return file.read()

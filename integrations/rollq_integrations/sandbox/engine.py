@@ -30,21 +30,23 @@ _building: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 @cache
 def engine() -> "docker.DockerClient":
-    """The engine, for all threads of this process. What killed workers left half made is removed.
-
-    Raises JobFailure where there is none.
-    """
+    """The engine, for all threads of this process. JobFailure where there is none."""
     try:
         import docker
     except ImportError as e:
         raise JobFailure(f"containers need the package docker: {install_line('containers')}") from e
     try:
         client = docker.from_env(timeout=TIMEOUT_S, max_pool_size=CONNECTIONS)
-        # Those that run end by themselves (`container`).
-        client.containers.prune(filters={"label": LABEL, "until": "10m"})
+        client.ping()
     except docker.errors.DockerException as e:
         raise JobFailure(f"no container engine answers: {e}; {REMEDY}") from e
     return client
+
+
+def sweep(age: str = "2m") -> None:
+    """Remove the sandboxes' containers of that age that never ran: a worker was killed between making and starting
+    one. Those that run end by themselves (`container`)."""
+    engine().containers.prune(filters={"label": LABEL, "until": age})
 
 
 @contextmanager
@@ -52,7 +54,6 @@ def failures(what: str) -> Iterator[None]:
     """A block in which what the engine refuses, or its silence, is an EnvironmentFailure that names `what` was done. A
     FileNotFoundError stays one."""
     import docker
-    import requests
 
     try:
         yield
@@ -61,7 +62,7 @@ def failures(what: str) -> Iterator[None]:
     except docker.errors.BuildError as e:
         log = "".join(str(line.get("stream") or line.get("error") or "") for line in e.build_log)
         raise EnvironmentFailure(f"{what}: {e}; its log ends with:\n{log.strip()[-2000:]}") from e
-    except (docker.errors.DockerException, requests.RequestException, OSError) as e:
+    except (docker.errors.DockerException, OSError) as e:  # those of requests are OSErrors
         raise EnvironmentFailure(f"{what}: {e}") from e
 
 

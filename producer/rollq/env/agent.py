@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.env.environment import RESPOND, Observation
+from rollq.env.sandbox import Sandbox
 from rollq.events import Message
 from rollq.job import Json
 
@@ -21,6 +22,8 @@ class Episode:
     """The system prompt, if there is one, and the user's first message."""
     tools: Sequence[Json]
     """The environment's tools in OpenAI's form; the agent may have its own instead."""
+    sandbox: Sandbox | None
+    """The environment's, where it has one: an agent may run in there (docs/sandboxes.md)."""
     take_step: Callable[[str, Mapping[str, Json]], Observation]
 
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:

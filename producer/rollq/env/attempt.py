@@ -15,7 +15,8 @@ class AttemptLabels:
     attempt: int = 0
 
 
-_current: ContextVar[AttemptLabels] = ContextVar("rollq_attempt", default=AttemptLabels())
+NO_ATTEMPT = AttemptLabels()
+_current: ContextVar[AttemptLabels] = ContextVar("rollq_attempt", default=NO_ATTEMPT)
 
 
 def attempt_labels() -> AttemptLabels:

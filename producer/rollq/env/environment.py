@@ -54,7 +54,8 @@ class Environment(Protocol):
 
     It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are observations. Raises
     RolloutFailure; any other exception counts as EnvironmentFailure. A method `close`, if it has one, is called at the
-    episode's end.
+    episode's end. It may have a `longest_step_s` and a `longest_grade_s`, in place of 60 seconds, and a `sandbox`,
+    which agent programs are given.
     """
 
     @property

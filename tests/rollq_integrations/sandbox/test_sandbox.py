@@ -9,16 +9,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rollq.env import Action
+from rollq.env import Action, CommandResult
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.sandbox import PYTHON, Limits, Result, Sandbox, commands
-from rollq_integrations.sandbox import box as boxes
-from rollq_integrations.sandbox.box import LONGEST_ARGUMENT, check_system
-from rollq_integrations.sandbox.system_calls import (
+from rollq_integrations.sandbox import PYTHON, Bubblewrap, Limits, commands
+from rollq_integrations.sandbox.bubblewrap import box as boxes
+from rollq_integrations.sandbox.bubblewrap.box import LONGEST_ARGUMENT, check_system
+from rollq_integrations.sandbox.bubblewrap.system_calls import (
     CLONE,
     MACHINES,
     NEW_USER_NAMESPACE,
@@ -44,22 +45,22 @@ def bwrap() -> None:
 
 
 @pytest.fixture
-def box() -> Iterator[Sandbox]:
-    with Sandbox(LIMITS) as box:
+def box() -> Iterator[Bubblewrap]:
+    with Bubblewrap(LIMITS) as box:
         yield box
 
 
-def bash(box: Sandbox, command: str) -> Result:
+def bash(box: Bubblewrap, command: str) -> CommandResult:
     return box.run(["/bin/bash", "-c", command])
 
 
-def python(box: Sandbox, code: str) -> Result:
+def python(box: Bubblewrap, code: str) -> CommandResult:
     return box.run([PYTHON, "-c", code])
 
 
-def start(box: Sandbox, *command: str) -> None:
+def start(box: Bubblewrap, *command: str) -> None:
     """Begin a command without waiting for it."""
-    box._process.stdin.write(json.dumps({"argv": command}).encode() + b"\n")
+    box._process.stdin.write(json.dumps({"argv": command, "seconds": 60, "env": {}}).encode() + b"\n")
 
 
 def sleeping(mark: str = MARK) -> bool:
@@ -67,32 +68,32 @@ def sleeping(mark: str = MARK) -> bool:
     return any(line.endswith(f"sleep {mark}") for line in listed.splitlines())
 
 
-def test_commands_share_a_folder_that_begins_empty(box: Sandbox) -> None:
-    assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == Result("/work\ntwo\n", 3)
-    assert python(box, "print(open('f').read(), end='')") == Result("one\n", 0)
-    with Sandbox(LIMITS) as other:
+def test_commands_share_a_folder_that_begins_empty(box: Bubblewrap) -> None:
+    assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == CommandResult("/work\ntwo\n", 3)
+    assert python(box, "print(open('f').read(), end='')") == CommandResult("one\n", 0)
+    with Bubblewrap(LIMITS) as other:
         assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == ["/dev/shm:", "/tmp:", "/work:"]
 
 
 def test_it_is_the_same_world_in_every_sandbox() -> None:
     seen = set()
     for _ in range(2):
-        with Sandbox(LIMITS) as box:
+        with Bubblewrap(LIMITS) as box:
             seen.add(bash(box, "hostname; env | sort; date +%Z; ls -A / /etc").output)
             seen.add(python(box, "print(set('abcdefg'), hash('a'))").output)
     assert len(seen) == 2
 
 
-def test_a_fork_bomb_is_bounded_and_ends(box: Sandbox) -> None:
+def test_a_fork_bomb_is_bounded_and_ends(box: Bubblewrap) -> None:
     bomb = "import os\nn = 0\nwhile n < 1000:\n if os.fork() == 0:\n  import time; time.sleep(60)\n n += 1\n"
     started = python(box, f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)")
     assert 10 < int(started.output) < LIMITS.processes
-    assert bash(box, ":(){ :|:& };:; wait; sleep 60").stopped == "time"
+    assert bash(box, ":(){ :|:& };:; wait; sleep 60").stopped == "it ran longer than 5 s"
     assert bash(box, COUNT).output == "2\n"  # the sandbox's own shell and this one
 
 
-def test_a_fork_bomb_leaves_the_neighbour_its_processes(box: Sandbox) -> None:
-    with Sandbox(LIMITS) as other:
+def test_a_fork_bomb_leaves_the_neighbour_its_processes(box: Bubblewrap) -> None:
+    with Bubblewrap(LIMITS) as other:
         start(other, "/bin/bash", "-c", f"for i in {{1..100}}; do sleep {MARK} & done; wait")
         until(sleeping, 30)
         assert python(box, "import os; print(os.fork() >= 0)").code == 0
@@ -114,18 +115,18 @@ def test_a_fork_bomb_leaves_the_neighbour_its_processes(box: Sandbox) -> None:
         "open('/dev/shm/x', 'wb').write(bytes(32 << 20))",
     ],
 )
-def test_memory_that_is_refused(box: Sandbox, bomb: str) -> None:
+def test_memory_that_is_refused(box: Bubblewrap, bomb: str) -> None:
     assert python(box, bomb).code == 1
-    assert python(box, "print(2)") == Result("2\n", 0)
+    assert python(box, "print(2)") == CommandResult("2\n", 0)
 
 
-def test_processes_share_one_limit_of_memory(box: Sandbox) -> None:
+def test_processes_share_one_limit_of_memory(box: Bubblewrap) -> None:
     bomb = "import os\nif os.fork(): os.fork() or os.fork()\nx = bytearray(b'x' * (100 << 20))\nwhile True: pass"
-    assert python(box, bomb).stopped == "memory"
-    assert python(box, "print(2)") == Result("2\n", 0)
+    assert python(box, bomb).stopped == "it used more than 256 MB of memory"
+    assert python(box, "print(2)") == CommandResult("2\n", 0)
 
 
-def test_tables_of_pages_count_as_memory(box: Sandbox) -> None:
+def test_tables_of_pages_count_as_memory(box: Bubblewrap) -> None:
     """A page here and there takes a table for each, far more than the page."""
     spread = (
         "import ctypes, time; libc = ctypes.CDLL(None)\n"
@@ -133,31 +134,33 @@ def test_tables_of_pages_count_as_memory(box: Sandbox) -> None:
         "for n in range(1, 60_000): libc.mmap(n << 30, 4096, 1, 0x100022, -1, 0); ctypes.string_at(n << 30, 1)\n"
         "time.sleep(60)"
     )
-    assert python(box, spread).stopped == "memory"
+    assert python(box, spread).stopped == "it used more than 256 MB of memory"
 
 
-def test_too_many_files_of_several_commands(box: Sandbox) -> None:
+def test_too_many_files_of_several_commands(box: Bubblewrap) -> None:
     many = "import os\nfor n in range({}): os.close(os.open(f'/tmp/{{n}}', os.O_CREAT))"
-    assert python(box, many.format(10)) == Result("", 0)
+    assert python(box, many.format(10)) == CommandResult("", 0)
     for n in range(2):
         stopped = python(box, f"folder = {n}\n" + many.format(30_000).replace("/tmp/", "/tmp/{folder}-")).stopped
-    assert stopped == "files"
-    assert bash(box, "ls /tmp | wc -l") == Result("0\n", 0)
+    assert "more than 50,000 files" in stopped
+    assert bash(box, "ls /tmp | wc -l") == CommandResult("0\n", 0)
 
 
-def test_endless_output(box: Sandbox) -> None:
+def test_endless_output(box: Bubblewrap) -> None:
     result = bash(box, "yes")
-    assert result.stopped == "output" and len(result.output) == 32768
+    assert result.stopped == "it wrote more than 1 MB" and len(result.output) == 32768
     assert bash(box, "head -c 100000 /dev/zero").output == "\0" * 32768
     assert bash(box, r"printf '\xff'; echo -n '{}'").output == "\ufffd{}"
 
 
-def test_time(box: Sandbox) -> None:
-    with Sandbox(Limits(seconds=0.2)) as quick:
-        assert bash(quick, "echo before; trap '' TERM INT; while :; do :; done") == Result("before\n", -9, "time")
+def test_time(box: Bubblewrap) -> None:
+    with Bubblewrap(Limits(seconds=0.2)) as quick:
+        assert bash(quick, "echo before; trap '' TERM INT; while :; do :; done") == CommandResult(
+            "before\n", -9, "it ran longer than 0.2 s"
+        )
 
 
-def test_there_is_no_network(box: Sandbox, redis_server: str) -> None:
+def test_there_is_no_network(box: Bubblewrap, redis_server: str) -> None:
     port = int(redis_server.split(":")[2].split("/")[0])
     result = python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)")
     assert "Connection refused" in result.output
@@ -171,7 +174,7 @@ def test_there_is_no_network(box: Sandbox, redis_server: str) -> None:
 
 def test_programs_load_the_systems_libraries_and_python_its_own() -> None:
     # An interpreter's folder may have a libtinfo or a libssl for itself (conda), of which bash would warn in each line.
-    with Sandbox(LIMITS) as box:
+    with Bubblewrap(LIMITS) as box:
         listed = bash(box, "ls ${LD_LIBRARY_PATH:-/nowhere} 2>/dev/null").output.split()
         assert all(name.startswith("libpython") for name in listed)
         assert python(box, "import ssl, sys; print(sys.version)").output.strip() == sys.version
@@ -180,7 +183,7 @@ def test_programs_load_the_systems_libraries_and_python_its_own() -> None:
 def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
     (tmp_path / "key").write_text("secret")
-    with Sandbox(LIMITS) as box:
+    with Bubblewrap(LIMITS) as box:
         assert "secret" not in bash(box, "env; cat /proc/*/environ 2>/dev/null").output
         for path in (tmp_path / "key", Path(__file__), Path.home(), Path("/etc/shadow"), Path("/proc/1/root/etc")):
             assert bash(box, f"cat {path} || ls {path}").code != 0, path
@@ -191,18 +194,20 @@ def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert "CapEff:\t0000000000000000" in bash(box, "cat /proc/self/status").output
 
 
-def test_it_makes_no_namespaces_of_its_own(box: Sandbox) -> None:
+def test_it_makes_no_namespaces_of_its_own(box: Bubblewrap) -> None:
     assert bash(box, "unshare -Ur true").code == 1
     clone = CLONE[list(MACHINES).index(platform.machine())]
     code = f"import ctypes; assert ctypes.CDLL(None).syscall({clone}, {NEW_USER_NAMESPACE} | 17, 0, 0, 0, 0) == -1"
-    assert python(box, code) == Result("", 0)
+    assert python(box, code) == CommandResult("", 0)
     threads = "import threading; t = threading.Thread(target=print, args=('here',)); t.start(); t.join()"
-    assert python(box, threads) == Result("here\n", 0)
+    assert python(box, threads) == CommandResult("here\n", 0)
 
 
-def test_the_kernel_ends_it_before_the_worker(box: Sandbox) -> None:
+def test_the_kernel_ends_it_before_the_worker(box: Bubblewrap) -> None:
     score = "cat /proc/self/oom_score_adj"
-    assert bash(box, f"{score}; echo 0 2> /dev/null > /proc/self/oom_score_adj; {score}") == Result("1000\n1000\n", 0)
+    assert bash(box, f"{score}; echo 0 2> /dev/null > /proc/self/oom_score_adj; {score}") == CommandResult(
+        "1000\n1000\n", 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> 
 def test_real_programs_run(program: str, command: str) -> None:
     if not shutil.which(program) and program != PYTHON:
         pytest.skip(f"needs {program}")
-    with Sandbox(Limits(seconds=60, memory=2 << 30)) as box:
+    with Bubblewrap(Limits(seconds=60, memory=2 << 30)) as box:
         assert bash(box, command).code == 0
 
 
@@ -246,20 +251,20 @@ def test_other_machines_have_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
         system_call_filter()
 
 
-def test_a_link_out_of_the_folder_leads_nowhere(box: Sandbox, tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_leads_nowhere(box: Bubblewrap, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("kept")
     assert bash(box, f"ln -s {tmp_path} out; rm -rf out/*; ls out/; cat out/f").code == 1
     box.close()
     assert (tmp_path / "f").read_text() == "kept"
 
 
-def test_background_processes_end_with_their_command(box: Sandbox) -> None:
+def test_background_processes_end_with_their_command(box: Bubblewrap) -> None:
     left = f"setsid nohup sleep {MARK} & disown; (sleep {MARK} &) ; sleep 0.1; echo gone"
-    assert bash(box, left) == Result("gone\n", 0)
+    assert bash(box, left) == CommandResult("gone\n", 0)
     until(lambda: not sleeping(), 10)
 
 
-def test_everything_ends_with_the_sandbox(box: Sandbox) -> None:
+def test_everything_ends_with_the_sandbox(box: Bubblewrap) -> None:
     start(box, "/bin/sleep", MARK)
     until(sleeping, 30)
     box.close()
@@ -269,7 +274,7 @@ def test_everything_ends_with_the_sandbox(box: Sandbox) -> None:
 
 
 def test_everything_ends_with_a_worker_that_is_killed() -> None:
-    code = "from rollq_integrations.sandbox import Sandbox\nSandbox().run(['/bin/sleep', '41.25'])"
+    code = "from rollq_integrations.sandbox import Bubblewrap\nBubblewrap().run(['/bin/sleep', '41.25'])"
     worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     until(lambda: sleeping("41.25"), 30)
     worker.send_signal(signal.SIGKILL)
@@ -277,7 +282,7 @@ def test_everything_ends_with_a_worker_that_is_killed() -> None:
     until(lambda: not sleeping("41.25"), 10)
 
 
-def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(box: Sandbox) -> None:
+def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(box: Bubblewrap) -> None:
     os.killpg(box._process.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFailure, match="the sandbox has ended"):
         bash(box, "true")
@@ -293,7 +298,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(box: 
         (["/bin/echo", "\ud800"], "?\n"),
     ],
 )
-def test_commands_that_cannot_run(box: Sandbox, command: list[str], says: str) -> None:
+def test_commands_that_cannot_run(box: Bubblewrap, command: list[str], says: str) -> None:
     assert box.run(command).output.startswith(says)
     assert bash(box, "echo here").output == "here\n"
 
@@ -302,20 +307,20 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     check_system.cache_clear()
     with pytest.raises(JobFailure, match=r"need bwrap on PATH, .*apt-get install bubblewrap"):
-        commands("bash")
+        Bubblewrap()
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace'\nexit 1\n")
     fake.chmod(0o755)
     with pytest.raises(JobFailure, match=r"cannot confine commands on this system: .*No permissions"):
-        commands("bash")
+        Bubblewrap()
     monkeypatch.setattr(boxes.sys, "platform", "darwin")
     with pytest.raises(JobFailure, match="need Linux"):
-        commands("bash")
+        Bubblewrap()
     check_system.cache_clear()
 
 
 def test_tools_say_how_a_command_ended() -> None:
-    tools = commands("bash", "python", limits=Limits(seconds=1))()
+    tools = commands("bash", "python", sandbox=partial(Bubblewrap, Limits(seconds=1)))()
     assert [schema["function"]["name"] for schema in tools.schemas] == ["bash", "python"]
     assert tools.call(Action("bash", {"command": "echo x > f"})) == ""
     assert tools.call(Action("python", {"code": "print(open('f').read())"})) == "x\n\n"
@@ -330,12 +335,34 @@ def test_tools_say_how_a_command_ended() -> None:
 @pytest.mark.parametrize("names", [(), ("bash", "perl")])
 def test_unknown_tools(names: tuple[str, ...]) -> None:
     with pytest.raises(JobFailure, match="takes the names of tools, bash and python"):
-        commands(*names)
+        commands(*names, sandbox=Bubblewrap)
+
+
+def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho $X; cat /work/data")
+    (tmp_path / "sub" / "run.sh").chmod(0o755)
+    (tmp_path / "data").write_bytes(bytes(range(256)) * 1000)
+    box.upload(tmp_path, "/work")
+    assert bash(box, "cat data | wc -c; ls sub") == CommandResult("256000\nrun.sh\n", 0)
+    assert box.run(["/work/sub/run.sh"], env={"X": "here"}).output.startswith("here\n")
+    assert box.download("/work/data") == bytes(range(256)) * 1000
+    assert box.run(["/bin/sleep", "9"], seconds=0.1).stopped == "it ran longer than 0.1 s"
+    with pytest.raises(FileNotFoundError):
+        box.download("/work/none")
+    bash(box, "truncate -s 20M /tmp/big; mkfifo /tmp/pipe")
+    for path, says in (("/tmp/big", "more than"), ("/tmp", "directory"), ("/tmp/pipe", "is no file")):
+        with pytest.raises(EnvironmentFailure, match=says):
+            box.download(path)
+    with pytest.raises(EnvironmentFailure, match=r"Read-only|Permission"):
+        box.upload(tmp_path / "data", "/usr/data")
 
 
 def test_a_dataset_with_commands_is_played_and_replayed(tmp_path: Path) -> None:
     call = {"name": "python", "arguments": {"code": "print(1 + 2)"}}
     (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2?", "answer": 3, "calls": [call]}))
-    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=commands("python", "bash"))(None)
+    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=commands("python", "bash", sandbox=Bubblewrap))(
+        None
+    )
     report = check_environment(domain, "train", [0])
     assert report.rewards == [1.0] and report.problems == []

@@ -1,4 +1,4 @@
-"""The endpoint of an episode, on loopback: turns in three dialects, `/v1/models` and `/episode`.
+"""The endpoint of an episode, on loopback unless told otherwise: turns in three dialects, `/v1/models` and `/episode`.
 
 Each episode has a port, a key and threads of its own, and what its requests may hold at a time is bounded. One thread
 reads and writes for all of them. It knows requests and replies, and nothing of tokens.
@@ -7,6 +7,7 @@ reads and writes for all of them. It knows requests and replies, and nothing of 
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,7 +29,9 @@ from rollq_worker.agents.traces import Turn
 from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
 from rollq_worker.whole_text import whole_json
 
-HOST = "127.0.0.1"
+HOST = "ROLLQ_AGENT_HOST"
+"""Environment variable: the address of this machine at which endpoints listen, for agents in containers. Without it,
+loopback."""
 THREADS = 16
 """Number of an agent's requests that are carried out at once; more wait."""
 LARGEST_BODY = 8 << 20
@@ -58,7 +61,7 @@ class AgentEndpoint:
         served = _Served(episode)
         port = asyncio.run_coroutine_threadsafe(served.start(), self._loop).result()
         try:
-            yield Address(f"http://{HOST}:{port}/v1", served.key)
+            yield Address(f"http://{_host()}:{port}/v1", served.key)
         finally:
             episode.end()
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
@@ -87,6 +90,10 @@ class _Asked:
 
     def is_dropped(self) -> bool:
         return self.answer.done() and self.answer.exception() is not None
+
+
+def _host() -> str:
+    return os.environ.get(HOST) or "127.0.0.1"
 
 
 def _has_hung_up(http: web.BaseRequest) -> bool:
@@ -123,7 +130,7 @@ class _Served:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
 
         self._web = Connections(self._handle, request_factory=request)
-        self._server = await loop.create_server(self._web, HOST, 0)
+        self._server = await loop.create_server(self._web, _host(), 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

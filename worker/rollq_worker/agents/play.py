@@ -81,6 +81,7 @@ def _given(episode: AgentEpisode, address: Address) -> Given:
         model=MODEL,
         messages=deepcopy(episode.world.opening),
         tools=deepcopy(episode.world.tools),
+        sandbox=episode.world.sandbox,
         take_step=episode.step,
     )
 

@@ -7,7 +7,7 @@ attempt's own thread only, and knows nothing of requests.
 import time
 from collections.abc import Callable, Sequence
 
-from rollq.env import Action, Environment, Observation, User
+from rollq.env import Action, Environment, Observation, Sandbox, User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
@@ -32,6 +32,7 @@ class World:
         self.opening: list[Message] = []
         """The system prompt, if there is one, and the user's first message."""
         self.tools: list[Json] = []
+        self.sandbox: Sandbox | None = getattr(environment, "sandbox", None)
         self._environment = environment
         self._recording = Recording(recorded)
         self._user = self._recording.user(user)

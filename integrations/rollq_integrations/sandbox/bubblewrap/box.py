@@ -78,7 +78,7 @@ DEFAULT = Limits()
 
 
 class Bubblewrap:
-    """Implements rollq.env.Sandbox: one scratch folder, and the commands that share it. Not for several threads at once."""
+    """Implements rollq.env.Sandbox: a scratch folder, and commands that share it. Not for several threads at once."""
 
     def __init__(self, limits: Limits = DEFAULT) -> None:
         """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does not start."""

@@ -31,8 +31,8 @@ def given_name(name: str) -> str:
 
 
 def environment(text: str) -> GivenName:
-    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a folder `harbor:DIR`, which
-    becomes its name `game@HASH`.
+    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a folder `harbor:DIR`,
+    which becomes its name `game@HASH`.
 
     This process and its children then know the file.
     """

@@ -86,7 +86,9 @@ class Isolation:
         with self._lock:
             self._server.ensure()
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, attempt_labels(), name, split, task, dict(args)), daemon=True)
+            process = self._context.Process(
+                target=_serve, args=(theirs, attempt_labels(), name, split, task, dict(args)), daemon=True
+            )
             process.start()
             theirs.close()
         try:
@@ -205,9 +207,7 @@ class _PipedUser:
         return answer
 
 
-def _serve(
-    pipe: Connection, labels: AttemptLabels, name: str, split: str, task: int, args: Mapping[str, Json]
-) -> None:
+def _serve(pipe: Connection, labels: AttemptLabels, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
     """The main function of the environment's process, until the worker closes the pipe or something fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:

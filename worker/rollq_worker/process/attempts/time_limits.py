@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollq.env import Action, Environment, Grade, Observation, RewardFunction, User
+from rollq.env import Action, Environment, Grade, Observation, RewardFunction, Sandbox, User
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
 from rollq.job import Json
 from rollq.trajectory import Trajectory
@@ -130,6 +130,7 @@ class TimedEnvironment:
         self, environment: Environment, limits: TimeLimits, user_limit_s: float, tools: Sequence[Json]
     ) -> None:
         self.tools = tools
+        self.sandbox: Sandbox | None = getattr(environment, "sandbox", None)
         self._step_s = float(getattr(environment, "longest_step_s", STEP_LIMIT_S))
         self._grade_s = float(getattr(environment, "longest_grade_s", STEP_LIMIT_S))
         self._environment = environment

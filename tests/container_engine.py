@@ -1,0 +1,56 @@
+"""The container engine of the tests: that of DOCKER_HOST, Docker's own, or Podman's service, started for them."""
+
+import gc
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollq_integrations.sandbox.engine import LABEL, engine, sweep
+from tests.waiting import until
+
+IMAGE = os.environ.get("ROLLQ_TEST_IMAGE", "docker.io/library/python:3.11-slim")
+
+UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+"""The package docker leaves its sockets to the collector of garbage."""
+
+
+@contextmanager
+def served() -> Iterator[None]:
+    """A block in which DOCKER_HOST names an engine that has IMAGE."""
+    with _served():
+        yield
+        engine().close()
+        engine.cache_clear()
+        gc.collect()
+
+
+@contextmanager
+def _served() -> Iterator[None]:
+    if os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists() or not shutil.which("podman"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder, "engine.sock")
+        service = subprocess.Popen(["podman", "system", "service", "--time=0", f"unix://{socket}"])
+        os.environ["DOCKER_HOST"] = f"unix://{socket}"
+        try:
+            until(socket.exists, 60)
+            yield
+        finally:
+            del os.environ["DOCKER_HOST"]
+            service.terminate()
+            service.wait(60)
+
+
+def containers(**labels: str) -> list[str]:
+    """The ids of sandboxes' containers with these labels, also of those that do not run, but for those that a worker
+    would sweep away in two minutes."""
+    sweep("5s")
+    wanted = [LABEL, *(f"rollq.{name}={value}" for name, value in labels.items())]
+    return [found.id for found in engine().containers.list(all=True, filters={"label": wanted}, sparse=True)]

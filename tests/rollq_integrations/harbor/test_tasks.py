@@ -1,0 +1,236 @@
+"""Task folders of Harbor and terminal-bench: what is read, refused, played and graded, without a container."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.env import Action, CommandResult
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.harbor import domain as module
+from rollq_integrations.harbor import load
+from rollq_integrations.harbor.domain import LOGS, HarborEpisode
+from rollq_integrations.harbor.folder import read
+from rollq_worker.environments import domain
+from rollq_worker.environments.files import add_file
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "harbor"
+COMPOSE = """
+services:
+  client:
+    build:
+      dockerfile: Dockerfile
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
+    command: [sh, -c, sleep infinity]
+    environment:
+      - TEST_DIR=${T_BENCH_TEST_DIR}
+      - COLOUR=red
+    volumes: ["${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}"]
+"""
+
+
+def harbor(folder: Path, toml: str = "", **files: str) -> Path:
+    given = {"instruction.md": "Do it.", "environment/Dockerfile": "FROM x", "tests/test.sh": "true", **files}
+    for name, text in {"task.toml": toml, **given}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def terminal_bench(folder: Path, told: str = "instruction: Do it.", compose: str = COMPOSE) -> Path:
+    files = {"task.yaml": told, "docker-compose.yaml": compose, "Dockerfile": "FROM x", "run-tests.sh": "pytest"}
+    for name, text in {**files, "solution.sh": "true", "tests/test_outputs.py": ""}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+class FakeContainer:
+    """A container whose commands have the results that it is given; it remembers them and what was uploaded."""
+
+    def __init__(self, files: Mapping[str, bytes] | None = None, **results: CommandResult) -> None:
+        self.ran: list[tuple[str, dict[str, Any]]] = []
+        self.uploaded: dict[str, Path] = {}
+        self._files = files or {}
+        self._results = results
+
+    def run(self, command: list[str], **options: Any) -> CommandResult:
+        self.ran.append((command[-1], options))
+        return next((r for key, r in self._results.items() if key in command[-1]), CommandResult("", 0))
+
+    def upload(self, source: Path, target: str) -> None:
+        self.uploaded[target] = source
+
+    def download(self, path: str) -> bytes:
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return self._files[path]
+
+
+def test_a_task_of_harbor(tmp_path: Path) -> None:
+    toml = """
+    [agent]
+    timeout_sec = 30
+    user = "dev"
+    [verifier]
+    timeout_sec = 40.5
+    env = {LEVEL = "${LEVEL:-3}"}
+    [solution.env]
+    HINT = "a b"
+    [environment]
+    cpus = 2
+    memory = "3G"
+    workdir = "/src"
+    allow_internet = false
+    env = {A = "1"}
+    """
+    task = read(harbor(tmp_path / "one", toml, **{"solution/solve.sh": "true"}))
+    assert (task.agent_s, task.tests_s, task.cpus, task.memory, task.folder) == (30, 40.5, 2, 3 << 30, "/src")
+    assert (task.user, task.env, task.tests_env, task.network) == ("dev", {"A": "1"}, {"LEVEL": "3"}, False)
+    assert task.dockerfile == tmp_path / "one" / "environment" and task.image.startswith("rollq-task:")
+    ready = read(harbor(tmp_path / "two", '[environment]\ndocker_image = "x:1"\nmemory_mb = 100\n'))
+    assert (ready.dockerfile, ready.image, ready.memory, ready.network) == (None, "x:1", 100 << 20, True)
+
+
+def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
+    task = read(terminal_bench(tmp_path, "instruction: Do it.\nmax_agent_timeout_sec: 90\nmax_test_timeout_sec: 60"))
+    assert (task.instruction, task.agent_s, task.tests_s, task.rewards) == ("Do it.", 90, 60, False)
+    assert task.tests == {"/tests": tmp_path / "tests", "/tests/run-tests.sh": tmp_path / "run-tests.sh"}
+    assert task.env == {"COLOUR": "red"} and task.solution == tmp_path / "solution.sh"
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[[steps]]\nname = 'a'", "asks for several steps, which is not played here"),
+        ("[verifier]\nenvironment_mode = 'separate'", "asks for a container of their own for its tests"),
+        ("[environment]\nos = 'Windows'\ngpus = 1", "asks for Windows and GPUs"),
+        ("[environment]\nenv = {KEY = '${SECRET}'}", "asks for the variable SECRET of this machine"),
+        ("[environment]\nmemory = 'much'", "the task one"),
+        ("[agent]\ntimeout_sec = 'long'", "the task one: ValueError"),
+        ("environment = 3", "the task one: "),
+        ("[", "the task one: TOMLDecodeError"),
+    ],
+)
+def test_what_is_not_played(tmp_path: Path, toml: str, says: str) -> None:
+    with pytest.raises(JobFailure, match=says):
+        read(harbor(tmp_path / "one", toml))
+
+
+def test_folders_that_lack_something(tmp_path: Path) -> None:
+    for missing, says in (
+        ("tests/test.sh", "no tests/test.sh"),
+        ("environment/Dockerfile", "neither"),
+        ("instruction.md", "Error"),
+    ):
+        task = harbor(tmp_path / missing.replace("/", "-"))
+        (task / missing).unlink()
+        with pytest.raises(JobFailure, match=says):
+            read(task)
+    two = terminal_bench(tmp_path / "two", compose=COMPOSE + "  db: {image: postgres}\n")
+    with pytest.raises(JobFailure, match="asks for several containers"):
+        read(two)
+    secret = terminal_bench(tmp_path / "three", compose=COMPOSE.replace("COLOUR=red", "KEY=${SECRET}"))
+    with pytest.raises(JobFailure, match="asks for the variable SECRET"):
+        read(secret)
+    (tmp_path / "four").mkdir()
+    for folder, says in (("four", "has no task"), ("five", "No such file")):
+        with pytest.raises(JobFailure, match=says):
+            load(str(tmp_path / folder))
+    with pytest.raises(JobFailure, match="which tasks"):
+        load(None)
+
+
+def test_a_folder_is_named_by_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_ENV_FILES", "")
+    task = harbor(tmp_path / "tasks" / "one")
+    name = add_file(f"harbor:{tmp_path / 'tasks'}")
+    assert name.startswith("tasks.harbor@") and domain(name).splits() == {"train": 1}
+    assert domain(name).task("train", 0).id == "one"
+    (task / "instruction.md").write_text("Do that.")
+    assert add_file(f"harbor:{tmp_path / 'tasks'}") != name
+    with pytest.raises(JobFailure, match="there is no task 1 of split 'train'"):
+        domain(name).task("train", 1)
+
+
+def test_the_oracle_plays_the_solution() -> None:
+    task = load(str(EXAMPLE)).task("train", 0)
+    bash, done = task.moves
+    assert bash.arguments["seconds"] == 300 and bash.arguments["command"].endswith("bash /solution/solve.sh")
+    assert done.name == "respond" and task.moves == load(str(EXAMPLE)).task("train", 0).moves
+
+
+def episode(tmp_path: Path, container: FakeContainer, monkeypatch: pytest.MonkeyPatch, **files: str) -> HarborEpisode:
+    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    return HarborEpisode(read(harbor(tmp_path / "one", "[agent]\ntimeout_sec = 100", **files)))
+
+
+def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = FakeContainer(bad=CommandResult("out\n", 2), slow=CommandResult("", 137, "it ran longer than 60 s"))
+    played = episode(tmp_path, container, monkeypatch)
+    for arguments, text in (
+        ({"command": "ls"}, ""),
+        ({"command": "bad"}, "out\n\n[exit code 2]"),
+        ({"command": "slow", "seconds": 9999}, "[stopped: it ran longer than 60 s]"),
+        ({"command": 3}, "Error: bash takes command, a text, and seconds, a number above 0"),
+        ({"command": "ls", "seconds": 0}, "Error: bash takes command, a text, and seconds, a number above 0"),
+        (
+            {"command": "ls", "seconds": float("nan")},
+            "Error: bash takes command, a text, and seconds, a number above 0",
+        ),
+    ):
+        assert played.step(Action("bash", arguments)).text == text
+    assert [options["seconds"] for _, options in container.ran] == [60, 60, 100]
+    assert played.step(Action("python", {})).text == "Error: there is no tool 'python'"
+    assert played.step(Action("respond", {"content": "Done."})).done
+
+
+@pytest.mark.parametrize(
+    ("files", "reward"),
+    [
+        ({"reward.txt": "1\n"}, 1.0),
+        ({"reward.txt": "0.25"}, 0.25),
+        ({"reward.json": '{"reward": 0.5, "style": 7}', "reward.txt": "1"}, 0.5),
+        ({"reward.json": '{"passed": true}'}, 1.0),
+        ({"reward.json": "0.75"}, 0.75),
+    ],
+)
+def test_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], reward: float) -> None:
+    container = FakeContainer({f"{LOGS}/{name}": text.encode() for name, text in files.items()})
+    assert episode(tmp_path, container, monkeypatch).grade().reward == reward
+    assert container.uploaded == {"/tests": tmp_path / "one" / "tests"}
+
+
+@pytest.mark.parametrize(
+    ("files", "tests", "says"),
+    [
+        ({}, CommandResult("no such module\n", 1), r"(?s)ended with code 1 and no reward; they said:.no such module"),
+        ({}, CommandResult("", 137, "it ran longer than 600 s"), "were stopped: it ran longer than 600 s"),
+        ({"reward.txt": ""}, CommandResult("", 0), "wrote /logs/verifier/reward.txt: could not convert"),
+        ({"reward.txt": "nan"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
+        ({"reward.txt": "2"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
+        ({"reward.json": '{"a": 1, "b": 0}'}, CommandResult("", 0), "where one `reward` from 0 to 1 is needed"),
+        ({"reward.json": '{"reward": "1"}'}, CommandResult("", 0), "not numbers"),
+        ({"reward.json": "{"}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
+    ],
+)
+def test_what_is_no_grade_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], tests: CommandResult, says: str
+) -> None:
+    container = FakeContainer({f"{LOGS}/{name}": text.encode() for name, text in files.items()}, test=tests)
+    container._results["mkdir"] = CommandResult("", 0)
+    container._results = dict(sorted(container._results.items()))
+    with pytest.raises(EnvironmentFailure, match=says):
+        episode(tmp_path, container, monkeypatch).grade()
+
+
+@pytest.mark.parametrize(("code", "reward"), [(0, 1.0), (1, 0.0)])
+def test_terminal_bench_is_graded_by_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reward: float
+) -> None:
+    container = FakeContainer(**{"run-tests.sh": CommandResult("...", code)})
+    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    grade = HarborEpisode(read(terminal_bench(tmp_path))).grade()
+    assert (grade.reward, grade.info) == (reward, {"rewards": {"reward": reward}, "tests": "..."})

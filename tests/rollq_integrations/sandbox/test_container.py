@@ -1,0 +1,156 @@
+"""Containers of a real engine as sandboxes. Run `make test-containers`."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq.env import CommandResult
+from rollq.env.attempt import AttemptLabels, labelled
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.sandbox import Container, image_of, pull
+from rollq_integrations.sandbox import container as module
+from rollq_integrations.sandbox.engine import engine
+from tests import container_engine
+from tests.container_engine import IMAGE, containers
+from tests.waiting import until
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(600), container_engine.UNCLOSED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served() -> Iterator[None]:
+    with container_engine.served():
+        yield
+
+
+@pytest.fixture
+def box() -> Iterator[Container]:
+    with Container(IMAGE, memory=256 << 20, processes=64) as box:
+        yield box
+
+
+def sh(box: Container, command: str, **options) -> CommandResult:
+    return box.run(["sh", "-c", command], **options)
+
+
+def test_commands_share_its_files(box: Container) -> None:
+    assert sh(box, "pwd; echo one > /tmp/f; echo two >&2; exit 3") == CommandResult("/\ntwo\n", 3)
+    assert sh(box, "cat /tmp/f") == CommandResult("one\n", 0)
+    assert sh(box, "id -un; echo $X", env={"X": "y"}, user="nobody") == CommandResult("nobody\ny\n", 0)
+    assert box.run(["/usr/bin/env", "python3", "-c", "print(2)"]) == CommandResult("2\n", 0)
+
+
+def test_what_is_left_running_goes_on_and_does_not_hold_up_its_command(box: Container) -> None:
+    began = time.monotonic()
+    assert sh(box, "sleep 0.2; (sleep 1; echo late > /tmp/f) & echo begun").output == "begun\n"
+    assert time.monotonic() - began < 30
+    until(lambda: sh(box, "cat /tmp/f").output == "late\n", 60)
+
+
+def test_time(box: Container) -> None:
+    result = sh(box, "echo a; trap '' TERM; sleep 60 & sleep 61", seconds=1)
+    assert result.output.startswith("a\n") and result.stopped == "it ran longer than 1 s"
+    assert "sleep" not in sh(box, "cat /proc/[0-9]*/cmdline").output.replace("cat /proc", "")
+
+
+@pytest.mark.parametrize(
+    ("bomb", "says"),
+    [
+        ("yes", "y\n" * 16_000),
+        ("x=a; while :; do x=$x$x; done", ""),
+        (":(){ :|:& };: ; wait", ""),
+        ("mkdir /run/rollq/x; head -c 99999999 /dev/zero > /run/rollq/x/y; echo", ""),
+    ],
+)
+def test_what_takes_too_much_is_bounded(box: Container, bomb: str, says: str) -> None:
+    assert sh(box, bomb, seconds=10).output.startswith(says)
+    until(lambda: sh(box, "rm -rf /run/rollq/x; echo here").output == "here\n", 60)
+
+
+def test_there_is_no_network(box: Container) -> None:
+    assert sh(box, "tail -n +3 /proc/net/dev | cut -d: -f1").output.split() == ["lo"]
+    code = "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
+    assert "unreachable" in box.run(["python3", "-c", code]).output
+
+
+def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "in" / "sub" / "run.sh").write_text("#!/bin/sh\necho ran")
+    (tmp_path / "in" / "sub" / "run.sh").chmod(0o755)
+    box.upload(tmp_path / "in", "/new/tests")
+    assert sh(box, "/new/tests/sub/run.sh; stat -c %U /new/tests/sub").output == "ran\nroot\n"
+    box.upload(tmp_path / "in" / "sub" / "run.sh", "/new/one")
+    assert box.download("/new/one") == b"#!/bin/sh\necho ran"
+    sh(box, "truncate -s 20M /tmp/big")
+    for path, says in (("/tmp/big", "at most 16000000 can"), ("/tmp", "is no file")):
+        with pytest.raises(EnvironmentFailure, match=says):
+            box.download(path)
+    with pytest.raises(FileNotFoundError):
+        box.download("/none")
+
+
+def test_commands_that_cannot_run(box: Container) -> None:
+    assert box.run(["/none"]).code == 127
+    assert box.run(["echo", "\0"]).output.startswith("an argument has")
+    assert box.run(["echo", "x" * 100_001]).output.startswith("an argument has")
+    assert box.run(["echo", "\ud800"]).output == "\ufffd\n"
+
+
+def test_labels_and_its_end() -> None:
+    with labelled(AttemptLabels("run-1", "run-1/g/0", 3)), Container(IMAGE) as box:
+        sh(box, "true")
+        assert len(containers(run="run-1", job="run-1/g/0", attempt="3")) == 1
+    until(lambda: not containers(run="run-1"), 30)
+    with pytest.raises(EnvironmentFailure, match="the container was closed"):
+        sh(box, "true")
+
+
+def test_it_ends_with_a_worker_that_is_killed() -> None:
+    code = (
+        "import time\nfrom rollq.env.attempt import *\nfrom rollq_integrations.sandbox import Container\n"
+        "with labelled(AttemptLabels('killed')):\n"
+        f" boxes = [Container('{IMAGE}') for _ in range(4)]\n[box.run(['true']) for box in boxes]\ntime.sleep(600)"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    until(lambda: len(containers(run="killed")) == 4, 120)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    until(lambda: not containers(run="killed"), 60)
+
+
+def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_S", 2)
+    monkeypatch.setattr(module, "HEARTBEAT", module._Heartbeat())
+    monkeypatch.setattr(module, "BEAT_S", 0.5)
+    with labelled(AttemptLabels("silent")), Container(IMAGE) as box:
+        time.sleep(5)
+        assert sh(box, "echo here").output == "here\n"
+        monkeypatch.setattr(module, "BEAT_S", 600)
+        until(lambda: not containers(run="silent"), 60)
+        with pytest.raises(EnvironmentFailure, match="in the container, a command: "):
+            sh(box, "true")
+
+
+def test_a_policy_cannot_end_it(box: Container) -> None:
+    sh(box, "kill -9 1; kill -TERM 1; kill -9 -1")
+    assert sh(box, "echo here").output == "here\n"
+
+
+def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EnvironmentFailure, match="a container of rollq-none:1"), Container("rollq-none:1") as box:
+        sh(box, "true")
+    with pytest.raises(EnvironmentFailure, match=r"the image 127\.0\.0\.1:9/none:1"):
+        pull("127.0.0.1:9/none:1")
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo reason; exit 7\n")
+    with pytest.raises(EnvironmentFailure, match=r"(?s)the image rollq-none:2 .*reason"):
+        image_of(tmp_path, "rollq-none:2", 300)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    engine.cache_clear()
+    with pytest.raises(JobFailure, match=r"no container engine answers: .*DOCKER_HOST"):
+        Container(IMAGE)
+    engine.cache_clear()

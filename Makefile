@@ -68,9 +68,9 @@ test-agents: $(VENV)/agents/.done
 test-browser: $(VENV)/.browser $(VENV)/.docs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m browser $(ARGS)
 
-# docker-compose.yml built and brought up. Needs Docker with compose, or podman with podman-compose (ROLLQ_COMPOSE names it).
+# docker-compose.yml brought up, and sandboxes in containers. Needs Docker with compose, or podman with podman-compose (ROLLQ_COMPOSE names it).
 test-containers: $(VENV)/.test
-	$(BIN)/python -m pytest -q -m containers tests/deploy $(ARGS)
+	$(BIN)/python -m pytest -q -m containers $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.trainers

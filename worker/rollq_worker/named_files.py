@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -72,13 +72,17 @@ class NamedFile(NamedTuple):
 class NamedFiles:
     """The files of one kind that this process knows, and its child processes with it."""
 
-    def __init__(self, variable: str, *, what: str, flag: str, default: Callable[[Path], str]) -> None:
+    def __init__(
+        self, variable: str, *, what: str, flag: str, default: Callable[[Path], str], folders: Collection[str] = ()
+    ) -> None:
         """`variable` is the environment variable that lists them, with commas. `what` and `flag` are for errors: what
-        such a file is, and what gives a worker one. `default` is the part that a file without a colon means."""
+        such a file is, and what gives a worker one. `default` is the part that a file without a colon means. With one
+        of the parts `folders`, a folder is meant."""
         self.variable = variable
         self._what = what
         self._flag = flag
         self._default = default
+        self._folders = folders
 
     def file(self, text: str) -> NamedFile:
         """The file that a user names, `game.py:load` or `game.py`. Raises JobFailure when it cannot be read."""
@@ -89,7 +93,7 @@ class NamedFiles:
         if "," in str(path):
             raise JobFailure(f"the {self._what} {text!r} has a comma in its path, which {self.variable} cannot have")
         try:
-            digest = _digest(path)
+            digest = _digest_of_folder(path) if part in self._folders else _digest(path)
         except OSError as e:
             raise JobFailure(f"the {self._what} {text!r} cannot be read: {e.strerror or e}") from e
         default = self._default(path)
@@ -135,11 +139,14 @@ class NamedFiles:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's content, or of the names and contents of the files in a folder, but for those of git."""
-    if not path.is_dir():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+
+
+def _digest_of_folder(path: Path) -> str:
+    """Of the names and contents of its files, but for those of git."""
     digest = hashlib.sha256()
+    os.listdir(path)  # raises what glob passes over
     for below in sorted(path.rglob("*")):
         name = below.relative_to(path)
         if below.is_file() and ".git" not in name.parts:

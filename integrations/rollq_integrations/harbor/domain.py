@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.harbor.folder import TaskFolder, digest, read, task_folders
+from rollq_integrations.harbor.folder import Place, TaskFolder, digest, read, task_folders
 from rollq_integrations.sandbox import Container, as_told, image_of, pull
 
 COMMAND_S = 60.0
@@ -89,10 +89,9 @@ class HarborTasks:
         if args:
             raise JobFailure(f"a task folder takes no env_args, not {dict(args)!r:.200}")
         found = self._read(split, index)
-        if found.dockerfile is None:
-            pull(found.image)
-        else:
-            image_of(found.dockerfile, found.image, found.build_s)
+        for place in (found.place, found.tests_place):
+            if place is not None:
+                _have_image(place)
         return HarborEpisode(found)
 
     def _read(self, split: str, index: int) -> TaskFolder:
@@ -111,14 +110,7 @@ class HarborEpisode:
         self._task = task
         self.longest_step_s = task.agent_s + COMMAND_S
         self.longest_grade_s = task.tests_s + 4 * COMMAND_S
-        self.sandbox = Container(
-            task.image,
-            cpus=task.cpus,
-            memory=task.memory,
-            env=task.env,
-            folder=task.folder,
-            network=task.network,
-        )
+        self.sandbox = _container(task.place)
 
     def reset(self, user: User) -> str:
         return user.open()
@@ -135,10 +127,20 @@ class HarborEpisode:
         return Observation(as_told(self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)))
 
     def grade(self) -> Grade:
-        self._as_root(f"rm -rf {LOGS} /tests; mkdir -p {LOGS}; chmod 777 {LOGS}")
+        if self._task.tests_place is None:
+            return self._grade_in(self.sandbox)
+        with _container(self._task.tests_place) as own:
+            for path in self._task.artifacts:
+                self.sandbox.copy(path, own)
+            return self._grade_in(own)
+
+    def _grade_in(self, box: Container) -> Grade:
+        prepared = box.run(["sh", "-c", f"rm -rf {LOGS}; mkdir -p {LOGS}; chmod 777 {LOGS}"], user="root")
+        if prepared.code:
+            raise EnvironmentFailure(f"{self._task.path.name}: {as_told(prepared)}")
         for target, source in self._task.tests.items():
-            self.sandbox.upload(source, target)
-        result = self.sandbox.run(
+            box.upload(source, target)
+        result = box.run(
             ["sh", "-c", self._task.test_command],
             seconds=self._task.tests_s,
             env=self._task.tests_env,
@@ -146,22 +148,17 @@ class HarborEpisode:
         )
         if result.stopped:
             raise EnvironmentFailure(f"the tests of {self._task.path.name} were stopped: {result.stopped}")
-        rewards = self._rewards() if self._task.rewards else {"reward": float(result.code == 0)}
+        rewards = self._rewards(box) if self._task.rewards else {"reward": float(result.code == 0)}
         return Grade(self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]})
 
     def close(self) -> None:
         self.sandbox.close()
 
-    def _as_root(self, command: str) -> None:
-        result = self.sandbox.run(["sh", "-c", command], user="root")
-        if result.code:
-            raise EnvironmentFailure(f"{self._task.path.name}: {as_told(result)}")
-
-    def _rewards(self) -> Json:
+    def _rewards(self, box: Container) -> Json:
         """What the tests wrote. Raises EnvironmentFailure when they wrote nothing that can be read."""
         for path, reading in ((NUMBERS, _numbers), (TEXT, lambda text: {"reward": float(text)})):
             try:
-                return reading(self.sandbox.download(path).decode())
+                return reading(box.download(path).decode())
             except FileNotFoundError:
                 continue
             except ValueError as e:
@@ -177,6 +174,24 @@ class HarborEpisode:
                 f"{result.output[-2000:]}"
             )
         return float(reward)
+
+
+def _have_image(place: Place) -> None:
+    if place.dockerfile is None:
+        pull(place.image)
+    else:
+        image_of(place.dockerfile, place.image, place.build_s)
+
+
+def _container(place: Place) -> Container:
+    return Container(
+        place.image,
+        cpus=place.cpus,
+        memory=place.memory,
+        env=place.env,
+        folder=place.folder,
+        network=place.network,
+    )
 
 
 def _numbers(text: str) -> Json:

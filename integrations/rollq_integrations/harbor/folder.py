@@ -7,7 +7,7 @@ JobFailure, and what carries no instruction (authors, difficulty) is ignored. It
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,26 @@ DOCKERFILE = "Dockerfile"
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 """A value that Harbor takes from its machine's environment: `${NAME}`, `${NAME:-default}`."""
+ARTIFACTS = "/logs/artifacts"
+"""What lies here is always copied to a container of the tests."""
 MB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A container as a task wants it."""
+
+    dockerfile: Path | None
+    """The folder with the Dockerfile; None where `image` is ready-made."""
+    image: str
+    build_s: float = 600.0
+    cpus: float = 1.0
+    memory: int = 2048 * MB
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    """Where commands begin, in place of the image's."""
+    network: bool = True
+    """It may have a network, if the worker has one for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +49,17 @@ class TaskFolder:
 
     path: Path
     instruction: str
-    dockerfile: Path | None
-    """The folder with the Dockerfile; None where `image` is ready-made."""
-    image: str
-    build_s: float = 600.0
+    place: Place
+    user: str = ""
     agent_s: float
     """Longest time of one command of the agent's, in seconds."""
     tests_s: float
+    tests_place: Place | None = None
+    """A container of their own for the tests."""
+    artifacts: Sequence[str] = ()
+    """What is copied there from the agent's container."""
     tests: Mapping[str, Path]
-    """What is uploaded before the tests: paths inside, and files or folders."""
+    """What is uploaded before the tests: paths inside, and files or folders. An image of their own may have them."""
     test_command: str
     """Run by a shell."""
     rewards: bool
@@ -48,13 +69,6 @@ class TaskFolder:
     solution: Path | None = None
     """A script, or a folder with `solve.sh`."""
     solution_env: Mapping[str, str] = field(default_factory=dict)
-    cpus: float = 1.0
-    memory: int = 2048 * MB
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str = ""
-    folder: str | None = None
-    network: bool = True
-    """The task may have a network, if the worker has one for it."""
 
 
 def task_folders(folder: Path) -> list[Path]:
@@ -96,38 +110,69 @@ def read(path: Path) -> TaskFolder:
 
 def _harbor(path: Path) -> TaskFolder:
     told = tomllib.loads((path / HARBOR).read_text())
-    environment, verifier, agent, solution = (
-        _table(told, name) for name in ("environment", "verifier", "agent", "solution")
-    )
-    _refuse(path, _not_done(path, told))
-    image, ready = environment.get("docker_image") or "", (path / "environment" / "Dockerfile").is_file()
-    if not image and not ready:
-        raise JobFailure(f"the task {path.name} has neither environment/Dockerfile nor a docker_image")
+    verifier, agent, solution = (_table(told, name) for name in ("verifier", "agent", "solution"))
+    own = verifier.get("environment_mode") == "separate" or "environment" in verifier
+    _refuse(path, {"several steps": bool(told.get("steps"))})
     if not (path / "tests" / "test.sh").is_file():
         raise JobFailure(f"the task {path.name} has no tests/test.sh")
-    tests_s = float(verifier.get("timeout_sec", 600))
+    bundled = own and (path / "tests" / "Dockerfile").is_file()
+    tests = _table(verifier, "environment") or ({} if bundled else _table(told, "environment"))
     return TaskFolder(
         path=path,
         instruction=(path / "instruction.md").read_text(),
-        dockerfile=None if image else path / "environment",
-        image=image or f"rollq-task:{digest(path / 'environment')}",
-        build_s=float(environment.get("build_timeout_sec", 600)),
+        place=_place(path, path / "environment", _table(told, "environment")),
+        user=str(agent.get("user") or ""),
         agent_s=float(agent.get("timeout_sec") or 600),
-        tests_s=tests_s,
-        tests={"/tests": path / "tests"},
+        tests_s=float(verifier.get("timeout_sec", 600)),
+        tests_place=_place(path, path / ("tests" if bundled else "environment"), tests) if own else None,
+        artifacts=_artifacts(path, told),
+        tests={} if bundled else {"/tests": path / "tests"},
         test_command="chmod +x /tests/test.sh; /tests/test.sh",
         rewards=True,
         tests_env=_variables(path, _table(verifier, "env")),
         tests_user=str(verifier.get("user") or ""),
         solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
         solution_env=_variables(path, _table(solution, "env")),
-        cpus=float(environment.get("cpus") or 1),
-        memory=_memory(environment),
-        env=_variables(path, _table(environment, "env")),
-        user=str(agent.get("user") or ""),
-        folder=environment.get("workdir"),
-        network=_network(environment),
     )
+
+
+def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
+    """The container that a table `environment` describes, with the Dockerfile of the folder or a ready-made image."""
+    image = str(told.get("docker_image") or "")
+    _refuse(
+        path,
+        {
+            "Windows": str(told.get("os", "linux")).lower() != "linux",
+            "GPUs": bool(told.get("gpus")) or bool(told.get("tpu")),
+            "MCP servers": bool(told.get("mcp_servers")),
+            "a healthcheck": bool(told.get("healthcheck")),
+            "docker compose": any((folder / name).exists() for name in COMPOSE),
+        },
+    )
+    if not image and not (folder / DOCKERFILE).is_file():
+        raise JobFailure(f"the task {path.name} has neither {folder.name}/{DOCKERFILE} nor a docker_image")
+    return Place(
+        dockerfile=None if image else folder,
+        image=image or f"rollq-task:{digest(folder)}",
+        build_s=float(told.get("build_timeout_sec", 600)),
+        cpus=float(told.get("cpus") or 1),
+        memory=_memory(told),
+        env=_variables(path, _table(told, "env")),
+        folder=told.get("workdir"),
+        network=_network(told),
+    )
+
+
+def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
+    entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in told.get("artifacts", ())]
+    _refuse(
+        path,
+        {
+            "artifacts of a service": any(entry.get("service") for entry in entries),
+            "artifacts with exceptions": any(entry.get("exclude") for entry in entries),
+        },
+    )
+    return (ARTIFACTS, *(str(entry["source"]) for entry in entries if entry["source"].rstrip("/") != ARTIFACTS))
 
 
 def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -135,21 +180,6 @@ def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise TypeError(f"{name} is a {type(table).__name__}, not a table")
     return table
-
-
-def _not_done(path: Path, told: Mapping[str, Any]) -> dict[str, bool]:
-    """What a task may ask for that is not done here, and whether this one does."""
-    environment, verifier = _table(told, "environment"), _table(told, "verifier")
-    separate = verifier.get("environment_mode") == "separate" or bool(verifier.get("environment"))
-    return {
-        "several steps": bool(told.get("steps")),
-        "a container of their own for its tests": separate,
-        "Windows": str(environment.get("os", "linux")).lower() != "linux",
-        "GPUs": bool(environment.get("gpus")) or bool(environment.get("tpu")),
-        "MCP servers": bool(environment.get("mcp_servers")),
-        "a healthcheck": bool(environment.get("healthcheck")),
-        "docker compose": any((path / "environment" / name).exists() for name in COMPOSE),
-    }
 
 
 def _refuse(path: Path, asked: Mapping[str, bool]) -> None:
@@ -189,22 +219,24 @@ def _terminal_bench(path: Path) -> TaskFolder:
     told = _yaml(path / TERMINAL_BENCH)
     service = _service(path)
     context = path / service["build"]
-    if not context.resolve().is_relative_to(path.resolve()) or not (context / "Dockerfile").is_file():
+    if not context.resolve().is_relative_to(path.resolve()) or not (context / DOCKERFILE).is_file():
         raise JobFailure(f"the task {path.name} has no Dockerfile where it should be built")
     script = path / "solution.sh"
     return TaskFolder(
         path=path,
         instruction=str(told["instruction"]),
-        dockerfile=context,
-        image=f"rollq-task:{digest(context)}",
+        place=Place(
+            dockerfile=context,
+            image=f"rollq-task:{digest(context)}",
+            env=service["environment"],
+            folder=service.get("working_dir"),
+        ),
         agent_s=float(told.get("max_agent_timeout_sec") or 360),
         tests_s=float(told.get("max_test_timeout_sec") or 60),
         tests={"/tests": path / "tests", "/tests/run-tests.sh": path / "run-tests.sh"},
         test_command="TEST_DIR=/tests bash /tests/run-tests.sh",
         rewards=False,
         solution=script if script.is_file() else None,
-        env=service["environment"],
-        folder=service.get("working_dir"),
     )
 
 

@@ -41,7 +41,9 @@ GRACE_S = 30.0
 SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
 LARGEST_FILE = 16_000_000
-"""Number of bytes of a file that may be downloaded."""
+"""Number of bytes of a file that may be downloaded, with its head."""
+LARGEST_COPY = 256 << 20
+"""Number of bytes that may be copied from one container to another."""
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 OUTPUTS = "/run/rollq"
@@ -141,6 +143,15 @@ class Container:
     def download(self, path: str) -> bytes:
         return self._do("a download", START_S, lambda container: _read(container, path))
 
+    def copy(self, path: str, to: "Container") -> None:
+        """Put the file or folder of that path into another container, at the same path. Nothing happens where there is
+        none."""
+        with suppress(FileNotFoundError):
+            packed = self._do("a download", START_S, lambda container: _packed(container, path, LARGEST_COPY))
+            folder = os.path.dirname(path.rstrip("/")) or "/"
+            to.run(["mkdir", "-p", folder], user="root")
+            to._do("an upload", START_S, lambda container: container.put_archive(folder, packed))
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
@@ -235,17 +246,25 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _read(container: "EngineContainer", path: str) -> bytes:
-    import docker
-
-    try:
-        parts, stat = container.get_archive(path)
-    except docker.errors.NotFound as e:
-        raise FileNotFoundError(path) from e
-    if stat["size"] > LARGEST_FILE:
-        raise EnvironmentFailure(f"{path} has {stat['size']} bytes; at most {LARGEST_FILE} can be downloaded")
-    with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(_packed(container, path, LARGEST_FILE))) as tar:
         first = tar.next()
         file = tar.extractfile(first) if first else None
         if file is None:
             raise EnvironmentFailure(f"{path} is no file")
         return file.read()
+
+
+def _packed(container: "EngineContainer", path: str, limit: int) -> bytes:
+    """A file or folder as a tar. Raises FileNotFoundError where there is none."""
+    import docker
+
+    try:
+        parts, _ = container.get_archive(path)
+    except docker.errors.NotFound as e:
+        raise FileNotFoundError(path) from e
+    packed = bytearray()
+    for part in parts:
+        packed += part
+        if len(packed) > limit:
+            raise EnvironmentFailure(f"{path} has more than {limit} bytes, and no more can be copied out")
+    return bytes(packed)

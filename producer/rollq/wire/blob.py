@@ -101,8 +101,8 @@ def heading(blob: bytes) -> tuple[Any, Any]:
 
 def check_version(blob: bytes, where: str) -> None:
     """Raises UnknownSchema for the blob of another version. What is no blob at all passes."""
-    version, _ = heading(blob)
-    if type(version) is not int or not 0 < version < MAX_SCHEMA or version == SCHEMA:
+    version, kind = heading(blob)
+    if type(version) is not int or not 0 < version < MAX_SCHEMA or version == SCHEMA or type(kind) is not str:
         return
     if version > SCHEMA:
         remedy = "it was written by a newer rollq: upgrade rollq here"

@@ -89,8 +89,8 @@ def test_what_a_server_says(says: dict[str, Any], name: str, level: Level, words
 def test_the_more_is_used_the_worse_it_is(used: int, own: int, machine: int) -> None:
     order = list(Level)
     levels = []
-    for more in (0, 1, used):
-        server: Any = Says(used_memory=used + more, maxmemory=own, total_system_memory=machine)
+    for size in (used, used + 1, 2 * used + 1):
+        server: Any = Says(used_memory=size, maxmemory=own, total_system_memory=machine)
         levels.append(order.index(findings(server)[3].level))
     assert levels == sorted(levels)
 

@@ -51,16 +51,16 @@ def test_a_journal_with_one_foreign_blob_is_of_an_unknown_schema(at: int) -> Non
 
 
 @given(st.integers(1, 127).filter(lambda version: version != SCHEMA), st.binary(max_size=40))
-def test_the_version_is_read_whatever_follows_it(version: int, rest: bytes) -> None:
-    for head in (b"\x91", b"\x9f", b"\xdc\x00\x20"):
-        blob = head + bytes([version]) + rest
+def test_the_version_is_read_whatever_follows_version_and_kind(version: int, rest: bytes) -> None:
+    for head in (b"\x92", b"\x9f", b"\xdc\x00\x20"):
+        blob = head + bytes([version]) + b"\xa4kind" + rest
         for _, read in READERS:
             with pytest.raises(UnknownSchema):
                 read(blob)
 
 
-@given(st.binary(max_size=40))
-def test_what_is_no_blob_is_not_of_an_unknown_schema(junk: bytes) -> None:
+@given(st.sampled_from([b"\xc1", b"\x91\x07\x08", b"\x9f\x07\x08"]), st.binary(max_size=40))
+def test_what_is_no_blob_is_not_of_an_unknown_schema(head: bytes, junk: bytes) -> None:
     with pytest.raises(ContractError) as caught:
-        decode_event(b"\xc1" + junk, "r/g/0")
+        decode_event(head + junk, "r/g/0")
     assert not isinstance(caught.value, UnknownSchema)

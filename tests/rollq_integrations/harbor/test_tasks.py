@@ -53,12 +53,23 @@ class FakeContainer:
     def __init__(self, files: Mapping[str, bytes] | None = None, **results: CommandResult) -> None:
         self.ran: list[tuple[str, dict[str, Any]]] = []
         self.uploaded: dict[str, Path] = {}
+        self.copied: list[tuple[str, FakeContainer]] = []
+        self.closed = False
         self._files = files or {}
         self._results = results
 
     def run(self, command: list[str], **options: Any) -> CommandResult:
         self.ran.append((command[-1], options))
         return next((r for key, r in self._results.items() if key in command[-1]), CommandResult("", 0))
+
+    def copy(self, path: str, to: "FakeContainer") -> None:
+        self.copied.append((path, to))
+
+    def __enter__(self) -> "FakeContainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
 
     def upload(self, source: Path, target: str) -> None:
         self.uploaded[target] = source
@@ -87,10 +98,11 @@ def test_a_task_of_harbor(tmp_path: Path) -> None:
     env = {A = "1"}
     """
     task = read(harbor(tmp_path / "one", toml, **{"solution/solve.sh": "true"}))
-    assert (task.agent_s, task.tests_s, task.cpus, task.memory, task.folder) == (30, 40.5, 2, 3 << 30, "/src")
-    assert (task.user, task.env, task.tests_env, task.network) == ("dev", {"A": "1"}, {"LEVEL": "3"}, False)
-    assert task.dockerfile == tmp_path / "one" / "environment" and task.image.startswith("rollq-task:")
-    ready = read(harbor(tmp_path / "two", '[environment]\ndocker_image = "x:1"\nmemory_mb = 100\n'))
+    place = task.place
+    assert (task.agent_s, task.tests_s, task.user, task.tests_env) == (30, 40.5, "dev", {"LEVEL": "3"})
+    assert (place.cpus, place.memory, place.folder, place.env, place.network) == (2, 3 << 30, "/src", {"A": "1"}, False)
+    assert place.dockerfile == tmp_path / "one" / "environment" and place.image.startswith("rollq-task:")
+    ready = read(harbor(tmp_path / "two", '[environment]\ndocker_image = "x:1"\nmemory_mb = 100\n')).place
     assert (ready.dockerfile, ready.image, ready.memory, ready.network) == (None, "x:1", 100 << 20, True)
 
 
@@ -98,14 +110,15 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
     task = read(terminal_bench(tmp_path, "instruction: Do it.\nmax_agent_timeout_sec: 90\nmax_test_timeout_sec: 60"))
     assert (task.instruction, task.agent_s, task.tests_s, task.rewards) == ("Do it.", 90, 60, False)
     assert task.tests == {"/tests": tmp_path / "tests", "/tests/run-tests.sh": tmp_path / "run-tests.sh"}
-    assert task.env == {"COLOUR": "red"} and task.solution == tmp_path / "solution.sh"
+    assert task.place.env == {"COLOUR": "red"} and task.solution == tmp_path / "solution.sh"
 
 
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
         ("[[steps]]\nname = 'a'", "asks for several steps, which is not played here"),
-        ("[verifier]\nenvironment_mode = 'separate'", "asks for a container of their own for its tests"),
+        ("artifacts = [{source = '/x', exclude = ['*.pyc']}]", "asks for artifacts with exceptions"),
+        ("[verifier.environment]\ngpus = 1", "asks for GPUs"),
         ("[environment]\nos = 'Windows'\ngpus = 1", "asks for Windows and GPUs"),
         ("[environment]\nenv = {KEY = '${SECRET}'}", "asks for the variable SECRET of this machine"),
         ("[environment]\nmemory = 'much'", "the task one"),
@@ -153,6 +166,24 @@ def test_a_folder_is_named_by_what_is_in_it(tmp_path: Path, monkeypatch: pytest.
     assert add_file(f"harbor:{tmp_path / 'tasks'}") != name
     with pytest.raises(JobFailure, match="there is no task 1 of split 'train'"):
         domain(name).task("train", 1)
+
+
+def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = 'artifacts = ["/app/x", {source = "/y"}]\n[verifier]\nenvironment_mode = "separate"'
+    task = read(harbor(tmp_path / "one", toml, **{"tests/Dockerfile": "FROM y"}))
+    assert task.tests_place is not None and task.tests_place.dockerfile == tmp_path / "one" / "tests"
+    assert task.tests == {} and task.artifacts == ("/logs/artifacts", "/app/x", "/y")
+    copy = read(harbor(tmp_path / "two", toml))
+    assert copy.tests_place == copy.place and list(copy.tests) == ["/tests"]
+    ready = read(harbor(tmp_path / "three", '[verifier.environment]\ndocker_image = "y:1"'))
+    assert ready.tests_place is not None and ready.tests_place.image == "y:1"
+    made = {place.image: FakeContainer({f"{LOGS}/reward.txt": b"1"}) for place in (task.place, task.tests_place)}
+    monkeypatch.setattr(module, "Container", lambda image, **options: made[image])
+    played = HarborEpisode(task)
+    assert played.grade().reward == 1.0
+    agents, tests = made.values()
+    assert agents.copied == [(path, tests) for path in task.artifacts] and agents.ran == []
+    assert tests.closed and not agents.closed
 
 
 def test_the_oracle_plays_the_solution() -> None:

@@ -87,11 +87,19 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
     box.upload(tmp_path / "in" / "sub" / "run.sh", "/new/one")
     assert box.download("/new/one") == b"#!/bin/sh\necho ran"
     sh(box, "truncate -s 20M /tmp/big")
-    for path, says in (("/tmp/big", "at most 16000000 can"), ("/tmp", "is no file")):
+    for path, says in (("/tmp/big", "more than 16000000 bytes"), ("/etc/apt", "is no file")):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
     with pytest.raises(FileNotFoundError):
         box.download("/none")
+
+
+def test_files_of_another_container(box: Container) -> None:
+    sh(box, "mkdir -p /a/b; echo x > /a/b/f; ln -s /etc/shadow /a/b/link; echo y > /g")
+    with Container(IMAGE) as other:
+        for path in ("/a/b/", "/g", "/none"):
+            box.copy(path, other)
+        assert sh(other, "cat /a/b/f /g; readlink /a/b/link; ls /none").output.startswith("x\ny\n/etc/shadow\nls: ")
 
 
 def test_commands_that_cannot_run(box: Container) -> None:

@@ -60,7 +60,7 @@ def load(variant):
 
 def test_names_are_all_there_is(package: Package) -> None:
     tau2 = ["tau2:airline", "tau2:retail", "tau2:telecom", "tau2_2025:airline", "tau2_2025:retail"]
-    builtin = ["shop", *tau2, "tau_bench:airline", "tau_bench:retail", "verifiers"]
+    builtin = ["harbor", "shop", *tau2, "tau_bench:airline", "tau_bench:retail", "verifiers"]
     assert environments.names() == builtin
     package("mine", DOMAIN, "another = mine:load")
     assert environments.names() == ["another", *builtin]
@@ -72,7 +72,7 @@ def test_an_unknown_name_lists_what_there_is(name: str) -> None:
         environments.domain(name)
     if not name.startswith("shop:retail"):
         assert (
-            "there are shop, tau2:airline, tau2:retail, tau2:telecom, tau2_2025:airline, tau2_2025:retail, tau_b"
+            "there are harbor, shop, tau2:airline, tau2:retail, tau2:telecom, tau2_2025:airline, tau2_2025:retail, tau_b"
             in str(caught.value)
         )
         assert repr(name) in str(caught.value)

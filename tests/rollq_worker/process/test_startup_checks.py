@@ -71,7 +71,7 @@ def error_line(text: str) -> str:
         ({"CONCURRENCY": "3000000"}, 2, "3000000 slots (-c) need about 3000064 open files, and this process may open"),
         ({"USER_ENDPOINTS": "gpt=http://h/v1,key=abc"}, 2, "takes key_file=PATH and nothing else"),
         ({"ALIVE_FILE": "/nonexistent/alive"}, 2, "ROLLQ_ALIVE_FILE: /nonexistent/alive cannot be touched"),
-        ({"ISOLATE": "shop,typo:*,tau3"}, 2, "ROLLQ_ISOLATE: there is no environment 'tau3'; there are shop, "),
+        ({"ISOLATE": "shop,typo:*,tau3"}, 2, "ROLLQ_ISOLATE: there is no environment 'tau3'; there are harbor, shop, "),
         ({"TOKENIZER": "/nonexistent"}, 2, "tokenizer /nonexistent: no such directory"),
     ],
 )

@@ -19,6 +19,7 @@ FILES = NamedFiles(
     what="environment",
     flag="--env",
     default=lambda path: "load" if path.suffix == ".py" else "exact",
+    folders=FOLDERS_OF,
 )
 
 

@@ -131,8 +131,6 @@ class TimedEnvironment:
     ) -> None:
         self.tools = tools
         self.sandbox: Sandbox | None = getattr(environment, "sandbox", None)
-        self._step_s = float(getattr(environment, "longest_step_s", STEP_LIMIT_S))
-        self._grade_s = float(getattr(environment, "longest_grade_s", STEP_LIMIT_S))
         self._environment = environment
         self._limits = limits
         self._user_limit_s = user_limit_s
@@ -149,7 +147,7 @@ class TimedEnvironment:
             return opening
 
     def step(self, action: Action) -> Observation:
-        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", self._step_s):
+        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", self._longest_s("step")):
             observation: Observation = _whole(self._environment.step(action))
             size = len(observation.text) if isinstance(observation.text, str) else 0
             if size > MAX_OBSERVATION_CHARS:
@@ -157,8 +155,11 @@ class TimedEnvironment:
             return observation
 
     def grade(self) -> Grade:
-        with self._limits.call(EnvironmentFailure, "environment.grade", self._grade_s):
+        with self._limits.call(EnvironmentFailure, "environment.grade", self._longest_s("grade")):
             return self._environment.grade()
+
+    def _longest_s(self, call: str) -> float:
+        return float(getattr(self._environment, f"longest_{call}_s", STEP_LIMIT_S))
 
 
 def _whole(said: Any) -> Any:

@@ -1,0 +1,90 @@
+"""Task folders played in real containers. Run `make test-containers`."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq.env import Action
+from rollq.errors import EnvironmentFailure
+from rollq_integrations.harbor import load
+from rollq_worker.commands.env.check import check_environment
+from tests import container_engine
+from tests.container_engine import IMAGE
+from tests.rollq_integrations.harbor.test_tasks import COMPOSE, EXAMPLE
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(600), container_engine.UNCLOSED]
+OWN = 'artifacts = ["/app/median.py", "/app/none"]\n[verifier]\nenvironment_mode = "separate"\n'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served() -> Iterator[None]:
+    with container_engine.served():
+        yield
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    shutil.copytree(EXAMPLE / "fix-the-median", tmp_path / "median")
+    return tmp_path / "median"
+
+
+def in_a_container_of_its_own(task: Path) -> None:
+    (task / "task.toml").write_text(OWN)
+    (task / "tests" / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY . /tests/\n")
+
+
+def in_a_copy(task: Path) -> None:
+    (task / "task.toml").write_text(OWN)
+
+
+def of_terminal_bench(task: Path) -> None:
+    """The reward is the exit code of the tests."""
+    checks = "cd /tests && python3 checks.py | grep -q ': 1.0'\n"
+    for name, text in {
+        "task.yaml": "instruction: Repair it.",
+        "docker-compose.yaml": COMPOSE,
+        "run-tests.sh": checks,
+    }.items():
+        (task / name).write_text(text)
+    shutil.copytree(task / "environment", task, dirs_exist_ok=True)
+    shutil.copy(task / "solution" / "solve.sh", task / "solution.sh")
+    (task / "task.toml").unlink()
+
+
+@pytest.mark.parametrize("form", [lambda task: None, in_a_container_of_its_own, in_a_copy, of_terminal_bench])
+def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> None:
+    form(task)
+    domain = load(str(task))
+    report = check_environment(domain, "train", [0])
+    assert report.rewards == [1.0] and report.problems == []
+    episode = domain.open("train", 0, {})
+    try:
+        assert episode.step(Action("bash", {"command": "python3 -c 'import median' && pwd"})).text == "/app\n"
+        episode.step(Action("respond", {"content": "Done."}))
+        assert episode.grade().reward == 0.0
+    finally:
+        episode.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("environment/Dockerfile", f"FROM {IMAGE}\nRUN echo the reason; exit 3\n", r"(?s)the image .*the reason"),
+        ("tests/test.sh", "sleep 600", "were stopped: it ran longer than 3 s"),
+        ("tests/test.sh", "echo the reason; exit 1", r"(?s)ended with code 1 and no reward.*the reason"),
+        ("tests/test.sh", "head -c 99 /dev/zero > /dev/full || exit 9", "ended with code 9 and no reward"),
+        ("tests/test.sh", "mkdir /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("tests/test.sh", "kill -9 -1; sleep 1", "and no reward"),
+    ],
+)
+def test_what_cannot_be_graded_is_a_failure(task: Path, file: str, text: str, says: str) -> None:
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 3\n")
+    (task / file).write_text(text if "Dockerfile" in file else f"#!/bin/bash\n{text}\n")
+    episode = None
+    with pytest.raises(EnvironmentFailure, match=says):
+        episode = load(str(task)).open("train", 0, {})
+        episode.grade()
+    if episode is not None:
+        episode.close()

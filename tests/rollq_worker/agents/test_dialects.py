@@ -200,6 +200,21 @@ def test_reasoning_is_given_and_may_come_back() -> None:
     assert len(played.traces) == 2
 
 
+def test_a_system_message_behind_a_turn_is_the_users_and_begins_no_trace() -> None:
+    def agent(episode: Episode) -> None:
+        said: list[Any] = [{"role": "user", "content": "a"}]
+        with with_anthropic(episode) as client:
+            for role in ("system", "user"):
+                got = client.messages.create(messages=said, system="policy", **ASKED)
+                said += [{"role": "assistant", "content": got.content}, {"role": role, "content": "changed"}]
+            client.messages.create(messages=said, system="policy", **ASKED)
+
+    played = play(agent, "1", "2", "3")
+    assert len(played.traces) == 1
+    roles = [reply["role"] for event in played.events for reply in getattr(event, "replies", ())]
+    assert roles == ["user"] * 2
+
+
 def test_tokens_are_counted_and_change_nothing() -> None:
     def agent(episode: Episode) -> None:
         asked: Any = {"messages": [{"role": "user", "content": "hello"}], "system": "policy", "model": "any"}

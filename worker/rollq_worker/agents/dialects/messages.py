@@ -78,7 +78,9 @@ def _function(tool: dict[str, Any]) -> Json:
 
 
 def _messages(message: dict[str, Any], where: str) -> list[Message]:
-    """A message in normal form. The results of calls, which come in the user's message, are messages of their own."""
+    """A message in normal form. The results of calls, which come in the user's message, are messages of their own. A
+    system message in mid-conversation is shown as the user's: few templates take another, and none as the reply to a
+    turn."""
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
         return [_assistant(_blocks(content, where), where)]
@@ -92,7 +94,7 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
             results.append({"role": "tool", "tool_call_id": id, "content": text_of(block.get("content"), where)})
         else:
             texts.append(block)
-    return [*results, {"role": role, "content": text_of(texts, where)}] if texts or not results else results
+    return [*results, {"role": "user", "content": text_of(texts, where)}] if texts or not results else results
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rollq import __version__
 from rollq.metrics.of_runs import LEDGER_METRICS
 from rollq_worker.process.shutdown import EXIT_AFTER_S
 from tests.conftest import REPO
@@ -138,9 +138,8 @@ class TestLikeCompose:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_images(self, name: str) -> None:
-        version = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["version"]
         build = SERVICES[name].get("build")
-        expected = f"rollq-{build['target']}:{version}" if build else filled(SERVICES[name]["image"], {})
+        expected = f"rollq-{build['target']}:{__version__}" if build else filled(SERVICES[name]["image"], {})
         assert container(name)["image"] == expected
 
     def test_settings_of_workers(self) -> None:

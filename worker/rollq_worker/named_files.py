@@ -150,5 +150,5 @@ def _digest_of_folder(path: Path) -> str:
     for below in sorted(path.rglob("*")):
         name = below.relative_to(path)
         if below.is_file() and ".git" not in name.parts:
-            digest.update(f"{name}\0".encode() + hashlib.sha256(below.read_bytes()).digest())
+            digest.update(os.fsencode(f"{name}\0") + hashlib.sha256(below.read_bytes()).digest())
     return digest.hexdigest()[:DIGITS]

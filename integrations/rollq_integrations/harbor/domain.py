@@ -27,6 +27,10 @@ LARGEST_SOLUTION = 96_000
 LOGS = "/logs/verifier"
 TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
 """Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
+LARGEST = 1 << 53
+"""Every number that tests write is smaller."""
+NO_GRADE = 126
+"""From this exit code on a shell says that a command was not found, cannot run, or was killed."""
 SHOWN = 4000
 """Number of characters of the tests' output that the grade's info has."""
 BASH: Json = {
@@ -123,7 +127,7 @@ class HarborEpisode:
         command, seconds = action.arguments.get("command"), action.arguments.get("seconds", COMMAND_S)
         if not isinstance(command, str) or type(seconds) not in (int, float) or not 0 < seconds < math.inf:
             return Observation("Error: bash takes command, a text, and seconds, a number above 0")
-        longest = min(float(seconds), self._task.agent_s)
+        longest = float(min(seconds, self._task.agent_s))
         return Observation(as_told(self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)))
 
     def grade(self) -> Grade:
@@ -135,11 +139,12 @@ class HarborEpisode:
             return self._grade_in(own)
 
     def _grade_in(self, box: Container) -> Grade:
-        prepared = box.run(["sh", "-c", f"rm -rf {LOGS}; mkdir -p {LOGS}; chmod 777 {LOGS}"], user="root")
-        if prepared.code:
-            raise EnvironmentFailure(f"{self._task.path.name}: {as_told(prepared)}")
+        user = box.run(["id", "-u"], user=self._task.tests_user).output.strip()
+        self._prepare(box, ["rm", "-rf", LOGS, *self._task.tests], ["mkdir", "-p", LOGS], ["chown", user, LOGS])
         for target, source in self._task.tests.items():
             box.upload(source, target)
+        if self._task.rewards:
+            self._prepare(box, ["chmod", "+x", "/tests/test.sh"])
         result = box.run(
             ["sh", "-c", self._task.test_command],
             seconds=self._task.tests_s,
@@ -148,8 +153,16 @@ class HarborEpisode:
         )
         if result.stopped:
             raise EnvironmentFailure(f"the tests of {self._task.path.name} were stopped: {result.stopped}")
+        if not self._task.rewards and result.code >= NO_GRADE:
+            raise EnvironmentFailure(f"the tests of {self._task.path.name} did not run: {as_told(result)[-2000:]}")
         rewards = self._rewards(box) if self._task.rewards else {"reward": float(result.code == 0)}
         return Grade(self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]})
+
+    def _prepare(self, box: Container, *commands: Sequence[str]) -> None:
+        """By root, so that the agent's user, if it has one, cannot write what the tests are to write."""
+        result = box.run(["sh", "-c", " && ".join(map(shlex.join, commands))], user="root")
+        if result.code or result.stopped:
+            raise EnvironmentFailure(f"{self._task.path.name}: {as_told(result)}")
 
     def close(self) -> None:
         self.sandbox.close()
@@ -197,8 +210,8 @@ def _container(place: Place) -> Container:
 def _numbers(text: str) -> Json:
     told = json.loads(text)
     rewards = told if isinstance(told, dict) else {"reward": told}
-    if not all(type(value) in (int, float, bool) for value in rewards.values()):
-        raise ValueError(f"not numbers: {text:.200}")
+    if not all(type(value) in (int, float, bool) and abs(value) < LARGEST for value in rewards.values()):
+        raise ValueError(f"not finite numbers: {text:.200}")
     return rewards
 
 

@@ -5,6 +5,7 @@ JobFailure, and what carries no instruction (authors, difficulty) is ignored. It
 """
 
 import hashlib
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 ARTIFACTS = "/logs/artifacts"
 """What lies here is always copied to a container of the tests."""
 MB = 1 << 20
+LONGEST_S = 999_999.0
+"""Longest time of a command, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ def digest(*paths: Path) -> str:
     for path in paths:
         for file in sorted(below for below in (path, *path.rglob("*")) if below.is_file()):
             content = file.read_bytes()
-            found.update(f"{file.relative_to(path.parent)}\0{len(content)}\0".encode())
+            found.update(os.fsencode(f"{file.relative_to(path.parent)}\0{len(content)}\0"))
             found.update(content)
     return found.hexdigest()[:16]
 
@@ -122,12 +125,12 @@ def _harbor(path: Path) -> TaskFolder:
         instruction=(path / "instruction.md").read_text(),
         place=_place(path, path / "environment", _table(told, "environment")),
         user=str(agent.get("user") or ""),
-        agent_s=float(agent.get("timeout_sec") or 600),
-        tests_s=float(verifier.get("timeout_sec", 600)),
+        agent_s=_seconds(agent, "timeout_sec", 600),
+        tests_s=_seconds(verifier, "timeout_sec", 600),
         tests_place=_place(path, path / ("tests" if bundled else "environment"), tests) if own else None,
         artifacts=_artifacts(path, told),
         tests={} if bundled else {"/tests": path / "tests"},
-        test_command="chmod +x /tests/test.sh; /tests/test.sh",
+        test_command="/tests/test.sh",
         rewards=True,
         tests_env=_variables(path, _table(verifier, "env")),
         tests_user=str(verifier.get("user") or ""),
@@ -154,7 +157,7 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
     return Place(
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
-        build_s=float(told.get("build_timeout_sec", 600)),
+        build_s=_seconds(told, "build_timeout_sec", 600),
         cpus=float(told.get("cpus") or 1),
         memory=_memory(told),
         env=_variables(path, _table(told, "env")),
@@ -192,6 +195,13 @@ def _network(environment: Mapping[str, Any]) -> bool:
     return environment.get("allow_internet", True) is not False if mode is None else mode == "public"
 
 
+def _seconds(told: Mapping[str, Any], name: str, default: float) -> float:
+    seconds = float(told.get(name) or default)
+    if not 0 < seconds <= LONGEST_S:
+        raise ValueError(f"{name} is {seconds:g}, not a number above 0 and at most {LONGEST_S:g}")
+    return seconds
+
+
 def _memory(environment: Mapping[str, Any]) -> int:
     """In bytes. The older form is a text such as `2G`."""
     if not (text := environment.get("memory")):
@@ -221,6 +231,9 @@ def _terminal_bench(path: Path) -> TaskFolder:
     context = path / service["build"]
     if not context.resolve().is_relative_to(path.resolve()) or not (context / DOCKERFILE).is_file():
         raise JobFailure(f"the task {path.name} has no Dockerfile where it should be built")
+    for name in ("tests", "run-tests.sh"):
+        if not (path / name).exists():
+            raise JobFailure(f"the task {path.name} has no {name}")
     script = path / "solution.sh"
     return TaskFolder(
         path=path,
@@ -231,8 +244,8 @@ def _terminal_bench(path: Path) -> TaskFolder:
             env=service["environment"],
             folder=service.get("working_dir"),
         ),
-        agent_s=float(told.get("max_agent_timeout_sec") or 360),
-        tests_s=float(told.get("max_test_timeout_sec") or 60),
+        agent_s=_seconds(told, "max_agent_timeout_sec", 360),
+        tests_s=_seconds(told, "max_test_timeout_sec", 60),
         tests={"/tests": path / "tests", "/tests/run-tests.sh": path / "run-tests.sh"},
         test_command="TEST_DIR=/tests bash /tests/run-tests.sh",
         rewards=False,

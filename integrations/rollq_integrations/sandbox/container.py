@@ -6,13 +6,13 @@
 It starts in the background while the policy writes its first turn. Nothing is left behind, whatever happens to the
 worker: a container reads lines from its worker, and ends, and is removed, once none came for LEASE_S or the connection
 closes. What was made and never started is swept away by the next worker. The image needs `sh`, `timeout` and `head`
-(coreutils or busybox). It does not know
-tasks or tools.
+(coreutils or busybox). It does not know tasks or tools.
 """
 
 import io
 import os
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from rollq.env import CommandResult, attempt_labels
 from rollq.errors import EnvironmentFailure
@@ -34,6 +34,8 @@ LEASE_S = 90
 """Seconds after which a container ends that has heard nothing from its worker."""
 BEAT_S = 20.0
 """Seconds between two lines to each container."""
+SWEEP_S = 60.0
+"""Seconds between two sweeps."""
 START_S = 120.0
 """Longest start in seconds, and longest upload or download."""
 GRACE_S = 30.0
@@ -130,6 +132,8 @@ class Container:
         options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
         began = time.monotonic()
         ended = self._do("a command", longest, lambda container: container.exec_run(argv, **options))
+        if ended.exit_code is None:  # it still runs
+            raise EnvironmentFailure("the container engine has closed the connection of a command")
         late = ended.exit_code == KILLED and time.monotonic() - began >= longest
         output = bytes(ended.output or b"").decode(errors="replace")
         return CommandResult(output, ended.exit_code, f"it ran longer than {longest:g} s" if late else "")
@@ -144,20 +148,19 @@ class Container:
         return self._do("a download", START_S, lambda container: _read(container, path))
 
     def copy(self, path: str, to: "Container") -> None:
-        """Put the file or folder of that path into another container, at the same path. Nothing happens where there is
-        none."""
-        with suppress(FileNotFoundError):
-            packed = self._do("a download", START_S, lambda container: _packed(container, path, LARGEST_COPY))
-            folder = os.path.dirname(path.rstrip("/")) or "/"
-            to.run(["mkdir", "-p", folder], user="root")
-            to._do("an upload", START_S, lambda container: container.put_archive(folder, packed))
+        """Put the file or folder of that path into another container, at the same path, without links that leave it and
+        special files. Nothing happens where there is none."""
+        folder = os.path.dirname(path.rstrip("/")) or "/"
+        with suppress(FileNotFoundError), tempfile.TemporaryFile() as packed:
+            self._do("a download", START_S, lambda container: _pack(container, path, LARGEST_COPY, packed))
+            with tempfile.TemporaryFile() as kept, failures(f"a copy of {path}"):
+                _without_ways_out(packed, kept)
+                to.run(["mkdir", "-p", folder], user="root")
+                to._do("an upload", START_S, lambda container: container.put_archive(folder, kept))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
-            container = self._started.result(START_S)
-            HEARTBEAT.leave(container.id)
-            container.remove(force=True)
+        self._thread.shutdown(wait=False)
+        self._started.add_done_callback(_remove)
 
     def _start(self, asked: Mapping[str, Any]) -> "EngineContainer":
         with failures(f"a container of {asked['image']}"):
@@ -167,7 +170,8 @@ class Container:
                 HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
             except BaseException:
                 HEARTBEAT.leave(container.id)
-                container.remove(force=True)
+                with suppress(EnvironmentFailure), failures("removing a container"):  # Docker has done it
+                    container.remove(force=True)
                 raise
             return container
 
@@ -201,7 +205,8 @@ def _is_internal(network: str) -> bool:
 
 
 class _Heartbeat:
-    """One thread that writes a line to every container of this process now and then, and sweeps."""
+    """One thread that writes a line to every container of this process now and then. Another one sweeps, so that an
+    engine that is slow to do so does not cost the containers their lines."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,6 +219,7 @@ class _Heartbeat:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rollq-containers", daemon=True)
                 self._thread.start()
+                threading.Thread(target=_sweep_for_ever, name="rollq-sweeps", daemon=True).start()
 
     def leave(self, name: str) -> None:
         with self._lock:
@@ -223,8 +229,6 @@ class _Heartbeat:
 
     def _run(self) -> None:
         while True:
-            with suppress(EnvironmentFailure), failures("removing containers"):
-                sweep()
             time.sleep(BEAT_S)
             with self._lock:
                 connections = list(self._connections.values())
@@ -239,6 +243,20 @@ class _Heartbeat:
 HEARTBEAT = _Heartbeat()
 
 
+def _sweep_for_ever() -> None:
+    while True:
+        with suppress(EnvironmentFailure), failures("removing containers"):
+            sweep()
+        time.sleep(SWEEP_S)
+
+
+def _remove(started: "Future[EngineContainer]") -> None:
+    with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
+        container = started.result()
+        HEARTBEAT.leave(container.id)
+        container.remove(force=True)
+
+
 def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
@@ -246,25 +264,45 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _read(container: "EngineContainer", path: str) -> bytes:
-    with tarfile.open(fileobj=io.BytesIO(_packed(container, path, LARGEST_FILE))) as tar:
+    packed = io.BytesIO()
+    _pack(container, path, LARGEST_FILE, packed)
+    with tarfile.open(fileobj=packed) as tar:
         first = tar.next()
-        file = tar.extractfile(first) if first else None
+        file = tar.extractfile(first) if first and first.isreg() else None  # no link, which may lead to itself
         if file is None:
             raise EnvironmentFailure(f"{path} is no file")
         return file.read()
 
 
-def _packed(container: "EngineContainer", path: str, limit: int) -> bytes:
-    """A file or folder as a tar. Raises FileNotFoundError where there is none."""
+def _pack(container: "EngineContainer", path: str, limit: int, into: IO[bytes]) -> None:
+    """Write a file or folder down as a tar. Raises FileNotFoundError where there is none."""
     import docker
 
     try:
         parts, _ = container.get_archive(path)
     except docker.errors.NotFound as e:
         raise FileNotFoundError(path) from e
-    packed = bytearray()
     for part in parts:
-        packed += part
-        if len(packed) > limit:
+        into.write(part)
+        if into.tell() > limit:
             raise EnvironmentFailure(f"{path} has more than {limit} bytes, and no more can be copied out")
-    return bytes(packed)
+    into.seek(0)
+
+
+def _without_ways_out(packed: IO[bytes], into: IO[bytes]) -> None:
+    """The tar again, without special files, and without links through which what the policy wrote would be a file of
+    the other container's. A link that has no `..` and lies in a folder leads to what lies there, too."""
+    names = set()
+    with tarfile.open(fileobj=packed) as tar, tarfile.open(fileobj=into, mode="w") as kept:
+        for entry in tar:
+            stays = "/" in entry.name and not {"", ".."} & set(entry.linkname.split("/"))
+            if (
+                entry.isreg()
+                or entry.isdir()
+                or (entry.issym() and stays)
+                or (entry.islnk() and entry.linkname in names)
+            ):
+                names.add(entry.name)
+                entry.mode &= 0o777
+                kept.addfile(entry, tar.extractfile(entry) if entry.isreg() else None)
+    into.seek(0)

@@ -4,6 +4,7 @@
 EnvironmentFailure. It does not know what a container is for.
 """
 
+import tarfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def failures(what: str) -> Iterator[None]:
     """A block in which what the engine refuses, or its silence, is an EnvironmentFailure that names `what` was done. A
     FileNotFoundError stays one."""
     import docker
+    import urllib3
 
     try:
         yield
@@ -62,7 +64,8 @@ def failures(what: str) -> Iterator[None]:
     except docker.errors.BuildError as e:
         log = "".join(str(line.get("stream") or line.get("error") or "") for line in e.build_log)
         raise EnvironmentFailure(f"{what}: {e}; its log ends with:\n{log.strip()[-2000:]}") from e
-    except (docker.errors.DockerException, OSError) as e:  # those of requests are OSErrors
+    # Those of requests are OSErrors. The streams of builds, and damaged archives, have errors of their own.
+    except (docker.errors.DockerException, urllib3.exceptions.HTTPError, tarfile.TarError, OSError) as e:
         raise EnvironmentFailure(f"{what}: {e}") from e
 
 
@@ -86,4 +89,4 @@ def pull(image: str) -> None:
         try:
             engine().images.get(image)
         except docker.errors.ImageNotFound:
-            engine().images.pull(*image.rsplit(":", 1) if ":" in image.rpartition("/")[2] else (image, "latest"))
+            engine().images.pull(image)

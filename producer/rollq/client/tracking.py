@@ -1,16 +1,14 @@
 """The metrics of each step go to an experiment tracker, from a thread of their own: one that is slow or away holds no
 trainer up."""
 
-import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
+from queue import SimpleQueue
 from typing import Protocol
 
 from rollq.batch import Batch
@@ -28,6 +26,7 @@ MOST = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
 CLOSE_S = 60.0
 """Seconds for which the end waits for them. A tracker's own retries may take much longer."""
+END = "the end"
 
 
 class Tracker(Protocol):
@@ -54,35 +53,38 @@ class Tracking:
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
         self._room = threading.Semaphore(MOST)
-        self._thread = ThreadPoolExecutor(1, "rollq-tracker")
+        self._acts: SimpleQueue[tuple[str, Callable[[], None]]] = SimpleQueue()
+        # A daemon: what it may still wait for does not hold up the end of the program.
+        self._thread = threading.Thread(target=self._run, name="rollq-tracker", daemon=True)
         self._closed = False
 
     def add(self, batch: Batch) -> None:
         """Returns at once."""
+        if not self._thread.ident:
+            self._thread.start()
         if self._room.acquire(blocking=False):
-            self._thread.submit(self._do, f"step {batch.step}", partial(self._log, replace(batch), time.time()))
+            self._acts.put((f"step {batch.step}", partial(self._log, replace(batch), time.time())))
         else:
             log.warning("%s: %d steps wait for it, so step %d is not sent", self._named, MOST, batch.step)
 
     def close(self) -> None:
         """Waits until the tracker has what was added, or for CLOSE_S."""
-        if self._closed:
+        if self._closed or not self._thread.ident:
             return
+        self._acts.put((END, self._end))
+        self._thread.join(CLOSE_S)
         self._closed = True
-        end = self._thread.submit(self._do, "the end", self._end)
-        try:
-            end.result(CLOSE_S)
-        except TimeoutError:
+        if self._thread.is_alive():
             log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, what: str, act: Callable[[], None]) -> None:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # trackers print, and stdout is the program's
+    def _run(self) -> None:
+        what = ""
+        while what != END and not self._closed:
+            what, act = self._acts.get()
+            try:
                 act()
-        except Exception as e:  # a tracker may raise anything, and training goes on
-            log.warning("%s did not take %s: %s: %s", self._named, what, type(e).__name__, e)
-        finally:
+            except Exception as e:  # a tracker may raise anything, and training goes on
+                log.warning("%s did not take %s: %s: %s", self._named, what, type(e).__name__, e)
             self._room.release()
 
     def _log(self, batch: Batch, at: float) -> None:
@@ -108,7 +110,7 @@ def named(text: str) -> Callable[[str], Tracker]:
 
 def parts(text: str) -> tuple[str, str, int]:
     """Name, project and number of rollouts of `NAME[:PROJECT[:ROLLOUTS]]`. Raises SettingsError."""
-    name, project, rollouts, *more = [*text.split(":"), "", ""]
-    if not name or any(more) or not (rollouts or "0").isdecimal():
+    name, project, rollouts = [*text.split(":"), "", ""][:3]
+    if not name or text.count(":") > 2 or not (rollouts or "0").isdecimal():
         raise SettingsError(f"a tracker is NAME[:PROJECT[:ROLLOUTS]], for example wandb:shop:4, not {text!r}")
     return name, project or "rollq", int(rollouts or 0)

@@ -211,9 +211,13 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    with client.consumer(
-        args.purpose, where=args.where, reward=args.reward, extras=args.extras, track=args.track
-    ) as consumer:
+    # Trackers print, and stdout is for what the pull says.
+    with (
+        contextlib.redirect_stdout(sys.stderr) if args.track else contextlib.nullcontext(),
+        client.consumer(
+            args.purpose, where=args.where, reward=args.reward, extras=args.extras, track=args.track
+        ) as consumer,
+    ):
         why = partial(holdup, reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:

@@ -142,7 +142,11 @@ def test_the_end_does_not_wait_for_ever(
             batch.ack()
     assert "Notes took longer than 0.05 s: some steps are not sent" in caplog.text
     assert (notes.steps, notes.closed) == ([], 0)
+    [waiting] = [thread for thread in threading.enumerate() if thread.name == "rollq-tracker"]
+    assert waiting.daemon  # the program ends without it
     go.set()
+    waiting.join(60)
+    assert (len(notes.steps), notes.closed) == (1, 0)
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "nobody:p:4", "", "wandb:p:x", "wandb:p:4:"])

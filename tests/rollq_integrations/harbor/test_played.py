@@ -88,3 +88,19 @@ def test_what_cannot_be_graded_is_a_failure(task: Path, file: str, text: str, sa
         episode.grade()
     if episode is not None:
         episode.close()
+
+
+def test_what_another_user_left_cannot_grade(task: Path) -> None:
+    (task / "task.toml").write_text('[agent]\nuser = "nobody"\n')
+    (task / "tests" / "test.sh").write_text(
+        "#!/bin/sh\nsleep 1\n[ -e /tests/json.py ] || echo 0 > /logs/verifier/reward.txt\n"
+    )
+    (task / "tests" / "test.sh").chmod(0o644)
+    episode = load(str(task)).open("train", 0, {})
+    try:
+        episode.sandbox.run(["sh", "-c", "mkdir /tests; echo > /tests/json.py"], user="root")
+        cheat = "while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep 0.1; done >&- 2>&- &"
+        assert episode.step(Action("bash", {"command": cheat})).text == ""
+        assert episode.grade().reward == 0.0
+    finally:
+        episode.close()

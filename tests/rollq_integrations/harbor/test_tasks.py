@@ -60,7 +60,8 @@ class FakeContainer:
 
     def run(self, command: list[str], **options: Any) -> CommandResult:
         self.ran.append((command[-1], options))
-        return next((r for key, r in self._results.items() if key in command[-1]), CommandResult("", 0))
+        found = (r for key, r in self._results.items() if key in command[-1] and options.get("user") != "root")
+        return next(found, CommandResult("", 0))
 
     def copy(self, path: str, to: "FakeContainer") -> None:
         self.copied.append((path, to))
@@ -123,6 +124,8 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
         ("[environment]\nenv = {KEY = '${SECRET}'}", "asks for the variable SECRET of this machine"),
         ("[environment]\nmemory = 'much'", "the task one"),
         ("[agent]\ntimeout_sec = 'long'", "the task one: ValueError"),
+        ("[agent]\ntimeout_sec = -1", "timeout_sec is -1, not"),
+        ("[verifier]\ntimeout_sec = inf", "timeout_sec is inf, not"),
         ("environment = 3", "the task one: "),
         ("[", "the task one: TOMLDecodeError"),
     ],
@@ -204,7 +207,7 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, text in (
         ({"command": "ls"}, ""),
         ({"command": "bad"}, "out\n\n[exit code 2]"),
-        ({"command": "slow", "seconds": 9999}, "[stopped: it ran longer than 60 s]"),
+        ({"command": "slow", "seconds": 10**400}, "[stopped: it ran longer than 60 s]"),
         ({"command": 3}, "Error: bash takes command, a text, and seconds, a number above 0"),
         ({"command": "ls", "seconds": 0}, "Error: bash takes command, a text, and seconds, a number above 0"),
         (
@@ -243,7 +246,8 @@ def test_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[
         ({"reward.txt": "nan"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
         ({"reward.txt": "2"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
         ({"reward.json": '{"a": 1, "b": 0}'}, CommandResult("", 0), "where one `reward` from 0 to 1 is needed"),
-        ({"reward.json": '{"reward": "1"}'}, CommandResult("", 0), "not numbers"),
+        ({"reward.json": '{"reward": "1"}'}, CommandResult("", 0), "not finite numbers"),
+        ({"reward.json": '{"reward": 1, "style": 1e999}'}, CommandResult("", 0), "not finite numbers"),
         ({"reward.json": "{"}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
     ],
 )
@@ -251,8 +255,6 @@ def test_what_is_no_grade_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], tests: CommandResult, says: str
 ) -> None:
     container = FakeContainer({f"{LOGS}/{name}": text.encode() for name, text in files.items()}, test=tests)
-    container._results["mkdir"] = CommandResult("", 0)
-    container._results = dict(sorted(container._results.items()))
     with pytest.raises(EnvironmentFailure, match=says):
         episode(tmp_path, container, monkeypatch).grade()
 
@@ -265,3 +267,13 @@ def test_terminal_bench_is_graded_by_the_exit_code(
     monkeypatch.setattr(module, "Container", lambda image, **options: container)
     grade = HarborEpisode(read(terminal_bench(tmp_path))).grade()
     assert (grade.reward, grade.info) == (reward, {"rewards": {"reward": reward}, "tests": "..."})
+
+
+def test_terminal_benchs_tests_that_do_not_run_are_no_grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = FakeContainer(**{"run-tests.sh": CommandResult("pytest: not found", 127)})
+    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    with pytest.raises(EnvironmentFailure, match="did not run: pytest: not found"):
+        HarborEpisode(read(terminal_bench(tmp_path))).grade()
+    (tmp_path / "run-tests.sh").unlink()
+    with pytest.raises(JobFailure, match=r"has no run-tests\.sh"):
+        read(tmp_path)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,16 +91,29 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
     for path, says in (("/tmp/big", "more than 16000000 bytes"), ("/etc/apt", "is no file")):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
-    with pytest.raises(FileNotFoundError):
-        box.download("/none")
+    sh(box, "ln -s /tmp/self /tmp/self")
+    for path, error in (("/none", FileNotFoundError), ("/tmp/self", (FileNotFoundError, EnvironmentFailure))):
+        with pytest.raises(error):
+            box.download(path)
 
 
 def test_files_of_another_container(box: Container) -> None:
-    sh(box, "mkdir -p /a/b; echo x > /a/b/f; ln -s /etc/shadow /a/b/link; echo y > /g")
+    sh(box, "mkdir -p /a/b; cd /a/b; echo x > f; ln f same; ln -s f link; mkfifo pipe; echo y > /g")
+    sh(box, "cd /a/b; ln -s /etc/shadow out; ln -s ../../etc/shadow up; ln out out2; chmod 4755 f")
     with Container(IMAGE) as other:
         for path in ("/a/b/", "/g", "/none"):
             box.copy(path, other)
-        assert sh(other, "cat /a/b/f /g; readlink /a/b/link; ls /none").output.startswith("x\ny\n/etc/shadow\nls: ")
+        assert sh(other, "cat /g; cd /a/b; cat link; ls; stat -c %a f; ls /none").output.startswith(
+            "y\nx\nf\nlink\nsame\n755\nls: "
+        )
+
+
+def test_one_that_is_closed_before_it_has_started_is_not_left() -> None:
+    with labelled(AttemptLabels("early")):
+        for _ in range(8):
+            Container(IMAGE).close()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rollq-container_")], 60)
+    assert containers(run="early") == []
 
 
 def test_commands_that_cannot_run(box: Container) -> None:

@@ -4,7 +4,7 @@ r"""An agent program inside the episode's own container, such as a coding agent 
     rollq submit --env harbor:DIR --set agent=examples/agents/in_container.py:play \
         --set agent_args.command='claude --print "$TASK"' ...
 
-docs/sandboxes.md shows the network that it needs. What it prints last is its answer, and ends the episode.
+docs/sandboxes.md shows the network that it needs. What it prints, its first 32 KiB, is its answer and ends the episode.
 """
 
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User
+from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User, attempt_labels
+from rollq.env.attempt import labelled
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.harbor.folder import Place, TaskFolder, digest, read, task_folders
 from rollq_integrations.sandbox import Container, as_told, image_of, pull
@@ -114,6 +115,7 @@ class HarborEpisode:
         self._task = task
         self.longest_step_s = task.agent_s + COMMAND_S
         self.longest_grade_s = task.tests_s + 4 * COMMAND_S
+        self._labels = attempt_labels()
         self.sandbox = _container(task.place)
 
     def reset(self, user: User) -> str:
@@ -133,7 +135,7 @@ class HarborEpisode:
     def grade(self) -> Grade:
         if self._task.tests_place is None:
             return self._grade_in(self.sandbox)
-        with _container(self._task.tests_place) as own:
+        with labelled(self._labels), _container(self._task.tests_place) as own:
             for path in self._task.artifacts:
                 self.sandbox.copy(path, own)
             return self._grade_in(own)

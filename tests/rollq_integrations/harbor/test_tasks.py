@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollq.env import Action, CommandResult
+from rollq.env import Action, CommandResult, attempt_labels
+from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.harbor import domain as module
 from rollq_integrations.harbor import load
@@ -181,9 +182,16 @@ def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     ready = read(harbor(tmp_path / "three", '[verifier.environment]\ndocker_image = "y:1"'))
     assert ready.tests_place is not None and ready.tests_place.image == "y:1"
     made = {place.image: FakeContainer({f"{LOGS}/reward.txt": b"1"}) for place in (task.place, task.tests_place)}
-    monkeypatch.setattr(module, "Container", lambda image, **options: made[image])
-    played = HarborEpisode(task)
-    assert played.grade().reward == 1.0
+    labels = []
+
+    def make(image: str, **options: Any) -> FakeContainer:
+        labels.append(attempt_labels())
+        return made[image]
+
+    monkeypatch.setattr(module, "Container", make)
+    with labelled(AttemptLabels("r", "r/a/0", 1)):
+        played = HarborEpisode(task)
+    assert played.grade().reward == 1.0 and labels == [AttemptLabels("r", "r/a/0", 1)] * 2
     agents, tests = made.values()
     assert agents.copied == [(path, tests) for path in task.artifacts] and agents.ran == []
     assert tests.closed and not agents.closed

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
     from rollq.client.internals import Internals
+    from rollq.client.solve_rates import SolveRates
     from rollq.client.tracking import Tracker
     from rollq.job import Job
     from rollq.ledger.replies import Published, Submission
@@ -287,6 +288,12 @@ class Client(Operations):
         evaluation = begin(self._internals, self._producer, list(tasks), k, version, name)
         self._open.add(evaluation)
         return evaluation
+
+    def solve_rates(self) -> SolveRates:
+        """How well the run's tasks are solved, by which a `rollq.training.mixture.Mixture` rests tasks."""
+        from rollq.client.solve_rates import SolveRates
+
+        return SolveRates(self._internals, self._producer)
 
     def close(self) -> None:
         """Close its consumers and evaluations, too. A closed client refuses every call (ClientClosed)."""

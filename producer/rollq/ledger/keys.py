@@ -63,6 +63,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        requeued (tokens); discarded
     rollq:{run}:spent            hash  worker -> seconds of its episodes by what they waited for (workers/time_spent.py)
     rollq:{run}:evaluation       hash  an evaluation's name -> its result (evaluations.py)
+    rollq:{run}:solved           hash  task -> its latest group's mean reward (solve_rates.py)
+    rollq:{run}:known            hash  a mixture's step -> the rates that became known before it
     rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
@@ -136,6 +138,14 @@ class Keys:
     @property
     def evaluation(self) -> str:
         return f"{self.prefix}evaluation"
+
+    @property
+    def solved(self) -> str:
+        return f"{self.prefix}solved"
+
+    @property
+    def known(self) -> str:
+        return f"{self.prefix}known"
 
     @property
     def stale(self) -> str:

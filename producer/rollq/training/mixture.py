@@ -1,0 +1,175 @@
+"""A mixture of tasks: which group is drawn next, by weights that change with the step, while settled tasks rest.
+
+The sequence of groups follows from the parts, the seed and the solve rates that were known at each step, and from
+nothing else. So a producer that is started again draws the same groups.
+"""
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from rollq.errors import ContractError
+from rollq.job import Job, group_name
+
+Weight = float | Mapping[int, float] | Callable[[int], float]
+"""A number, a table `{first step: number}`, or a function of the step."""
+Rates = Callable[[int], Mapping[str, float]]
+"""The mean rewards, by `Job.task_name`, that became known before this step and after the one before. The same step has
+the same answer always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tasks that share a weight, for example those of an environment."""
+
+    jobs: Sequence[Job]
+    """One for each task. Group, sample and, from a task's second group on, the seed are filled in."""
+    weight: Weight = 1.0
+    """Its share of the groups, against the weights of the other parts: a number of at least 0, a table
+    `{0: 3.0, 100: 1.0}` (from step 100 on it is 1.0), or a function of the step."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.jobs, Sequence) or not self.jobs:
+            raise ContractError(f"a part of a mixture needs a list of at least one Job, not {self.jobs!r:.80}")
+        if odd := [job for job in self.jobs if not isinstance(job, Job)]:
+            raise ContractError(f"the tasks of a mixture are Jobs, not {odd[0]!r:.100}")
+        if isinstance(self.weight, Mapping):
+            if 0 not in self.weight or any(type(step) is not int or step < 0 for step in self.weight):
+                raise ContractError(
+                    f"{self}: the table {self.weight!r:.100} needs whole steps, of which the first is 0"
+                )
+            for step in self.weight:
+                self.weight_at(step)
+
+    def __str__(self) -> str:
+        return f"the part of {self.jobs[0].env}/{self.jobs[0].split}"
+
+    def weight_at(self, step: int) -> float:
+        """Raises ContractError for what is no weight."""
+        found: object = self.weight
+        if isinstance(found, Mapping):
+            steps = sorted(found)
+            found = found[steps[bisect_right(steps, step) - 1]]
+        elif callable(found):
+            found = found(step)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise ContractError(f"{self}: its weight at step {step} must be a number of at least 0, not {found!r}")
+        return float(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """When tasks rest: those whose latest group has a mean reward of `low` or less, or of `high` or more."""
+
+    rates: Rates
+    """`Client.solve_rates()`, or a function."""
+    steps: int
+    """For so many steps; then they come back."""
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps < 1:
+            raise ContractError(f"tasks rest for a whole number of steps of at least 1, not {self.steps!r}")
+        if not self.low < self.high:
+            raise ContractError(
+                f"tasks rest at low and below, at high and above: {self.low!r} is not below {self.high!r}"
+            )
+
+    def has_settled(self, rate: float) -> bool:
+        return rate <= self.low or rate >= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The jobs of one group after another, for `Client.submit(mixture, source=...)`.
+
+    A step is `groups_per_step` groups. Parts take turns by their weights (smooth weighted round robin), so shares are
+    not left to chance. Each part goes through its tasks in an order that `seed` shuffles anew for each pass, and leaves
+    out those that rest. A part whose tasks all rest has no share in that step; when no other has one, nothing rests.
+    """
+
+    parts: Sequence[Part]
+    groups_per_step: int
+    steps: int | None = None
+    """None: without end."""
+    seed: int = 0
+    rest: Rest | None = None
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ContractError("a mixture needs at least one part")
+        for name, value, least in (
+            ("groups_per_step", self.groups_per_step, 1),
+            ("steps", 1 if self.steps is None else self.steps, 1),
+            ("seed", self.seed, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise ContractError(f"{name} of a mixture must be a whole number of at least {least}, not {value!r}")
+        self.weights_at(0)
+
+    def weights_at(self, step: int) -> list[float]:
+        """One per part. Raises ContractError for a wrong weight, and when all are 0."""
+        weights = [part.weight_at(step) for part in self.parts]
+        if not any(weights):
+            raise ContractError(f"all parts of the mixture have weight 0 at step {step}")
+        return weights
+
+    def __iter__(self) -> Iterator[Job]:
+        passes = [_Pass(part.jobs, f"{self.seed}/{index}") for index, part in enumerate(self.parts)]
+        credits = [0.0] * len(passes)
+        drawn: dict[str, int] = {}
+        awake_at: dict[str, int] = {}
+        for step in count() if self.steps is None else range(self.steps):
+            if self.rest:
+                for task, rate in self.rest.rates(step).items():
+                    if self.rest.has_settled(rate):
+                        awake_at[task] = step + self.rest.steps
+            resting = {task for task, awake in awake_at.items() if awake > step}
+            weights = self.weights_at(step)
+            awake = [weight if part.has_awake(resting) else 0.0 for weight, part in zip(weights, passes, strict=True)]
+            if not any(awake):
+                awake, resting = weights, set()
+            total = math.fsum(awake)
+            for _ in range(self.groups_per_step):
+                credits = [credit + weight / total for credit, weight in zip(credits, awake, strict=True)]
+                # One that has no share now keeps its credit for later.
+                chosen = max((i for i, weight in enumerate(awake) if weight), key=lambda i: credits[i])
+                credits[chosen] -= 1.0
+                job = _numbered(passes[chosen].draw(resting), drawn)
+                # All samples: a producer holds sample 0 alone back until the next step's first job shows its end.
+                yield from (replace(job, sample=sample) for sample in range(job.members))
+
+
+class _Pass:
+    """The tasks of one part, again and again, each time in another order."""
+
+    def __init__(self, jobs: Sequence[Job], seed: str) -> None:
+        self._jobs = [(job.task_name, job) for job in jobs]
+        self._seed = seed
+        self._number = 0
+        self._left: list[int] = []
+
+    def has_awake(self, resting: set[str]) -> bool:
+        return any(name not in resting for name, _ in self._jobs)
+
+    def draw(self, resting: set[str]) -> Job:
+        while True:
+            if not self._left:
+                # Python promises the numbers of random() for a seed, and no order of shuffle().
+                numbers = random.Random(f"{self._seed}/{self._number}")
+                self._left = sorted(range(len(self._jobs)), key=lambda _: numbers.random())
+                self._number += 1
+            name, job = self._jobs[self._left.pop()]
+            if name not in resting:
+                return job
+
+
+def _numbered(job: Job, drawn: dict[str, int]) -> Job:
+    """The job in the next group of its task, named as `rollq submit` names those of an epoch."""
+    epoch = drawn.get(job.task_name, 0)
+    drawn[job.task_name] = epoch + 1
+    return replace(job, group=group_name(job.env, job.split, job.task, epoch), sample=0, seed=job.seed + epoch)

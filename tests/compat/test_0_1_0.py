@@ -79,14 +79,15 @@ def test_the_half_played_run_goes_on(restored: str) -> None:
         published = client.published()
         assert published and (published.step, published.weight_version) == (1, "1")
         with client.consumer(name="trainer", order="submitted") as consumer:
-            assert names(consumer.next(1, timeout=10)) == ["held"]
+            batch = consumer.next(1, timeout=10)
+            assert batch and (batch.step, names(batch)) == (1, ["held"])
             assert client.job(f"{HALF}/playing/0").state == State.LEASED
             reap(ledger)
             resume(ledger, f"{HALF}/playing/0", events()[3:])
             resume(ledger, f"{HALF}/playing/1", events())
             client.seal()
             batch = consumer.next(1, timeout=10)
-            assert names(batch) == ["playing"]
+            assert batch and (batch.step, names(batch)) == (2, ["playing"])
             played = {trajectory.job.sample: trajectory for trajectory in batch.groups[0].trajectories}
             assert played[0].tokens.tolist() == [*range(3000), 7, 8, 4, 5, 7, 8, 4, 5]
             assert played[0].messages[0]["content"] == "Hello " * 500

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -99,6 +99,11 @@ dist: $(VENV)/.pip  ## wheel and sdist in dist/; .ci/wheel tries them
 	@rm -rf dist
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group dist
 	@$(BIN)/python -m build -o dist . >/dev/null
+
+# EXTRAS="demo trl" for some of them; PLATFORMS="aarch64-apple-darwin" for others than Linux on x86_64, too.
+resolve: $(VENV)/.pip  ## whether each extra has wheels on Python 3.11 to 3.14 (ten minutes)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --group dist
+	@.ci/resolve
 
 bench: $(VENV)/.test  ## ratios in one run, written to benchmarks/results; ARGS="--tokenizer DIR"; see benchmarks/README.md
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -47,17 +47,18 @@ def finish(client: redis.Redis) -> None:
 
 
 def play_half(client: redis.Redis, url: str) -> None:
-    """A batch that was acknowledged, one that is held, an episode in its second turn, and one that is queued."""
+    """Two batches that were acknowledged, one that is held, an episode in its second turn, and one that is queued."""
     ledger = Ledger(client, HALF)
-    for name in ("trained", "held", "playing"):
+    for name in ("trained", "also", "held", "playing"):
         ledger.submit(group(name, run=HALF))
-    for job_id in [f"{HALF}/{name}/{sample}" for name in ("trained", "held") for sample in range(2)]:
+    for job_id in [f"{HALF}/{name}/{sample}" for name in ("trained", "also", "held") for sample in range(2)]:
         play(ledger, job_id)
     with Client(url, run=HALF) as trainer:
         trainer.publish(1, "1")
         consumer = trainer.consumer(name="trainer", order="submitted")
-        consumer.next(1, timeout=10)
-        consumer.ack(0)
+        for step in range(2):
+            consumer.next(1, timeout=10)
+            consumer.ack(step)
         consumer.next(1, timeout=10)
     # Ids and texts that are long enough to be compressed
     long = replace(prompt(*range(3000)), messages=[{"role": "user", "content": "Hello " * 500}])

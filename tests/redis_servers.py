@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rollq.processes.embedded_redis import binaries
 
-TESTS = ("tests/rollq/ledger", "tests/rollq/servers", "tests/rollq/processes", "tests/rollq/commands")
+TESTS = ("tests/rollq/ledger", "tests/rollq/servers", "tests/rollq/processes", "tests/rollq/commands", "tests/compat")
 
 
 def main() -> int:

@@ -38,7 +38,8 @@ def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: 
 def test_the_loop_with_a_filter_and_a_reward_function(
     ledger: Ledger, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "my_rewards:score" in code]
+    snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    [snippet] = [code for code in snippets if "my_rewards:score" in code]
     (tmp_path / "my_rewards.py").write_text("def score(trajectory):\n    return 2 * trajectory.reward\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, rewards in (("equal", (1.0, 1.0)), ("other", (0.0, 1.0))):

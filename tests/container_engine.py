@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq_integrations.sandbox.engine import LABEL, engine, sweep
+from rollq_integrations.sandbox.containers.engine import LABEL, engine, sweep
 from tests.waiting import until
 
 IMAGE = os.environ.get("ROLLQ_TEST_IMAGE", "docker.io/library/python:3.11-slim")

@@ -52,8 +52,8 @@ bits."""
 
 def is_path(env: str) -> bool:
     """Whether an environment is given by the path of a file or folder, as on a command line."""
-    kind, colon, _ = env.partition(":")
-    return kind.endswith(ENVIRONMENT_FILES) or bool(colon and kind in FOLDERS_OF)
+    kind, _, folder = env.partition(":")
+    return kind.endswith(ENVIRONMENT_FILES) or bool(folder and kind in FOLDERS_OF)
 
 
 class Purpose(StrEnum):

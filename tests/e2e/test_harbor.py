@@ -10,8 +10,8 @@ import pytest
 from rollq import Client, Job
 from rollq.events import Sampled
 from rollq_integrations.sandbox import Container
-from rollq_integrations.sandbox.container import LEASE_S
-from rollq_integrations.sandbox.engine import engine
+from rollq_integrations.sandbox.containers.engine import engine
+from rollq_integrations.sandbox.containers.lease import LEASE_S
 from rollq_worker.agents.known_agents import add_file as add_agent_file
 from rollq_worker.environments.files import add_file
 from tests import container_engine

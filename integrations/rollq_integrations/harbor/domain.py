@@ -18,14 +18,14 @@ from pathlib import Path
 from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User, attempt_labels
 from rollq.env.attempt import labelled
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.harbor.folder import Place, TaskFolder, digest, read, task_folders
+from rollq_integrations.harbor.folder import ARTIFACTS, Place, TaskFolder, digest, read, task_folders
 from rollq_integrations.sandbox import Container, as_told, image_of, pull
 
 COMMAND_S = 60.0
 """Longest time of a command in seconds that names none."""
 LARGEST_SOLUTION = 96_000
 """Number of characters of a solution that can be one command: Linux takes 131,072."""
-LOGS = "/logs/verifier"
+LOGS, AGENT_LOGS = "/logs/verifier", "/logs/agent"
 TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
 """Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
 LARGEST = 1 << 53
@@ -66,7 +66,7 @@ class HarborTasks:
 
     def __init__(self, folder: Path) -> None:
         self._tasks = task_folders(folder)
-        self._folder = folder
+        self._known: dict[int, tuple[TaskFolder, Task]] = {}
 
     @cached_property
     def version(self) -> str:
@@ -79,30 +79,25 @@ class HarborTasks:
         return {"train": len(self._tasks)}
 
     def task(self, split: str, index: int) -> Task:
-        found = self._read(split, index)
-        moves = () if found.solution is None else _oracle(found)
-        return Task(
-            id=found.path.name,
-            hash=digest(found.path),
-            instruction=found.instruction,
-            opening=found.instruction,
-            replies=(STOP_MARKER,),
-            moves=moves,
-        )
+        return self._read(split, index)[1]
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "HarborEpisode":
         if args:
             raise JobFailure(f"a task folder takes no env_args, not {dict(args)!r:.200}")
-        found = self._read(split, index)
+        found, _ = self._read(split, index)
         for place in (found.place, found.tests_place):
             if place is not None:
                 _have_image(place)
         return HarborEpisode(found)
 
-    def _read(self, split: str, index: int) -> TaskFolder:
+    def _read(self, split: str, index: int) -> tuple[TaskFolder, Task]:
+        """What the folder says. It is read once: the name of the environment has its hash."""
         if split != "train" or not 0 <= index < len(self._tasks):
             raise JobFailure(f"there is no task {index} of split {split!r}; there are {len(self._tasks)} of 'train'")
-        return read(self._tasks[index])
+        if index not in self._known:
+            found = read(self._tasks[index])
+            self._known[index] = found, _task(found)
+        return self._known[index]
 
 
 class HarborEpisode:
@@ -116,7 +111,7 @@ class HarborEpisode:
         self.longest_step_s = task.agent_s + COMMAND_S
         self.longest_grade_s = task.tests_s + 4 * COMMAND_S
         self._labels = attempt_labels()
-        self.sandbox = _container(task.place)
+        self.sandbox = _container(task.place, (ARTIFACTS, AGENT_LOGS))
 
     def reset(self, user: User) -> str:
         return user.open()
@@ -191,6 +186,17 @@ class HarborEpisode:
         return float(reward)
 
 
+def _task(found: TaskFolder) -> Task:
+    return Task(
+        id=found.path.name,
+        hash=digest(found.path),
+        instruction=found.instruction,
+        opening=found.instruction,
+        replies=(STOP_MARKER,),
+        moves=() if found.solution is None else _oracle(found),
+    )
+
+
 def _have_image(place: Place) -> None:
     if place.dockerfile is None:
         pull(place.image)
@@ -198,13 +204,14 @@ def _have_image(place: Place) -> None:
         image_of(place.dockerfile, place.image, place.build_s)
 
 
-def _container(place: Place) -> Container:
+def _container(place: Place, folders: Sequence[str] = ()) -> Container:
     return Container(
         place.image,
         cpus=place.cpus,
         memory=place.memory,
         env=place.env,
         folder=place.folder,
+        folders=folders,
         network=place.network,
     )
 

@@ -88,7 +88,7 @@ class Mixture:
     """The jobs of one group after another, for `Client.submit(mixture, source=...)`.
 
     A step is `groups_per_step` groups. Parts take turns by their weights (smooth weighted round robin), so shares are
-    not left to chance. Each part goes through its tasks in an order that `seed` shuffles anew for each pass, and leaves
+    not left to chance. Each part goes through its tasks in an order of its own in each pass, by `seed`, and leaves
     out those that rest. A part whose tasks all rest has no share in that step; when no other has one, nothing rests.
     """
 

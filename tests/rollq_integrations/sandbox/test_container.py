@@ -14,8 +14,9 @@ from rollq.env import CommandResult
 from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.sandbox import Container, image_of, pull
-from rollq_integrations.sandbox import container as module
-from rollq_integrations.sandbox.engine import engine
+from rollq_integrations.sandbox.containers import container as container_module
+from rollq_integrations.sandbox.containers import lease
+from rollq_integrations.sandbox.containers.engine import engine
 from tests import container_engine
 from tests.container_engine import IMAGE, containers
 from tests.waiting import until
@@ -146,16 +147,28 @@ def test_it_ends_with_a_worker_that_is_killed() -> None:
 
 
 def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEASE_S", 2)
-    monkeypatch.setattr(module, "HEARTBEAT", module._Heartbeat())
-    monkeypatch.setattr(module, "BEAT_S", 0.5)
+    monkeypatch.setattr(container_module, "LEASE_S", 2)
+    monkeypatch.setattr(container_module, "HEARTBEAT", lease.Heartbeat())
+    monkeypatch.setattr(lease, "BEAT_S", 0.5)
     with labelled(AttemptLabels("silent")), Container(IMAGE) as box:
         time.sleep(5)
         assert sh(box, "echo here").output == "here\n"
-        monkeypatch.setattr(module, "BEAT_S", 600)
+        monkeypatch.setattr(lease, "BEAT_S", 600)
         until(lambda: not containers(run="silent"), 60)
         with pytest.raises(EnvironmentFailure, match="in the container, a command: "):
             sh(box, "true")
+
+
+def test_an_engine_that_does_not_answer(box: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+    sh(box, "true")
+    monkeypatch.setattr(container_module, "GRACE_S", -58)
+    with pytest.raises(EnvironmentFailure, match="the container engine took longer than 2 s for a command"):
+        sh(box, "sleep 30", seconds=60)
+
+
+def test_folders_for_every_user() -> None:
+    with Container(IMAGE, folders=("/logs/agent", "/logs/artifacts")) as box:
+        assert sh(box, "echo x > /logs/agent/f && ls -A /logs", user="nobody") == CommandResult("agent\nartifacts\n", 0)
 
 
 def test_a_policy_cannot_end_it(box: Container) -> None:

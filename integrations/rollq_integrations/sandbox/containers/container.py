@@ -13,47 +13,42 @@ import io
 import os
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollq.env import CommandResult, attempt_labels
 from rollq.errors import EnvironmentFailure
-from rollq_integrations.sandbox.engine import LABEL, engine, failures, sweep
+from rollq_integrations.sandbox.containers.archives import (
+    LARGEST_COPY,
+    folders_for_all,
+    owned_by_root,
+    pack,
+    read,
+    without_ways_out,
+)
+from rollq_integrations.sandbox.containers.engine import LABEL, engine, failures
+from rollq_integrations.sandbox.containers.lease import HEARTBEAT, LEASE_S, LIVE
 
 if TYPE_CHECKING:
     from docker.models.containers import Container as EngineContainer
 
 T = TypeVar("T")
-LEASE_S = 90
-"""Seconds after which a container ends that has heard nothing from its worker."""
-BEAT_S = 20.0
-"""Seconds between two lines to each container."""
-SWEEP_S = 60.0
-"""Seconds between two sweeps."""
 START_S = 120.0
 """Longest start in seconds, and longest upload or download."""
 GRACE_S = 30.0
 """Seconds beyond a command's time in which the engine must say how it ended."""
 SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
-LARGEST_FILE = 16_000_000
-"""Number of bytes of a file that may be downloaded, with its head."""
-LARGEST_COPY = 256 << 20
-"""Number of bytes that may be copied from one container to another."""
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 OUTPUTS = "/run/rollq"
 """A folder in memory inside, for the outputs of commands, and its size: a command that writes more has a full disk."""
 OUTPUTS_SIZE = "16m"
-LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
-"""What a container runs: it ends where the lines do (1), or after some seconds without one (124). It goes on where the
-policy has killed what reads them."""
 RUN = f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; rm -f "$f"; exit $code'
 """Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end: it has the file,
 and not the connection."""
@@ -77,13 +72,15 @@ class Container:
         env: Mapping[str, str] | None = None,
         mounts: Mapping[str, str] | None = None,
         folder: str | None = None,
+        folders: Sequence[str] = (),
         network: bool = False,
     ) -> None:
         """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and `memory` (bytes) are
         for all processes together. `mounts` are folders of the engine's machine, read-only, and where they lie inside.
-        `folder` is where commands begin, in place of the image's. With `network`, the container is in the network that
-        ROLLQ_SANDBOX_NETWORK names. It is in any case if that is an internal one, which leads nowhere but to this
-        machine. Otherwise it has loopback alone.
+        `folder` is where commands begin, in place of the image's. `folders` are made, for every user to write in.
+
+        With `network`, the container is in the network that ROLLQ_SANDBOX_NETWORK names. It is in any case if that is
+        an internal one, which leads nowhere but to this machine. Otherwise it has loopback alone.
 
         Raises JobFailure where there is no container engine.
         """
@@ -108,7 +105,7 @@ class Container:
             **({"network": joined} if joined else {"network_mode": "none"}),
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
-        self._started: Future[EngineContainer] = self._thread.submit(self._start, asked)
+        self._started: Future[EngineContainer] = self._thread.submit(self._start, asked, folders)
 
     def __enter__(self) -> "Container":
         return self
@@ -141,20 +138,20 @@ class Container:
     def upload(self, source: Path, target: str) -> None:
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w") as tar:
-            tar.add(source, target.strip("/"), filter=_owned_by_root)
+            tar.add(source, target.strip("/"), filter=owned_by_root)
         self._do("an upload", START_S, lambda container: container.put_archive("/", made.getvalue()))
 
     def download(self, path: str) -> bytes:
-        return self._do("a download", START_S, lambda container: _read(container, path))
+        return self._do("a download", START_S, lambda container: read(container, path))
 
     def copy(self, path: str, to: "Container") -> None:
         """Put the file or folder of that path into another container, at the same path, without links that leave it and
         special files. Nothing happens where there is none."""
         folder = os.path.dirname(path.rstrip("/")) or "/"
         with suppress(FileNotFoundError), tempfile.TemporaryFile() as packed:
-            self._do("a download", START_S, lambda container: _pack(container, path, LARGEST_COPY, packed))
+            self._do("a download", START_S, lambda container: pack(container, path, LARGEST_COPY, packed))
             with tempfile.TemporaryFile() as kept, failures(f"a copy of {path}"):
-                _without_ways_out(packed, kept)
+                without_ways_out(packed, kept)
                 to.run(["mkdir", "-p", folder], user="root")
                 to._do("an upload", START_S, lambda container: container.put_archive(folder, kept))
 
@@ -162,12 +159,13 @@ class Container:
         self._thread.shutdown(wait=False)
         self._started.add_done_callback(_remove)
 
-    def _start(self, asked: Mapping[str, Any]) -> "EngineContainer":
+    def _start(self, asked: Mapping[str, Any], folders: Sequence[str]) -> "EngineContainer":
         with failures(f"a container of {asked['image']}"):
             container = self._engine.containers.create(**asked)
             try:
                 container.start()
                 HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
+                container.put_archive("/", folders_for_all(folders))
             except BaseException:
                 HEARTBEAT.leave(container.id)
                 with suppress(EnvironmentFailure), failures("removing a container"):  # Docker has done it
@@ -185,11 +183,13 @@ class Container:
         return self._result(asked, what, seconds + GRACE_S)
 
     def _result(self, asked: "Future[T]", what: str, seconds: float) -> T:
-        try:
-            with failures(f"in the container, {what}"):
-                return asked.result(seconds)
-        except TimeoutError as e:
-            raise EnvironmentFailure(f"the container engine took longer than {seconds:g} s for {what}") from e
+        """Waits in short pieces, so that an attempt that is over can be interrupted."""
+        deadline = time.monotonic() + seconds
+        while not wait([asked], 1.0).done:
+            if time.monotonic() > deadline:
+                raise EnvironmentFailure(f"the container engine took longer than {seconds:g} s for {what}")
+        with failures(f"in the container, {what}"):
+            return asked.result()
 
 
 def _network(outward: bool) -> str:
@@ -204,105 +204,8 @@ def _is_internal(network: str) -> bool:
         return bool(engine().networks.get(network).attrs["Internal"])
 
 
-class _Heartbeat:
-    """One thread that writes a line to every container of this process now and then. Another one sweeps, so that an
-    engine that is slow to do so does not cost the containers their lines."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: dict[str, Any] = {}
-        self._thread: threading.Thread | None = None
-
-    def join(self, name: str, connection: Any) -> None:
-        with self._lock:
-            self._connections[name] = connection
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rollq-containers", daemon=True)
-                self._thread.start()
-                threading.Thread(target=_sweep_for_ever, name="rollq-sweeps", daemon=True).start()
-
-    def leave(self, name: str) -> None:
-        with self._lock:
-            connection = self._connections.pop(name, None)
-        if connection is not None:
-            connection.close()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(BEAT_S)
-            with self._lock:
-                connections = list(self._connections.values())
-            for connection in connections:
-                with suppress(OSError, ValueError):  # it has ended
-                    if hasattr(connection, "send"):  # of TLS
-                        connection.send(b"\n")
-                    else:
-                        os.write(connection.fileno(), b"\n")
-
-
-HEARTBEAT = _Heartbeat()
-
-
-def _sweep_for_ever() -> None:
-    while True:
-        with suppress(EnvironmentFailure), failures("removing containers"):
-            sweep()
-        time.sleep(SWEEP_S)
-
-
 def _remove(started: "Future[EngineContainer]") -> None:
     with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
         container = started.result()
         HEARTBEAT.leave(container.id)
         container.remove(force=True)
-
-
-def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    return entry
-
-
-def _read(container: "EngineContainer", path: str) -> bytes:
-    packed = io.BytesIO()
-    _pack(container, path, LARGEST_FILE, packed)
-    with tarfile.open(fileobj=packed) as tar:
-        first = tar.next()
-        file = tar.extractfile(first) if first and first.isreg() else None  # no link, which may lead to itself
-        if file is None:
-            raise EnvironmentFailure(f"{path} is no file")
-        return file.read()
-
-
-def _pack(container: "EngineContainer", path: str, limit: int, into: IO[bytes]) -> None:
-    """Write a file or folder down as a tar. Raises FileNotFoundError where there is none."""
-    import docker
-
-    try:
-        parts, _ = container.get_archive(path)
-    except docker.errors.NotFound as e:
-        raise FileNotFoundError(path) from e
-    for part in parts:
-        into.write(part)
-        if into.tell() > limit:
-            raise EnvironmentFailure(f"{path} has more than {limit} bytes, and no more can be copied out")
-    into.seek(0)
-
-
-def _without_ways_out(packed: IO[bytes], into: IO[bytes]) -> None:
-    """The tar again, without special files, and without links through which what the policy wrote would be a file of
-    the other container's. A link that has no `..` and lies in a folder leads to what lies there, too."""
-    names = set()
-    with tarfile.open(fileobj=packed) as tar, tarfile.open(fileobj=into, mode="w") as kept:
-        for entry in tar:
-            stays = "/" in entry.name and not {"", ".."} & set(entry.linkname.split("/"))
-            if (
-                entry.isreg()
-                or entry.isdir()
-                or (entry.issym() and stays)
-                or (entry.islnk() and entry.linkname in names)
-            ):
-                names.add(entry.name)
-                entry.mode &= 0o777
-                kept.addfile(entry, tar.extractfile(entry) if entry.isreg() else None)
-    into.seek(0)

@@ -1,0 +1,66 @@
+"""The lease of containers: each reads lines from its worker, and ends when they end. It knows nothing of commands."""
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from rollq.errors import EnvironmentFailure
+from rollq_integrations.sandbox.containers.engine import failures, sweep
+
+LEASE_S = 90
+"""Seconds after which a container ends that has heard nothing from its worker."""
+BEAT_S = 20.0
+"""Seconds between two lines to each container."""
+SWEEP_S = 60.0
+"""Seconds between two sweeps."""
+LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
+"""What a container runs: it ends where the lines do (1), or after some seconds without one (124). It goes on where the
+policy has killed what reads them."""
+
+
+class Heartbeat:
+    """One thread that writes a line to every container of this process now and then. Another one sweeps, so that an
+    engine that is slow to do so does not cost the containers their lines."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def join(self, name: str, connection: Any) -> None:
+        with self._lock:
+            self._connections[name] = connection
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rollq-containers", daemon=True)
+                self._thread.start()
+                threading.Thread(target=_sweep_for_ever, name="rollq-sweeps", daemon=True).start()
+
+    def leave(self, name: str) -> None:
+        with self._lock:
+            connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            with self._lock:
+                connections = list(self._connections.values())
+            for connection in connections:
+                with suppress(OSError, ValueError):  # it has ended
+                    if hasattr(connection, "send"):  # of TLS
+                        connection.send(b"\n")
+                    else:
+                        os.write(connection.fileno(), b"\n")
+
+
+HEARTBEAT = Heartbeat()
+
+
+def _sweep_for_ever() -> None:
+    while True:
+        with suppress(EnvironmentFailure), failures("removing containers"):
+            sweep()
+        time.sleep(SWEEP_S)

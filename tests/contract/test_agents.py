@@ -16,7 +16,7 @@ from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.play import play_with_agent
-from rollq_worker.agents.programs import AgentThread
+from rollq_worker.agents.programs.running import AgentThread
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.episode.loop import play as play_own_loop
 from rollq_worker.failures import Drained

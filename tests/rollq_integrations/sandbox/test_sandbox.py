@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rollq.env import Action, CommandResult
+from rollq.env import CommandResult
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.sandbox import PYTHON, Bubblewrap, Limits, commands
+from rollq_integrations.sandbox import PYTHON, Bubblewrap, Limits
 from rollq_integrations.sandbox.bubblewrap import box as boxes
 from rollq_integrations.sandbox.bubblewrap.box import LONGEST_ARGUMENT, check_system
 from rollq_integrations.sandbox.bubblewrap.system_calls import (
@@ -26,8 +25,6 @@ from rollq_integrations.sandbox.bubblewrap.system_calls import (
     allowed_calls,
     system_call_filter,
 )
-from rollq_worker.commands.env.check import check_environment
-from rollq_worker.environments.dataset import dataset
 from tests import bubblewrap
 from tests.waiting import until
 
@@ -319,25 +316,6 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     check_system.cache_clear()
 
 
-def test_tools_say_how_a_command_ended() -> None:
-    tools = commands("bash", "python", sandbox=partial(Bubblewrap, Limits(seconds=1)))()
-    assert [schema["function"]["name"] for schema in tools.schemas] == ["bash", "python"]
-    assert tools.call(Action("bash", {"command": "echo x > f"})) == ""
-    assert tools.call(Action("python", {"code": "print(open('f').read())"})) == "x\n\n"
-    assert tools.call(Action("bash", {"command": "echo a; exit 2"})) == "a\n\n[exit code 2]"
-    assert tools.call(Action("bash", {"command": "sleep 9"})) == "[stopped: it ran longer than 1 s]"
-    for wrong in ({}, {"command": 3}, {"command": "ls", "x": 1}):
-        assert tools.call(Action("bash", wrong)) == "Error: bash takes one argument, command, which is a text"
-    assert tools.call(Action("perl", {})) == "Error: there is no tool 'perl'"
-    tools.close()
-
-
-@pytest.mark.parametrize("names", [(), ("bash", "perl")])
-def test_unknown_tools(names: tuple[str, ...]) -> None:
-    with pytest.raises(JobFailure, match="takes the names of tools, bash and python"):
-        commands(*names, sandbox=Bubblewrap)
-
-
 def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho $X; cat /work/data")
@@ -356,13 +334,3 @@ def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> No
             box.download(path)
     with pytest.raises(EnvironmentFailure, match=r"Read-only|Permission"):
         box.upload(tmp_path / "data", "/usr/data")
-
-
-def test_a_dataset_with_commands_is_played_and_replayed(tmp_path: Path) -> None:
-    call = {"name": "python", "arguments": {"code": "print(1 + 2)"}}
-    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2?", "answer": 3, "calls": [call]}))
-    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=commands("python", "bash", sandbox=Bubblewrap))(
-        None
-    )
-    report = check_environment(domain, "train", [0])
-    assert report.rewards == [1.0] and report.problems == []

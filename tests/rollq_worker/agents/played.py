@@ -14,11 +14,27 @@ from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.known_agents import agent_starter
 from rollq_worker.agents.play import play_with_agent
-from rollq_worker.agents.programs import AgentThread
+from rollq_worker.agents.programs.running import AgentThread
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 
 ENDPOINT: list[AgentEndpoint] = []
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+ASKS = """
+    import json, os, sys, urllib.request
+
+    def post(url, body):
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))
+
+    def ask(messages=({"role": "user", "content": "?"},)):
+        reply = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": messages})
+        return reply["choices"][0]["message"]["content"]
+
+    episode = os.environ["ROLLQ_EPISODE_URL"]
+"""
+"""What every agent's file in Python begins with."""
 
 
 def job(**options: Any) -> Job:
@@ -119,3 +135,8 @@ def sampled_text(message: Mapping[str, Any]) -> str:
         for call in message.get("tool_calls") or ()
     ]
     return json.dumps(calls[0]) if calls else message["content"] or ""
+
+
+def run_file(name: str, journal: FakeJournal | None = None, **args: Any) -> Trajectory:
+    """The same of an agent's file, with a user who answers once."""
+    return play(name, "hi", journal=journal, user=FakeUser(("hello",)), agent_args=args)

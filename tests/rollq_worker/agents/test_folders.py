@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq_worker.agents.folders import AgentFolder
+from rollq_worker.agents.programs.folders import AgentFolder
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_attempts_of_a_job_have_the_same_path_one_after_the_other() -> None:
 def test_what_a_killed_worker_left_is_removed(below: Path) -> None:
     dies = """
 import os
-from rollq_worker.agents.folders import AgentFolder
+from rollq_worker.agents.programs.folders import AgentFolder
 folder = AgentFolder("r/g/0")
 (folder.path / "file").touch()
 print(folder.path, flush=True)

@@ -10,8 +10,8 @@ from functools import cache, partial
 from rollq.env import AgentFunction
 from rollq.errors import ForOtherWorkers, JobFailure, RollqError
 from rollq.job import History, Job
-from rollq_worker.agents.programs import AgentProcess, AgentThread, Starter, command_of
-from rollq_worker.agents.users import agent_users
+from rollq_worker.agents.programs.running import AgentProcess, AgentThread, Starter, command_of
+from rollq_worker.agents.programs.users import agent_users
 from rollq_worker.episode.strategies import AGENTS
 from rollq_worker.named_files import NamedFile, NamedFiles
 from rollq_worker.plug_ins import as_function, check_arguments, function_named

@@ -17,7 +17,7 @@ from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
 from rollq_worker.agents.episode import AgentEpisode
-from rollq_worker.agents.programs import Program, Starter
+from rollq_worker.agents.programs.running import Program, Starter
 from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.environment_checks import with_end

@@ -16,7 +16,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
-from rollq_worker.agents.users import VARIABLE, agent_users
+from rollq_worker.agents.programs.users import VARIABLE, agent_users
 from rollq_worker.engine.api.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import names

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 from rollq.env import AgentFunction, Episode
 from rollq.errors import AgentFailure, JobFailure
 from rollq.job import Json
-from rollq_worker.agents.folders import AgentFolder
-from rollq_worker.agents.guard import Guard
-from rollq_worker.agents.users import AgentUsers
+from rollq_worker.agents.programs.folders import AgentFolder
+from rollq_worker.agents.programs.guard import Guard
+from rollq_worker.agents.programs.users import AgentUsers
 from rollq_worker.failures import raise_in
 
 log = logging.getLogger(__name__)

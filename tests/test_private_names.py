@@ -38,7 +38,7 @@ PRIVATE = [
     Private(
         "CPython",
         "_current_frames",
-        "worker/rollq_worker/agents/programs.py",
+        "worker/rollq_worker/agents/programs/running.py",
         "documented, with an underscore: where a thread is that does not end",
         lambda: threading.get_ident() in sys._current_frames(),
     ),

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -37,7 +38,7 @@ class MathProcess:
             reply = _ask(process, json.dumps([answer, truth, self._limit_s]) + "\n")
             if not reply:
                 self._process = None
-                with process:
+                with suppress(BrokenPipeError), process:  # of a question that it did not read
                     pass  # its pipes are closed
                 if process.returncode == -signal.SIGPROF:
                     raise ValueError(f"comparing it takes more than {self._limit_s:g} s of CPU")

@@ -10,13 +10,18 @@ SHELL = """
 read -r group variable
 [ "$group" ] || exit
 read -r _ || { kill -s TERM -- "-$group"; sleep 3; kill -s KILL -- "-$group"; }
-for found in $(grep -lsxzF -- "$variable" /proc/[0-9]*/environ); do
-  found=${found#/proc/}
-  kill -s KILL "${found%/environ}"
+for look in 1 2; do
+  for found in $(grep -lsxzF -- "$variable" /proc/[0-9]*/environ); do
+    found=${found#/proc/}
+    kill -s KILL "${found%/environ}"
+  done
+  [ $look = 2 ] || sleep 0.1
 done
 """
 """A line says that the command has ended; without one, it ends it as `AgentProcess.stop` does. Coding agents start each
-shell command in a session of its own; these still have the variable (Linux only)."""
+shell command in a session of its own; these still have the variable (Linux only). It looks twice, because a process
+that just starts its program shows no variables.
+"""
 
 
 class Guard:

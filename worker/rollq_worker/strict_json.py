@@ -19,7 +19,7 @@ CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": 
 TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
 _BLANK = re.compile(r"\s*+")
 _SPACES = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"', re.DOTALL)
 _STARTS = frozenset('{["-0123456789tfnNI')
 _WINDOW, _GROWTH, _MARGIN = 1024, 8, 16
 """Characters that are decoded first, the factor for each next try, and more characters than the part of a number or

@@ -59,7 +59,7 @@ class Notation:
     """How a call is written, for the policy."""
 
 
-_STRING = r"'((?:[^'\\{0}]++|\\.)*+)'|\"((?:[^\"\\{0}]++|\\.)*+)\""
+_STRING = r"'([^'\\{0}]*+(?:\\.[^'\\{0}]*+)*)'|\"([^\"\\{0}]*+(?:\\.[^\"\\{0}]*+)*)\""
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 PRINTED = Notation(
     string=re.compile(_STRING.format(r"\n")),

@@ -16,7 +16,7 @@ from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
 _TAGS, _QUOTE = ("<|tool_call>", "<tool_call|>"), '<|"|>'
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
-_STRING = r'<\|"\|>((?:[^<]++|<(?!\|"\|>))*+)<\|"\|>'
+_STRING = r'<\|"\|>([^<]*+(?:<(?!\|"\|>)[^<]*+)*)<\|"\|>'
 _FORM = 'Write call:name{key:<|"|>text<|"|>,other:1} between the tool_call tokens.'
 _NOTATION = Notation(
     string=re.compile(_STRING),

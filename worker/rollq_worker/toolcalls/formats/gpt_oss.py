@@ -23,12 +23,12 @@ from rollq_worker.toolcalls.schema_types import is_tool
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")
-_ROLE = re.compile(r"(?:<\|start\|>)?+\s*+((?:(?!\bto=)[^<])*+)")
+_ROLE = re.compile(r"(?:<\|start\|>)?\s*+((?:(?!\bto=)[^<])*)")
 _HEADER = re.compile(
     r"""
-    (?:<\|start\|>)?+ \s*+ (?:assistant\b)?+ \s*+ (?:to=(?P<to>[^\s<]++))?+ \s*+
-    <\|channel\|> \s*+ (?P<channel>\w++) (?:\s++to=(?P<behind>[^\s<]++))?+
-    (?:\s*+<\|constrain\|>\s*+[\w./+-]++|\s++(?:json|code)\b)?+ \s*+
+    (?:<\|start\|>)? \s*+ (?:assistant\b)? \s*+ (?:to=(?P<to>[^\s<]++))? \s*+
+    <\|channel\|> \s*+ (?P<channel>\w++) (?:\s++to=(?P<behind>[^\s<]++))?
+    (?:\s*+<\|constrain\|>\s*+[\w./+-]++|\s++(?:json|code)\b)? \s*+
     """,
     re.VERBOSE,
 )

@@ -24,7 +24,7 @@ from rollq_worker.toolcalls.formats.markup import QUOTED, Markup
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
-_HEADER = re.compile(r"(?:<\|start\|>)?+\s*+(?:assistant\b)?+\s*+(?:to=(?P<to>[^\s<]++))?+\s*+<\|message\|>")
+_HEADER = re.compile(r"(?:<\|start\|>)?\s*+(?:assistant\b)?\s*+(?:to=(?P<to>[^\s<]++))?\s*+<\|message\|>")
 _ENDS = ("<|eom|>", "<|eot|>", _START)
 _ATEM = Markup(
     blocks=(("<atem:function_calls>", "</atem:function_calls>"),),

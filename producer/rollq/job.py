@@ -19,6 +19,8 @@ Json = Any
 
 QUEUE = "rollq"
 """The queue of a job that names none."""
+LONGEST_VERSION = 256
+"""Number of characters of a weight version's name."""
 LARGEST_GROUP = 10_000
 """Most samples in a group. The ledger's scripts walk them all, and Redis does nothing else meanwhile."""
 NAME_CHARACTERS = "A-Za-z0-9._-"
@@ -144,6 +146,9 @@ class Job:
     routed_experts: Mapping[str, Json] = field(default_factory=dict)
     """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
     routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
+    weight_version: str = ""
+    """Pins the job to weights of that version: what others would sample is not taken, and the job waits for an engine
+    that serves them. Give such jobs engines and workers of their own, by `queue`. "" takes whatever is served."""
     budget: Budget = field(default_factory=Budget)
     """What one attempt may spend."""
     purpose: Purpose = Purpose.TRAIN
@@ -201,6 +206,11 @@ class Job:
         if not isinstance(self.reward, str) or (self.reward_args and not self.reward):
             raise ContractError(
                 f"{where}: reward must be the name of a reward function, not {self.reward!r}, and reward_args need one"
+            )
+        if not isinstance(self.weight_version, str) or len(self.weight_version) > LONGEST_VERSION:
+            raise ContractError(
+                f"{where}: weight_version must be a text of at most {LONGEST_VERSION} characters, not"
+                f" {self.weight_version!r:.300}"
             )
         for name in MAPPINGS:
             if not isinstance(getattr(self, name), Mapping):

@@ -63,6 +63,7 @@ class Client(Operations):
         from rollq.client.internals import Internals
         from rollq.client.producing.broker import Broker
         from rollq.client.producing.producer import Producer
+        from rollq.client.tracking import Trackers
         from rollq.servers.connection import connect, retry
         from rollq.servers.durability import Durability
 
@@ -74,6 +75,7 @@ class Client(Operations):
         self._internals = Internals.of(connect(settings.redis_url), run, Durability(durability))
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
+        self._trackers = Trackers(self._internals.reader)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closed = False
         self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}))
@@ -234,7 +236,6 @@ class Client(Operations):
         `track`: a tracker that is told of each batch, `"NAME[:PROJECT[:ROLLOUTS]]"` or a `Tracker` (docs/trackers.md).
         """
         from rollq.client.consuming.consumer import Consumer
-        from rollq.client.tracking import Tracking
         from rollq.ledger.deliveries import Deliveries
 
         if purpose not in list(Purpose):
@@ -251,7 +252,7 @@ class Client(Operations):
             reward=reward,
             extras=extras,
             look=self._producer.look,
-            tracking=None if track is None else Tracking(track, self._internals.reader),
+            tracking=self._trackers.use(track),
         )
         self._open.add(consumer)
         return consumer
@@ -269,15 +270,22 @@ class Client(Operations):
         return episodes
 
     def evaluate(
-        self, tasks: Iterable[Job], k: int, version: str | None = None, *, name: str | None = None
+        self,
+        tasks: Iterable[Job],
+        k: int,
+        version: str | None = None,
+        *,
+        name: str | None = None,
+        track: str | Tracker | None = None,
     ) -> Evaluation:
         """Play each task k times in the background, and keep the result with the run.
 
-        It is an evaluation of the weight version that is published now, or of `version`. Engines serve one version at a
-        time, so tokens that another one sampled are counted in `Result.other_versions`. `tasks` are jobs; their group,
-        sample, size and purpose are filled in. The groups have purpose eval: no trainer's loop meets them, and they
-        take no room from training. `name` (default: the version) tells evaluations of one version with different tasks
-        apart.
+        It is an evaluation of `version`, of the version that the tasks are pinned to (`Job.weight_version`), or of the
+        one that is published now. Without a pin, tokens that other weights sampled are counted in
+        `Result.other_versions`. `tasks` are jobs; their group, sample, size and purpose are filled in. The groups have
+        purpose eval: no trainer's loop meets them, and they take no room from training. `name` (default: the version)
+        tells evaluations of one version with different tasks apart. `track`: as in `consumer`; it is told of the result
+        at the version's step.
 
         The same call after a restart goes on where it was, and returns the stored result once it is complete. Raises
         ContractError for wrong tasks, `k`, version or name, SettingsError when no version was published and none is
@@ -285,7 +293,8 @@ class Client(Operations):
         """
         from rollq.client.evaluation import begin
 
-        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name)
+        use = partial(self._trackers.use, track)
+        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name, use)
         self._open.add(evaluation)
         return evaluation
 

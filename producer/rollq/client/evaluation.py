@@ -16,6 +16,7 @@ from rollq.client.collector import Collector
 from rollq.client.internals import Internals
 from rollq.client.producing.policy_publication import check_version
 from rollq.client.producing.producer import Producer
+from rollq.client.tracking import Tracking
 from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
@@ -78,28 +79,48 @@ def source_name(jobs: Sequence[Job]) -> str:
 
 
 def begin(
-    internals: Internals, producer: Producer, tasks: Sequence[Job], k: int, version: str | None, name: str | None
+    internals: Internals,
+    producer: Producer,
+    tasks: Sequence[Job],
+    k: int,
+    version: str | None,
+    name: str | None,
+    use: Callable[[], Tracking | None],
 ) -> "Evaluation":
-    """What `Client.evaluate` says."""
+    """What `Client.evaluate` says. `use` opens the tracker, once everything else is right."""
     run = internals.ledger.run
+    version = _version(internals, tasks, version)
+    name = version if name is None else name
+    jobs = evaluation_jobs(run, name, tasks, k)
+    if pinned := next((job for job in jobs if job.weight_version not in ("", version)), None):
+        raise ContractError(
+            f"run {run}: an evaluation of version {version!r} has no tasks that are pinned to"
+            f" {pinned.weight_version!r}: evaluate each version by itself"
+        )
+    collector = Collector(internals.reader, jobs, name=name, version=version)
+    # No limit to the groups: the tasks are counted, and workers may not be there yet.
+    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), use())
+
+
+def _version(internals: Internals, tasks: Sequence[Job], version: str | None) -> str:
+    """The version to evaluate. Raises ContractError, SettingsError."""
+    run = internals.ledger.run
+    if version is None:
+        version = next((job.weight_version for job in tasks if isinstance(job, Job) and job.weight_version), None)
     if version is None:
         if (published := retry(internals.versions.published)) is None:
             raise SettingsError(f"run {run}: no weight version was published: name it with evaluate(version=)")
         version = published.weight_version
     check_version(run, version)
-    name = version if name is None else name
-    jobs = evaluation_jobs(run, name, tasks, k)
-    collector = Collector(internals.reader, jobs, name=name, version=version)
-    # No limit to the groups: the tasks are counted, and workers may not be there yet.
-    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)))
+    return version
 
 
 class Evaluation:
     """An evaluation that runs in the background. Its thread ends with it, with the client or with the process."""
 
-    def __init__(self, collector: Collector, submit: Callable[[], object]) -> None:
+    def __init__(self, collector: Collector, submit: Callable[[], object], tracking: Tracking | None) -> None:
         """`submit` enters all jobs; those that Redis has stay as they are."""
-        self._collector, self._submit = collector, submit
+        self._collector, self._submit, self._tracking = collector, submit, tracking
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._stop, self._over = threading.Event(), threading.Event()
@@ -133,14 +154,19 @@ class Evaluation:
     def close(self) -> None:
         """Stop waiting for it. What was submitted is played all the same; the same call goes on with it."""
         self._stop.set()
-        self._thread.join(CLOSE_S)
+        if self._over.wait(CLOSE_S):
+            self._thread.join()  # a tracker may still be told
 
     def _run(self) -> None:
         try:
             self._result = self._collect()
+            if self._tracking:
+                self._tracking.add_result(self._result)
         except BaseException as e:  # raised in `result`
             self._error = e
         self._over.set()
+        if self._tracking:
+            self._tracking.close()
 
     def _collect(self) -> Result:
         collector, pause = self._collector, FIRST_PAUSE_S

@@ -1,23 +1,26 @@
-"""What a tracker is told of a training step: numbers, and a few rollouts as text."""
+"""What a tracker is told of a training step or of an evaluation: numbers, and a few rollouts as text."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rollq.batch import Batch
+from rollq.evaluation.result import Result
 from rollq.evaluation.statistics import SUCCESS
 from rollq.events import Message
+from rollq.job import NAME_CHARACTERS
 from rollq.snapshot.run import RunSnapshot
 from rollq.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """One batch, and its run at that moment."""
+    """One batch and its run at that moment, or the result of an evaluation."""
 
     step: int
-    """`Batch.step`."""
+    """`Batch.step`; of an evaluation, the step of its weights."""
     numbers: Mapping[str, float]
     """By name; docs/trackers.md has them all. One that is not known is not there."""
     rollouts: Sequence[Mapping[str, str | float]]
@@ -32,6 +35,27 @@ def step_metrics(batch: Batch, run: RunSnapshot, before: RunSnapshot | None, rol
         numbers={f"rollq/{name}": float(value) for name, value in _numbers(batch, run, before) if value is not None},
         rollouts=[_row(trajectory, reward) for trajectory, reward in rows],
     )
+
+
+def evaluation_metrics(result: Result, step: int) -> StepMetrics:
+    """The numbers of each split apart: their tasks are not one sample."""
+    numbers = {}
+    for env, split in dict.fromkeys((task.env, task.split) for task in result.tasks):
+        part = replace(result, tasks=[task for task in result.tasks if (task.env, task.split) == (env, split)])
+        place = "/".join(re.sub(rf"[^{NAME_CHARACTERS}]", "-", name) for name in (env, split))
+        for name, value in _of_result(part):
+            if value is not None:
+                numbers[f"rollq/eval/{place}/{name}"] = float(value)
+    return StepMetrics(step=step, numbers=numbers, rollouts=())
+
+
+def _of_result(result: Result) -> Iterator[tuple[str, float | None]]:
+    if reward := result.reward:
+        yield from {"reward_mean": reward.mean, "reward_low": reward.low, "reward_high": reward.high}.items()
+    for k in {1, result.size}:
+        yield f"pass_hat_{k}", fmean(result.pass_hat(k))
+    yield "tasks", len(result.tasks)
+    yield "turns_mean", fmean(one.turns for one in result.tries)
 
 
 def _numbers(batch: Batch, run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str, float | None]]:

@@ -1,5 +1,5 @@
-"""The metrics of each step go to an experiment tracker, from a thread of their own: one that is slow or away holds no
-trainer up."""
+"""Metrics of steps and evaluations go to an experiment tracker, from a thread of their own: one that is slow or away
+holds no trainer up."""
 
 import logging
 import threading
@@ -12,9 +12,11 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from rollq.batch import Batch
-from rollq.client.step_metrics import StepMetrics, step_metrics
+from rollq.client.step_metrics import StepMetrics, evaluation_metrics, step_metrics
 from rollq.errors import SettingsError
+from rollq.evaluation.result import Result
 from rollq.ledger.reader import LedgerReader
+from rollq.ledger.versions import Versions
 from rollq.snapshot.run import RunSnapshot, read_run
 
 log = logging.getLogger("rollq")
@@ -42,8 +44,27 @@ class Tracker(Protocol):
         """No more steps come from this process."""
 
 
+class Trackers:
+    """The trackers of one client. Its consumers and evaluations share each of them while they are open."""
+
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
+        self._known: dict[object, Tracking] = {}
+        self._lock = threading.Lock()
+
+    def use(self, track: str | Tracker | None) -> "Tracking | None":
+        """The user closes it once. Raises SettingsError for a tracker that is not there."""
+        if track is None:
+            return None
+        key = parts(track)[:2] if isinstance(track, str) else id(track)
+        with self._lock:
+            if key not in self._known or not self._known[key].join():
+                self._known[key] = Tracking(track, self._reader)
+            return self._known[key]
+
+
 class Tracking:
-    """Tells a tracker of the batches of one consumer."""
+    """Tells a tracker of batches and evaluations, until the last of those that use it closes it."""
 
     def __init__(self, track: str | Tracker, reader: LedgerReader) -> None:
         """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for one that is not there."""
@@ -57,19 +78,36 @@ class Tracking:
         # A daemon: what it may still wait for does not hold up the end of the program.
         self._thread = threading.Thread(target=self._run, name="rollq-tracker", daemon=True)
         self._closed = False
+        self._lock, self._users = threading.Lock(), 1
+
+    def join(self) -> bool:
+        """One more uses it. False: the last one has closed it."""
+        with self._lock:
+            self._users += self._users > 0
+            return self._users > 0
 
     def add(self, batch: Batch) -> None:
         """Returns at once."""
-        if not self._thread.ident:
-            self._thread.start()
+        self._put(f"step {batch.step}", partial(self._log, replace(batch), time.time()))
+
+    def add_result(self, result: Result) -> None:
+        """Of an evaluation of a version. Returns at once."""
+        self._put(f"the evaluation of {result.version}", partial(self._log_result, result))
+
+    def _put(self, what: str, act: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
         if self._room.acquire(blocking=False):
-            self._acts.put((f"step {batch.step}", partial(self._log, replace(batch), time.time())))
+            self._acts.put((what, act))
         else:
-            log.warning("%s: %d steps wait for it, so step %d is not sent", self._named, MOST, batch.step)
+            log.warning("%s: %d steps wait for it, so %s is not sent", self._named, MOST, what)
 
     def close(self) -> None:
-        """Waits until the tracker has what was added, or for CLOSE_S."""
-        if self._closed or not self._thread.ident:
+        """The last one waits until the tracker has what was added, or for CLOSE_S."""
+        with self._lock:
+            self._users -= 1
+        if self._users or not self._thread.ident:
             return
         self._acts.put((END, self._end))
         self._thread.join(CLOSE_S)
@@ -88,11 +126,21 @@ class Tracking:
             self._room.release()
 
     def _log(self, batch: Batch, at: float) -> None:
-        run = read_run(self._reader, at)
-        if self._tracker is None:  # the run's beginning tells runs of one name apart
-            self._tracker = self._open(f"{run.run}-{int(self._reader.began())}")
-        self._tracker.log(step_metrics(batch, run, self._before, self._tracker.rollouts))
+        run, tracker = read_run(self._reader, at), self._opened()
+        tracker.log(step_metrics(batch, run, self._before, tracker.rollouts))
         self._before = run
+
+    def _log_result(self, result: Result) -> None:
+        version = result.version or ""
+        step = Versions(self._reader.redis, result.run).steps([version]).get(version)
+        if step is None:
+            raise SettingsError(f"it is not known which step {version!r} is: publish it, or name the step by a number")
+        self._opened().log(evaluation_metrics(result, step))
+
+    def _opened(self) -> Tracker:
+        if self._tracker is None:  # the run's beginning tells runs of one name apart
+            self._tracker = self._open(f"{self._reader.run}-{int(self._reader.began())}")
+        return self._tracker
 
     def _end(self) -> None:
         if self._tracker:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rollq.client.producing.policy_publication import LAST_STEP, LONGEST_NAME
+from rollq.client.producing.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
 from rollq.commands.flags.types import one_of, whole, words
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
+from rollq.job import LONGEST_VERSION
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode
@@ -26,9 +27,9 @@ step = whole(0, LAST_STEP - 1)
 
 def weight_version(text: str) -> str:
     """An argument type: the name of a weight version."""
-    if 0 < len(text) <= LONGEST_NAME:
+    if 0 < len(text) <= LONGEST_VERSION:
         return text
-    raise argparse.ArgumentTypeError(f"expected a name of 1 to {LONGEST_NAME} characters, not {text!r:.80}")
+    raise argparse.ArgumentTypeError(f"expected a name of 1 to {LONGEST_VERSION} characters, not {text!r:.80}")
 
 
 def add(commands: Commands) -> None:

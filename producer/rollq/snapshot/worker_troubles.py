@@ -20,9 +20,9 @@ REMEDIES = {
     AWAY: "is away: start it, or take it off the list of engines (`--engine`). Nothing is lost meanwhile",
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
     OUTDATED: (
-        "serves weights that are older than what a run has published, or not published, and is left alone until it"
-        " serves newer ones: load the published ones (`rollq engines sync`), or publish its own under the name that"
-        " it has for them"
+        "serves weights that are older than what a run has published, or not published, or others than those that"
+        " jobs are pinned to, and is left alone by them: load the right ones (`rollq engines sync`), or publish its"
+        " own under the name that it has for them"
     ),
 }
 """What to do about an engine that generates nothing, by its state."""

@@ -70,8 +70,9 @@ class ServedWeights:
         if refused and self._said != refused[0]:
             self._said = refused[0]
             log.warning(
-                "the engine at %s serves weights %r, which are older than what a run has published, or not published:"
-                " nothing of that run is sampled there until it serves the published ones (rollq engines sync)",
+                "the engine at %s serves weights %r, which a run does not take: older than what it has published,"
+                " not published, or not those that its jobs are pinned to. Nothing of that run is sampled there until"
+                " it serves others (rollq engines sync)",
                 self._name,
                 refused[0],
             )

@@ -126,8 +126,8 @@ class EpisodePlayer:
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
         engine: Engine = self._engine
-        if claim.oldest_step is not None:
-            engine = FreshEngine(self._engine, attempt, claim.oldest_step)
+        if job.weight_version or claim.oldest_step is not None:
+            engine = BoundEngine(self._engine, attempt, claim.oldest_step)
         play = self._program(attempt) if is_program(job.agent) else partial(loop.play, renderer=renderer)
         return play(
             job,
@@ -173,26 +173,31 @@ class EpisodePlayer:
         return events
 
 
-class FreshEngine:
-    """`protocols.Engine` for one attempt: only weights of the `oldest` step or a later one sample for it.
+class BoundEngine:
+    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it names one, and only
+    those of the `oldest` step or a later one, if its run has a bound on staleness.
 
     Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the step that was published
-    when its job was claimed, and of later steps, keep the run's bound on staleness.
+    when its job was claimed, and of later steps, keep the run's bound.
     """
 
-    def __init__(self, engine: Engine, attempt: Attempt, oldest: int) -> None:
+    def __init__(self, engine: Engine, attempt: Attempt, oldest: int | None) -> None:
         self.room = engine.room
         self._engine = engine
         self._attempt = attempt
         self._oldest = oldest
-        self._fresh: set[str] = set()
-        """Versions that are known to be new enough."""
+        self._accepted: set[str] = set()
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
         return self._engine.generate(replace(request, accepts=self._accepts))
 
     def _accepts(self, version: str) -> bool:
-        if version not in self._fresh and self._attempt.are_fresh(version, self._oldest):
-            self._fresh.add(version)
-        return version in self._fresh
+        if version in self._accepted:
+            return True
+        if version != (self._attempt.job.weight_version or version):
+            return False
+        if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
+            return False
+        self._accepted.add(version)
+        return True

@@ -139,8 +139,8 @@ class Consumer:
             if taken.groups:
                 wait.end(taken)
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
-                    if self._tracking:
-                        self._tracking.add(batch)
+                    if tracking := self._tracking:
+                        tracking.add(batch)
                     return batch
                 continue
             if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
@@ -333,8 +333,9 @@ class Consumer:
         self._end_tracking()
 
     def _end_tracking(self) -> None:
-        if self._tracking:
-            self._tracking.close()
+        tracking, self._tracking = self._tracking, None
+        if tracking:
+            tracking.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -4,19 +4,18 @@ import threading
 import uuid
 
 from rollq.errors import ContractError
+from rollq.job import LONGEST_VERSION
 from rollq.ledger.versions import Versions
 
 LAST_STEP = 1_000_000_000
 """Scripts count up to it."""
-LONGEST_NAME = 256
-"""Number of characters of a weight version's name."""
 
 
 def check_version(run: str, weight_version: object) -> None:
     """Raises ContractError for what is no weight version's name."""
-    if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_NAME:
+    if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_VERSION:
         raise ContractError(
-            f"run {run}: a weight version is a text of 1 to {LONGEST_NAME} characters, not {weight_version!r:.300}"
+            f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, not {weight_version!r:.300}"
         )
 
 

@@ -28,6 +28,8 @@ from tests.rollq.samples import job, trajectory
         {"size": 0},
         {"min_viable": 3},
         {"spare": -1},
+        {"weight_version": 5},
+        {"weight_version": "v" * 257},
         {"template_kwargs": ["thinking"]},
         {"template_kwargs": {"messages": []}},
         {"template_kwargs": {"bos_token": "<s>"}},

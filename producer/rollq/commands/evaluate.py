@@ -29,6 +29,7 @@ from rollq.errors import ContractError, PullTimeout, SettingsError
 from rollq.evaluation import report
 from rollq.evaluation.comparison import Comparison, check_tasks, compare
 from rollq.evaluation.result import Result
+from rollq.evaluation.series import series, series_json, series_lines
 from rollq.export import jsonl
 from rollq.export.formats import open_output
 from rollq.export.record import Unexportable
@@ -36,6 +37,7 @@ from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 from rollq.ledger.evaluations import Store
 from rollq.ledger.reader import LedgerReader
+from rollq.ledger.versions import Versions
 from rollq.trajectory import Trajectory
 
 OF_TRAINING = ("purpose", "spare", "min_viable", "routed_experts")
@@ -59,7 +61,8 @@ def add(commands: Commands) -> None:
         "--show",
         type=place,
         metavar="RUN[@NAME]",
-        help="print the stored result of that run and play nothing; with a name, one that a trainer stored",
+        help="print the stored result of that run and play nothing; of a run with evaluations by a trainer, all of them"
+        " by step; with a name, that one",
     )
     parser.add_argument(
         "--compare", type=place, metavar="RUN[@NAME]", help="compare with that evaluation, task by task"
@@ -83,9 +86,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     with open_run(args, args.show[0]) as of:
-        result, other = _stored(of.reader, args.show), _other(args, of.reader)
+        other = _other(args, of.reader)
+        if not args.show[1] and (names := [name for name in Store(of.reader.scripts).names() if name]):
+            return _show_series(args, of.reader, names, other)
+        result = _stored(of.reader, args.show)
         _report(args, of.reader, result, compare(result, other, report.title(other)) if other else None)
     return 0 if result.complete else 1
+
+
+def _show_series(args: argparse.Namespace, reader: LedgerReader, names: Sequence[str], other: Result | None) -> int:
+    results = [_stored(reader, (reader.run, name)) for name in names]
+    steps = Versions(reader.redis, reader.run).steps({result.version for result in results if result.version})
+    points = series(results, steps, other)
+    lines = series_lines(points, other)
+    print(json.dumps({"run": reader.run, "evaluations": series_json(points)}) if args.json else "\n".join(lines))
+    return 0 if all(result.complete for result in results) else 1
 
 
 def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
@@ -120,7 +135,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         if out:
             out.run_began = reader.began
         tasks = list(what.jobs())
-        collector = Collector(reader, tasks, on_group=partial(_save, out))
+        collector = Collector(reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out))
         collector.check()
         if other := _other(args, reader):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))

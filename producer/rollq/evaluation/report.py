@@ -80,7 +80,7 @@ def summary_lines(result: Result) -> list[str]:
     rows = {
         "eval": f"{title(result)}: {kinds}, {tasks} tasks, {result.size} tries each",
         "reward": "-" if reward is None else f"mean {text(reward)} (over tasks)",
-        "pass^k": "  ".join(f"pass^{k} {_short(value)}" for k, value in result.pass_hat_k.items()) or "-",
+        "pass^k": "  ".join(f"pass^{k} {short(value)}" for k, value in result.pass_hat_k.items()) or "-",
         "jobs": f"{tasks * result.size} submitted: {len(result.tries)} graded here, {result.dead} dead",
         "stops": _stops(result.tries) or "-",
         "tokens": f"{sampled} sampled of {total}, {'-' if turns is None else f'{turns:.1f}'} turns an episode",
@@ -101,7 +101,7 @@ def _weights(result: Result) -> str:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    pairs = "  ".join(f"pass^{k} {_short(value, '+')}" for k, value in comparison.pass_hat_k.items())
+    pairs = "  ".join(f"pass^{k} {short(value, '+')}" for k, value in comparison.pass_hat_k.items())
     lines = [
         f"compare  with {comparison.before}: reward {text(comparison.reward, '+')} (paired by task)",
         f"         {pairs}",
@@ -158,7 +158,8 @@ def text(value: Estimate, sign: str = "") -> str:
     )
 
 
-def _short(value: Estimate, sign: str = "") -> str:
+def short(value: Estimate, sign: str = "") -> str:
+    """The mean with its interval."""
     if value.low is None or value.high is None:
         return f"{value.mean:{sign}.3f}"
     return f"{value.mean:{sign}.3f} ({value.low:{sign}.3f} to {value.high:{sign}.3f})"

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,16 @@ def test_without_a_version_it_is_one_of_the_published_policy(client: Client, led
     evaluation = client.evaluate(TASKS, 1)
     play_tasks(ledger, [1.0], [1.0])
     assert evaluation.result(60).version == "1"
+
+
+def test_it_is_one_of_the_version_that_its_tasks_are_pinned_to(client: Client, ledger: Ledger) -> None:
+    client.publish(2, "2")
+    pinned = [replace(task, weight_version="1") for task in TASKS]
+    evaluation = client.evaluate(pinned, 1)
+    play_tasks(ledger, [1.0], [1.0])
+    assert evaluation.result(60).version == "1"
+    with pytest.raises(ContractError, match="an evaluation of version '1' has no tasks that are pinned to '2'"):
+        client.evaluate([pinned[0], replace(pinned[1], weight_version="2")], 1)
 
 
 def test_names_of_versions_become_names_of_groups() -> None:

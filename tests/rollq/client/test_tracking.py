@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollq import Client, SettingsError, StepMetrics
+from rollq import Client, Job, SettingsError, StepMetrics
 from rollq.client import tracking
 from rollq.client.step_metrics import step_metrics
 from rollq.errors import FailureClass
@@ -16,8 +16,9 @@ from rollq.ledger.workers.time_spent import report_time
 from rollq.snapshot.run import RunSnapshot
 from tests.rollq.agent_episodes import branching
 from tests.rollq.groups import finish_groups
-from tests.rollq.samples import claim, closed, group, observed, play, prompt, sampled, trajectory
+from tests.rollq.samples import claim, closed, group, observed, play, prompt, reader, sampled, trajectory
 from tests.rollq.token_rows import batch_of
+from tests.waiting import until
 
 
 class Notes:
@@ -128,6 +129,59 @@ def test_a_tracker_that_is_slow_or_fails_holds_nothing_up(
     assert notes.closed == 1
     assert "Notes: 2 steps wait for it, so step 2 is not sent" in caplog.text
     assert "Notes did not take step 0: OSError: no route" in caplog.text
+
+
+def test_evaluations_report_to_the_tracker_of_the_batches(
+    ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = Notes()
+    tasks = [Job(env="tau2:x", split="test", task=0), Job(env="tau2:x", split="test", task=1)]
+    finish_groups(ledger, "a", "b")
+    with caplog.at_level(logging.WARNING, "rollq"), Client(redis_url, run="r") as client:
+        client.publish(20, "policy-20")
+        with client.consumer(track=notes) as consumer:
+            assert consumer.next(1, 60)
+            evaluations = [client.evaluate(tasks, 2, version, track=notes) for version in ("policy-20", "other")]
+            for version in ("policy-20", "other"):
+                for task, rewards in enumerate([(1.0, 0.0), (1.0, 1.0)]):
+                    name = f"eval.{version}.tau2-x.test.{task}"
+                    until(lambda name=name: reader(ledger).group_states([name]) != [""])  # type: ignore[misc]
+                    for sample, reward in enumerate(rewards):
+                        play(ledger, f"r/{name}/{sample}", reward)
+            for evaluation in evaluations:
+                evaluation.result(60)
+            assert consumer.next(1, 60)
+        assert notes.closed == 1
+    assert [step.step for step in notes.steps] in ([0, 20, 1], [0, 1, 20])
+    [found] = [step for step in notes.steps if step.step == 20]
+    assert found.rollouts == ()
+    assert found.numbers == {
+        f"rollq/eval/tau2-x/test/{name}": value
+        for name, value in {
+            "reward_mean": 0.75,
+            "reward_low": 0.5,
+            "reward_high": 1.0,
+            "pass_hat_1": 0.75,
+            "pass_hat_2": 0.5,
+            "tasks": 2.0,
+            "turns_mean": 2.0,
+        }.items()
+    }
+    assert "did not take the evaluation of other: SettingsError: it is not known which step 'other' is" in caplog.text
+
+
+def test_an_evaluation_may_end_after_the_last_batch(ledger: Ledger, redis_url: str) -> None:
+    notes = Notes()
+    finish_groups(ledger, "a")
+    with Client(redis_url, run="r") as client:
+        evaluation = client.evaluate([Job(env="shop", task=0)], 1, "7", track=notes)
+        with client.consumer(track=notes) as consumer:
+            assert consumer.next(1, 60)
+        assert notes.closed == 0
+        until(lambda: reader(ledger).group_states(["eval.7.shop.train.0"]) != [""])
+        play(ledger, "r/eval.7.shop.train.0/0", 1.0)
+        evaluation.result(60)
+    assert ([step.step for step in notes.steps], notes.closed) == ([0, 7], 1)
 
 
 def test_the_end_does_not_wait_for_ever(

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rollq import Client, Job
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from rollq.wire.events import encode_event
 from tests.rollq.commands.conftest import Says
 from tests.rollq.groups import ack, take
-from tests.rollq.samples import closed, play
+from tests.rollq.samples import closed, play, reader
+from tests.waiting import until
 
 REWARDS = {0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0]}
 LINE = ("--env", "shop", "--tasks", "0-2", "--size", "2")
@@ -121,6 +123,24 @@ def test_a_try_that_cannot_be_written_down_is_a_dead_letter(evaluated: Evaluated
     ledger.redis.lset(ledger.keys.journal("e/shop.test.1/1"), -1, encode_event(no_json, "e/shop.test.1/1"))
     found = says("eval", "--run", "e", *LINE, "--out", str(tmp_path / "e.jsonl"), "--json", code=1).json
     assert (found["left_out"], found["dead"], found["done"]) == (["shop.test.1"], 1, 4)
+
+
+def test_the_evaluations_of_a_trainer_are_a_series(ledger: Ledger, redis_url: str, says: Says) -> None:
+    with Client(redis_url, run="r") as client:
+        for step, reward in ((0, 0.0), (10, 1.0)):
+            client.publish(step)
+            evaluation = client.evaluate([Job(env="shop", task=0)], 1)
+            until(lambda step=step: reader(ledger).group_states([f"eval.{step}.shop.train.0"]) != [""])  # type: ignore[misc]
+            play(ledger, f"r/eval.{step}.shop.train.0/0", reward, version=str(step))
+            evaluation.result(60)
+    assert [line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()] == [
+        ["step", "name", "tasks", "reward", "pass^1", "against", "r@0"],
+        ["0", "0", "1", "0.000", "0.000", "-"],
+        ["10", "10", "1", "1.000", "1.000", "+1.000"],
+    ]
+    found = says("eval", "--show", "r", "--json").json
+    assert [(each["step"], each["reward_mean"]) for each in found["evaluations"]] == [(0, 0.0), (10, 1.0)]
+    assert says("eval", "--show", "r@10", "--json").json["reward_mean"] == 1.0
 
 
 def test_what_is_not_stored_names_what_is(evaluated: Evaluated, says: Says) -> None:

@@ -1,0 +1,81 @@
+"""The evaluations of a training run in the order of its steps, as text and as JSON."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.errors import SettingsError
+from rollq.evaluation.comparison import Comparison, compare
+from rollq.evaluation.report import as_json, comparison_json, short, title
+from rollq.evaluation.result import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One evaluation of the series."""
+
+    step: int | None
+    """The step of its weights, where that is known."""
+    result: Result
+    comparison: Comparison | None
+    """With the one that the series is compared with; None where their tasks differ."""
+
+
+def series(results: Iterable[Result], steps: Mapping[str, int], before: Result | None) -> list[Point]:
+    """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are compared with."""
+    points = [
+        Point(step=steps.get(result.version or ""), result=result, comparison=_compared(result, before))
+        for result in results
+    ]
+    return sorted(points, key=lambda point: (point.step is None, point.step, point.result.name))
+
+
+def _compared(result: Result, before: Result | None) -> Comparison | None:
+    if before is None or result == before:
+        return None
+    try:
+        return compare(result, before, title(before))
+    except SettingsError:  # other tasks
+        return None
+
+
+def series_json(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """As `--json` has them: what `as_json` says of a result as a whole, with `step` and `comparison`."""
+    return [
+        {
+            "step": point.step,
+            **{name: value for name, value in as_json(point.result).items() if name not in ("per_task", "failures")},
+            "comparison": point.comparison and comparison_json(point.comparison),
+        }
+        for point in points
+    ]
+
+
+def series_lines(points: Sequence[Point], before: Result | None) -> list[str]:
+    """A table with a line for each evaluation."""
+    shown = sorted({1, max(point.result.size for point in points)})
+    head = [
+        "step",
+        "name",
+        "tasks",
+        "reward",
+        *(f"pass^{k}" for k in shown),
+        *([f"against {title(before)}"] if before else []),
+    ]
+    rows = [head, *(_row(point, shown, bool(before)) for point in points)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(point: Point, shown: Sequence[int], compared: bool) -> list[str]:
+    result = point.result
+    rates = result.pass_hat_k
+    mixed = " (mixed)" if result.other_versions else ""
+    return [
+        "-" if point.step is None else str(point.step),
+        f"{result.name or '-'}{mixed}",
+        f"{len(result.tasks)}" + (f" of {len(result.tasks) + len(result.left_out)}" if result.left_out else ""),
+        short(result.reward) if result.reward else "-",
+        *(f"{rates[k].mean:.3f}" if k in rates else "-" for k in shown),
+        *([short(point.comparison.reward, "+") if point.comparison else "-"] if compared else []),
+    ]

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from rollq import Client, Job
 from rollq.ledger.ledger import Ledger
 from tests.conftest import free_port
 from tests.rollq.groups import finish_groups
-from tests.rollq.samples import reader
+from tests.rollq.samples import play, reader
+from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("default")  # theirs
 TRAINER = """
@@ -68,6 +70,33 @@ def run(ledger: Ledger, redis_url: str, tmp_path: Path) -> Any:
 
 def train(run: Any, track: str, until: int, **variables: str) -> str:
     return str(run("-c", TRAINER, track, str(until), **variables))
+
+
+EVALUATOR = """
+import sys
+from rollq import Client, Job
+
+with Client(run="e") as client:
+    client.evaluate([Job(env="shop", task=0)], 1, "7", track=sys.argv[1]).result(60)
+"""
+
+
+def test_each_takes_the_result_of_an_evaluation(run: Any, ledger: Ledger, redis_url: str, tmp_path: Path) -> None:
+    of_run = Ledger(ledger.redis, "e")
+    with Client(redis_url, run="e") as client:
+        evaluation = client.evaluate([Job(env="shop", task=0)], 1, "7")
+        until(lambda: reader(of_run).group_states(["eval.7.shop.train.0"]) != [""])
+        play(of_run, "e/eval.7.shop.train.0/0", 1.0, version="7")
+        evaluation.result(60)
+    for name in ("wandb", "mlflow", "trackio"):
+        run("-c", EVALUATOR, f"{name}:shop")
+        assert "did not take" not in run.err
+    [file] = tmp_path.glob(f"wandb/offline-run-*/run-{run_id(of_run)}.wandb")
+    assert b"rollq/eval/shop/train/reward_mean" in file.read_bytes()
+    assert history(f"sqlite:///{tmp_path}/mlflow.db", "rollq/eval/shop/train/reward_mean") == [(7, 1.0)]
+    with closing(sqlite3.connect(tmp_path / "trackio" / "shop.db")) as database:
+        [(step, metrics)] = database.execute("select step, metrics from metrics").fetchall()
+    assert (step, json.loads(metrics)["rollq/eval/shop/train/pass_hat_1"]) == (7, 1.0)
 
 
 def run_id(ledger: Ledger) -> str:

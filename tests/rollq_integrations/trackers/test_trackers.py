@@ -100,7 +100,7 @@ def test_each_takes_the_result_of_an_evaluation(run: Any, ledger: Ledger, redis_
 
 
 def run_id(ledger: Ledger) -> str:
-    return f"r-{int(reader(ledger).began())}"
+    return f"{ledger.run}-{int(reader(ledger).began())}"
 
 
 def test_wandb_goes_on_with_its_run_and_keeps_the_machine_to_itself(run: Any, ledger: Ledger, tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class Batch:
     def trajectories(self) -> list[Trajectory]:
         """The trajectories of all groups, in order. The lists below have one entry for each.
 
-        A trajectory with several traces (`history=template`) is several rows: train on its `segments()`, or on
-        `arrays()`.
+        A trajectory with several traces (`history=template`, `context`) is several rows: train on its `segments()`, or
+        on `arrays()`.
         """
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 

@@ -84,7 +84,8 @@ class Budget:
     max_turns: int = 30
     """Most turns of the policy."""
     max_tokens: int = 32768
-    """Most tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`."""
+    """Most tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`, or
+    its context was shortened."""
     max_new_tokens: int = 1024
     """Most tokens sampled in one turn."""
     deadline_s: float = 1800.0
@@ -138,6 +139,9 @@ class Job:
     history: History = History.KEEP
     """What happens to earlier turns: `keep` or `template`. It matters for templates that rewrite history, for example
     by dropping earlier reasoning. Evaluate with the value that you train with."""
+    context: Mapping[str, Json] = field(default_factory=dict)
+    """What takes the place of a conversation that has grown long, in a new trace: `{"kind": "window", "over": 6000,
+    "turns": 4}`, or `{"kind": "summary", "over": 6000, ...}`. Empty: nothing does."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs of a run. The
     template must read them by these names."""
@@ -215,6 +219,8 @@ class Job:
         for name in MAPPINGS:
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
+        if self.context and not isinstance(self.context.get("kind"), str):
+            raise ContractError(f"{where}: context must have a kind, a name, not {dict(self.context)!r:.100}")
         for name in self.template_kwargs:
             if not isinstance(name, str):
                 raise ContractError(f"{where}: template_kwargs: the key {name!r} is not a string")

@@ -216,8 +216,9 @@ class Trajectory:
     def segments(self) -> list[Segment]:
         """The rows to train on: one per trace in which the policy sampled something.
 
-        Each sampled token is in exactly one segment. With `history=template` the prompt of a later trace repeats
-        earlier turns as the template writes them; they are prompt there, and not trained a second time.
+        Each sampled token is in exactly one segment. With `history=template` or a `context` the prompt of a later trace
+        repeats earlier turns as the template writes them, or their summary; that is prompt there, and not trained a
+        second time.
         """
         return [
             Segment(prompt_ids=prompt.ids, events=response, prompt=prompt)

@@ -283,7 +283,8 @@ def test_the_fleet_gets_the_weights_of_each_step_and_its_version_is_published(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"history": History.TEMPLATE}, "use history=keep, or AsyncGRPOTrainer"),
+        ({"history": History.TEMPLATE}, "use neither, or AsyncGRPOTrainer"),
+        ({"context": {"kind": "summary", "over": 9}}, "use neither, or AsyncGRPOTrainer"),
         ({"purpose": Purpose.EVAL}, "plays jobs of purpose train"),
         ({"weights": "/tmp/w"}, "a fleet needs the folder"),
     ],

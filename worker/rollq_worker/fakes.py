@@ -140,9 +140,13 @@ class FakeRenderer:
     def rewritten(
         self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
     ) -> array[int] | None:
-        if REFUSED in messages[-1]["content"]:
+        ids = self.reopen([*messages, *replies], tools)
+        return ids if any(reply["role"] == "user" for reply in replies) else None
+
+    def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
+        if any(REFUSED in message["content"] for message in messages if message["role"] == "assistant"):
             raise TurnRefused(f"{REFUSED} is refused")
-        return self.open([*messages, *replies], tools) if any(reply["role"] == "user" for reply in replies) else None
+        return self.open(messages, tools)
 
 
 @dataclass

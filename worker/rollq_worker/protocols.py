@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollq.env import Action, Image
-from rollq.errors import RollqError
+from rollq.env import Action, ContextHook, Image
+from rollq.errors import AgentFailure, RolloutFailure, RollqError
 from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.job import Json
 from rollq.trajectory_extras import ExpertShape, Extra
@@ -162,6 +162,11 @@ class Renderer(Protocol):
         """
         ...
 
+    def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
+        """The prompt of a conversation that was sampled in part. Raises TurnRefused when the template cannot write one
+        of its turns, and JobFailure when it cannot write the rest."""
+        ...
+
     def replying_roles(self, stop: int) -> frozenset[str]:
         """The roles that may reply to a turn that ended with the token `stop`."""
         ...
@@ -188,6 +193,22 @@ class Renderer(Protocol):
         that turn, and JobFailure when it cannot write the replies.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """How an episode shortens a conversation that has grown long."""
+
+    shorten: ContextHook
+    """A conversation whose last turn has no reply ends with the answer to what `asks` said."""
+    asks: Callable[[int], str] = lambda tokens: ""
+    """What the policy is to be asked, given the number of tokens, before the conversation is shortened; "": nothing."""
+    over: int = 0
+    """Most tokens of the first prompt, if it is not 0."""
+    failure: type[RolloutFailure] = AgentFailure
+    """What `shorten` raises."""
+    longest_s: float = 60.0
+    """Longest time in seconds that `shorten` takes."""
 
 
 class Journal(Protocol):

@@ -32,8 +32,8 @@ EPSILON = 1e-6
 def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     """The samples of one rollout: a list of groups, each a list of `n_samples_per_prompt` samples.
 
-    When a trajectory has several rows (`history=template`), every member of every group is a list of samples instead,
-    which share a `rollout_id`. Raises SettingsError when slime would then compare the wrong samples. `index` and
+    When a trajectory has several rows (`history=template`, `context`), every member of every group is a list of samples
+    instead, which share a `rollout_id`. Raises SettingsError when slime would then compare the wrong samples. `index` and
     `group_index` count over all rollouts, and are the same after a restart.
     """
     first = rollout_id * args.rollout_batch_size
@@ -42,8 +42,8 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
         return [[sample for [sample] in members] for members in groups]
     if args.custom_reward_post_process_path is None and _centres(args):
         raise SettingsError(
-            f"run {batch.trajectories[0].job.run}: with history=template an episode is several samples, and slime would"
-            " take one mean over the whole batch. Start it with --custom-reward-post-process-path"
+            f"run {batch.trajectories[0].job.run}: an episode is several samples (history=template, context), and"
+            " slime would take one mean over the whole batch. Start it with --custom-reward-post-process-path"
             " rollq_integrations.slime.reward_post_process."
         )
     return groups

@@ -128,10 +128,10 @@ class RolloutFunc:
     ) -> None:
         """`job`: the template of all jobs. Environment, split, task, size and group come from the trainer. `name`: the
         consumer's. Raises SettingsError."""
-        if job.history is not History.KEEP:
+        if job.history is not History.KEEP or job.context:
             raise SettingsError(
-                f"TRL trains one row for each prompt, and with history={job.history.value} an episode may have several:"
-                " use history=keep, or AsyncGRPOTrainer with rollq_integrations.trl.async_grpo"
+                "TRL trains one row for each prompt, and with history=template or a context an episode may have"
+                " several: use neither, or AsyncGRPOTrainer with rollq_integrations.trl.async_grpo"
             )
         if job.purpose is not Purpose.TRAIN:
             raise SettingsError(f"a trainer plays jobs of purpose train, not {job.purpose.value}")

@@ -61,7 +61,8 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:
         """One session: an AgentLoopOutput, or a list of them when the episode has several traces
-        (`history=template`). Raises RolloutFailure for an episode without a grade: verl counts the prompt as failed."""
+        (`history=template`, `context`). Raises RolloutFailure for an episode without a grade: verl counts the prompt as
+        failed."""
         job = self._as_job(sampling_params, fields, self._session(fields))
         step = _step(fields)
         trajectory = await self._episodes.play(job, step)

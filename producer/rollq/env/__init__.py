@@ -5,6 +5,7 @@ It needs the standard library only. docs/environments.md shows how to implement 
 
 from rollq.env.agent import AgentFunction, Episode
 from rollq.env.attempt import attempt_labels
+from rollq.env.context import ContextHook
 from rollq.env.domain import Domain, Task
 from rollq.env.environment import RESPOND, Action, Environment, Grade, Observation, Tools
 from rollq.env.image import Image
@@ -20,6 +21,7 @@ __all__ = [
     "Action",
     "AgentFunction",
     "CommandResult",
+    "ContextHook",
     "Domain",
     "Environment",
     "Episode",

@@ -166,7 +166,8 @@ def digest(line: bytes) -> int:
 
 
 def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """For each trace that an agent program opened, in the order of the tokens; empty where there is only one.
+    """For each trace that an agent program or a job's `context` opened, in the order of the tokens; empty where there
+    is only one.
 
     `messages` is its conversation, whose last assistant messages are its turns. `turns` has their numbers in the
     episode, in which all traces count together. `tools` has names. `behind` is there where its tokens begin with those
@@ -174,7 +175,7 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
     is not among the messages, because the attempt failed.
     """
     traces = trajectory.trace_events()
-    if not trajectory.of_agent or len(traces) < 2:
+    if not (trajectory.of_agent or trajectory.job.context) or len(traces) < 2:
         return []
     return [
         _conversation(messages, prompt, response) | _behind(traces, number)

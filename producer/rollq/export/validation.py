@@ -219,7 +219,7 @@ def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _conversation_faults(record: Mapping[str, Any]) -> Iterator[str]:
-    """Episodes of agent programs have one for each of several traces."""
+    """Episodes of agent programs, and those whose context was shortened, have one for each of several traces."""
     conversations, ends = record["conversations"], accumulate(record["traces"], initial=0)
     if not _list(conversations) or len(conversations) != len(record["traces"]):
         yield f"it has {len(record['traces'])} traces, and conversations {conversations!r:.60}"

@@ -7,9 +7,10 @@ from typing import Any
 from rollq.events import Event, Finish, VersionSpan
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
+from rollq_worker.context import context_factory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
-from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.protocols import Context, Generated, SampleRequest
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TWO_CALLS = '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]'
@@ -26,11 +27,15 @@ def play_with_fakes(
     journal: Any = None,
     recorded: Sequence[Event] = (),
     grader: Any = None,
-    **job: Any,
+    context: Any = None,
+    **fields: Any,
 ) -> Trajectory:
-    """Play an episode whose engine samples `texts`."""
+    """Play an episode whose engine samples `texts`. `context`: the job's, or what its factory made."""
+    if not isinstance(context, Context):
+        fields["context"] = context or {}
+    job = Job(run="r", group="g", env="fake", task=0, budget=Budget(**(budget or {})), **fields)
     return play(
-        Job(run="r", group="g", env="fake", task=0, budget=Budget(**(budget or {})), **job),
+        job,
         engine=engine or FakeEngine(texts),
         renderer=renderer or FakeRenderer(),
         environment=environment or FakeEnvironment(),
@@ -38,6 +43,7 @@ def play_with_fakes(
         journal=journal or FakeJournal(),
         recorded=recorded,
         reward=grader,
+        context=context if isinstance(context, Context) else context_factory(job, endpoints={}),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from rollq.env import Task
 from rollq.job import Job
 from rollq.trajectory import Trajectory
+from rollq_worker.context import context_factory
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
@@ -22,13 +23,15 @@ TASKS = SHOP.splits()[SPLIT]
 
 def play_task(engine: Any, index: int, **job: Any) -> Trajectory:
     environment, task = SHOP.open(SPLIT, index, {}), SHOP.task(SPLIT, index)
+    played = Job(run="run", group="group", env="shop", split=SPLIT, task=index, **job)
     return play(
-        Job(run="run", group="group", env="shop", split=SPLIT, task=index, **job),
+        played,
         engine=engine,
         renderer=ChatRenderer(TOKENIZER, environment.tools),
         environment=environment,
         user=ScriptedUser(task.opening, task.replies),
         journal=FakeJournal(),
+        context=context_factory(played, endpoints={}),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import random
 from array import array
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,6 +67,17 @@ def test_every_task_is_played_to_its_reward(ground_truth: GroundTruth, agent: st
         trajectory = play_task(GroundTruthEngine(lambda: ground_truth), index, agent=agent)
         assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
         assert trajectory.turns == len(SHOP.task(SPLIT, index).moves)
+
+
+@pytest.mark.parametrize("agent", ["tool-calling", "react"])
+@pytest.mark.parametrize("kind", [{"kind": "window", "turns": 2}, {"kind": "summary"}])
+def test_a_conversation_that_is_shortened_goes_on(ground_truth: GroundTruth, agent: str, kind: dict[str, Any]) -> None:
+    engine, traces = GroundTruthEngine(lambda: ground_truth), 0
+    for index in range(TASKS):
+        trajectory = play_task(engine, index, agent=agent, context={**kind, "over": 3100})
+        assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
+        traces += len(trajectory.traces)
+    assert traces > 2 * TASKS
 
 
 def test_nothing_depends_on_the_cache(ground_truth: GroundTruth, tasks: TaskIndex) -> None:

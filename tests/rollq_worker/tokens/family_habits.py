@@ -2,7 +2,7 @@
 """Chat templates with the habits of further model families, each in the smallest form that shows them."""
 
 from rollq_worker.tokens.selfcheck.conversations import Edge
-from tests.rollq_worker.tokens.expected_edges import EXACT, TOOL_EDGES, rewritten, unsupported
+from tests.rollq_worker.tokens.expected_edges import ASKED_EDGES, EXACT, TOOL_EDGES, rewritten, unsupported
 from tests.rollq_worker.tokens.models import APERTUS, COHERE, DEEPSEEK, GRANITE, KIMI, LLAMA, MISTRAL, NEMOTRON, THINK
 from tests.rollq_worker.tokens.template_habits import HABITS, Habit
 
@@ -97,7 +97,10 @@ FAMILY_HABITS: dict[str, Habit] = {
         "{%- set last = loop.last %}{%- if m.tool_calls %}\n<tool_calls>[{% for c in m.tool_calls %}"
         '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}{% if not last %}, "id": "{{ c.id }}"{% endif %}}{{ ", " if not loop.last }}{% endfor %}]</tool_calls>{% endif %}'
         "\n<|end|>\n{%- endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-        EXACT | rewritten(*set(TOOL_EDGES) - {Edge.MALFORMED}, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
+        EXACT
+        | rewritten(
+            *set(TOOL_EDGES) - {Edge.MALFORMED}, Edge.ASKED_AFTER_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL
+        ),
         APRIEL,
     ),
     # MiniMax M1: calls in lines; words beside them are left out
@@ -281,6 +284,7 @@ FAMILY_HABITS: dict[str, Habit] = {
         "<bos>{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}"
         "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
         "{%- if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+        EXACT | unsupported(*ASKED_EDGES),
         added=["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"],
     ),
     # Phi-3: roles that it does not know are left out; the end of the text is marked

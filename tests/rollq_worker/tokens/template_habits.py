@@ -8,6 +8,7 @@ from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import Tokenizer
 from tests.rollq_worker.tokens.expected_edges import (
+    ASKED_EDGES,
     EXACT,
     REASONED_EDGES,
     REPLY_EDGES,
@@ -184,7 +185,7 @@ HABITS: dict[str, Habit] = {
     ),
     "the system prompt again and again": Habit(
         chatml(user=USER.replace("{{ m", "{{ messages[0].content }}\n\n{{ m")),
-        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
+        EXACT | unsupported(*REPLY_EDGES, *ASKED_EDGES, Edge.REASONED_REPLY),
     ),
     "the tools again at each message": Habit(
         chatml(user=USER.replace("<|im_end|>", "\n{{ tools | tojson if tools }}<|im_end|>")),
@@ -200,7 +201,7 @@ HABITS: dict[str, Habit] = {
     ),
     "drops tool messages": Habit(
         chatml(tool=""),
-        EXACT | unsupported(*TOOL_EDGES),
+        EXACT | unsupported(*TOOL_EDGES, Edge.ASKED_AFTER_CALL),
     ),
     "drops all results but the first": Habit(
         chatml(tool="{% if loop.previtem.role != 'tool' %}" + TOOL + "{% endif %}"),
@@ -218,7 +219,7 @@ HABITS: dict[str, Habit] = {
             user="{% if not loop.first and loop.previtem.role == 'assistant' %}{{ raise_exception('alternate!') }}{% endif %}"
             + USER
         ),
-        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
+        EXACT | unsupported(*REPLY_EDGES, Edge.ASKED, Edge.REASONED_REPLY),
     ),
     "tools for the model to guess": Habit(
         chatml(system=SYSTEM.replace("{{ t | tojson }}", "")),
@@ -230,7 +231,7 @@ HABITS: dict[str, Habit] = {
     ),
     "shortens long results": Habit(
         chatml(tool=TOOL.replace("m.content", "m.content[:20]")),
-        EXACT | unsupported(*TOOL_EDGES),
+        EXACT | unsupported(*TOOL_EDGES, Edge.ASKED_AFTER_CALL),
     ),
     "says how long results are": Habit(chatml(tool=TOOL.replace("{{ m", "{{ m.content | length }} {{ m"))),
 }

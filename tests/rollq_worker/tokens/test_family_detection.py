@@ -13,6 +13,7 @@ from rollq_worker.tokens.selfcheck.check import check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import Conversations, Edge
 from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.tokens.expected_edges import (
+    ASKED_EDGES,
     CALL_EDGES,
     EXACT,
     REASONED_EDGES,
@@ -27,7 +28,7 @@ from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, call
 from tests.rollq_worker.tokens.models import NAMES, PHI, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.template_habits import REFUSED
 
-ALL_TURNS = (*CALL_EDGES, *REPLY_EDGES, *RESULT_EDGES)
+ALL_TURNS = (*CALL_EDGES, *REPLY_EDGES, *RESULT_EDGES, *ASKED_EDGES)
 REAL = {
     # name: family, and the class of every edge
     # Reasoning, which it knows in tags only, is left out right behind a user's message.
@@ -35,7 +36,7 @@ REAL = {
     "gemma-4": ("gemma4", EXACT | rewritten(*ALL_TURNS, Edge.REASONED_CALL, Edge.REASONED_REPLY)),
     "glm-4.6": ("glm", EXACT | rewritten(Edge.REASONED_REPLY)),
     "glm-4.7": ("glm", EXACT | rewritten(*ALL_TURNS)),
-    "gpt-oss": ("gpt-oss", EXACT | rewritten(*REPLY_EDGES, Edge.REASONED_REPLY, Edge.CALLS)),
+    "gpt-oss": ("gpt-oss", EXACT | rewritten(*REPLY_EDGES, Edge.ASKED, Edge.REASONED_REPLY, Edge.CALLS)),
     "granite-4.0": ("other (hermes)", EXACT),
     # A line break behind the last result comes and goes; reasoning and words beside a call are left out.
     "hermes-3": (
@@ -49,7 +50,9 @@ REAL = {
     "minimax-m2": ("minimax-m2", EXACT | rewritten(*ALL_TURNS, Edge.REASONED_REPLY)),
     "mistral-nemo": (
         "mistral",
-        EXACT | rewritten(Edge.CALL, Edge.CALLS, Edge.WORDS_AND_CALL, *REPLY_EDGES, *RESULT_EDGES, *REASONED_EDGES),
+        EXACT
+        | rewritten(Edge.CALL, Edge.CALLS, Edge.WORDS_AND_CALL, *REPLY_EDGES, *RESULT_EDGES, *REASONED_EDGES)
+        | unsupported(*ASKED_EDGES),
     ),
     "nemotron-3": ("chatml-coder", EXACT | rewritten(*ALL_TURNS)),
     "qwen2.5": ("chatml-hermes", EXACT),
@@ -59,7 +62,7 @@ REAL = {
     # The header ends with a line break, and a turn without reasoning begins with another one.
     "qwen3.5": (
         "chatml-coder",
-        EXACT | same_text(*CALL_EDGES, *RESULT_EDGES) | rewritten(*REPLY_EDGES, Edge.REASONED_REPLY),
+        EXACT | same_text(*CALL_EDGES, *RESULT_EDGES) | rewritten(*REPLY_EDGES, *ASKED_EDGES, Edge.REASONED_REPLY),
     ),
     "seed-oss": ("other (seed)", EXACT),
 }

@@ -28,9 +28,13 @@ def is_program(name: str) -> bool:
 def agent_starter(job: Job) -> Starter:
     """What starts the job's agent. Raises JobFailure, or ForOtherWorkers for a file that is not here."""
     name, args = job.agent, job.agent_args
-    if job.history is History.TEMPLATE or job.routed_experts:
-        what = "routed_experts" if job.routed_experts else "history=template"
-        raise JobFailure(f"agent {name!r}: {what} is not for agent programs")
+    for what, asked in (
+        ("history=template", job.history is History.TEMPLATE),
+        ("routed_experts", job.routed_experts),
+        ("context", job.context),
+    ):
+        if asked:
+            raise JobFailure(f"agent {name!r}: {what} is not for agent programs")
     if "@" in name:
         file = FILES.of(name)
         if not file.part:

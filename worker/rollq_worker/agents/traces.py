@@ -18,8 +18,8 @@ from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Job, Json
 from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest, chains, longer
-from rollq_worker.episode.loop import bridge_behind
 from rollq_worker.episode.messages import CallIds, assistant_message
+from rollq_worker.episode.next_prompt import bridge_behind
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
 from rollq_worker.protocols import ReadTurn, Renderer

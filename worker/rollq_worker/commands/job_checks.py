@@ -9,6 +9,7 @@ from rollq.errors import JobFailure, RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.agents.known_agents import check_agent, is_program
+from rollq_worker.context import context_factory
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.rewards import check_judged, reward_factory
@@ -18,7 +19,7 @@ from rollq_worker.users import user_factory
 def check(job: Job, tasks: Sequence[int]) -> str:
     """What this machine does not know of the job's tasks, which the workers may know; else empty.
 
-    Raises JobFailure for an agent strategy, a user simulator or a reward function that no worker can play.
+    Raises JobFailure for an agent strategy, a user simulator, a reward function or a context that no worker can play.
     """
     if not is_program(job.agent):
         agent_factory(job.agent, job.agent_args)
@@ -27,6 +28,7 @@ def check(job: Job, tasks: Sequence[int]) -> str:
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
+    context_factory(job, endpoints={str(job.context.get("endpoint")): Endpoint("http://known.to.the.workers/v1")})
     return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job) or _unplayable(job, tasks)
 
 

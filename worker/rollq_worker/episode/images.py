@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from rollq.env import Image
 from rollq.errors import EnvironmentFailure
-from rollq.images import IMAGES, ImageRef, pack_images
+from rollq.events import Message
+from rollq.images import IMAGES, ImageRef, pack_images, references
 from rollq.trajectory_extras import Extra
 from rollq_worker.protocols import PromptImages, Renderer
 
@@ -49,6 +50,12 @@ class EpisodeImages:
                 " show fewer or smaller ones"
             )
         return found
+
+    def show(self, messages: Sequence[Message]) -> None:
+        """From now on requests have the images of these messages, which were shown before, and no others."""
+        shown = references(messages)
+        self._shown = [self._files[reference.sha256] for reference in shown]
+        self._tokens = sum(self._renderer.image_length(reference.width, reference.height) for reference in shown)
 
     def of_prompt(self) -> PromptImages | None:
         """What a request needs besides the ids; None without images."""

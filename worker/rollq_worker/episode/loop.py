@@ -16,17 +16,18 @@ from rollq.env import RESPOND, Environment, Observation, RewardFunction, User
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.events import Closed, Event, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
-from rollq.job import History, Job, Json
+from rollq.job import Job, Json
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.episode.environment_checks import check_observation, close, with_end
 from rollq_worker.episode.images import EpisodeImages
 from rollq_worker.episode.messages import ActionResult, CallIds, assistant_message, replying_role, schemas_of
+from rollq_worker.episode.next_prompt import NextPrompt, NextPrompts, Trace
 from rollq_worker.episode.resume import Recording
-from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
+from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Journal, ReadTurn, Renderer, TurnRefused
+from rollq_worker.protocols import Context, Engine, Journal, ReadTurn, Renderer, TurnRefused
 
 MAX_MALFORMED = 3
 """Number of unreadable turns in a row that ends an episode."""
@@ -43,17 +44,18 @@ def play(
     header: Header | None = None,
     recorded: Sequence[Event] = (),
     reward: RewardFunction | None = None,
+    context: Context | None = None,
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
     By then `journal` has every event but that last one, with which the caller ends the job in one atomic step.
     `recorded` are the events of an earlier attempt's journal. They are replayed without asking engine or user, and the
-    episode goes on from there. `reward` has the last word on the grade. Raises RolloutFailure when the episode cannot
-    be finished for a reason that is not the policy's (Diverged when a replay differs from its journal), and whatever
-    `journal.check` raises.
+    episode goes on from there. `reward` has the last word on the grade; `context` shortens long conversations. Raises
+    RolloutFailure when the episode cannot be finished for a reason that is not the policy's (Diverged when a replay
+    differs from its journal), and whatever `journal.check` raises.
     """
     recording = Recording(recorded)
-    episode = _Episode(job, engine, renderer, environment, journal, recording)
+    episode = _Episode(job, engine, renderer, environment, journal, recording, context)
     closed = episode.run(recording.user(user))
     played = Trajectory(
         job=job, header=header or Header(attempt=1), events=episode.events, extras=episode.images.extras()
@@ -70,6 +72,7 @@ class _Episode:
         environment: Environment,
         journal: Journal,
         recording: Recording,
+        context: Context | None,
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
@@ -79,7 +82,9 @@ class _Episode:
         self.environment = environment
         self.journal = journal
         self.recording = recording
+        self.next_prompts = NextPrompts(job, engine, renderer, recording, context)
         self.messages: list[Message] = []
+        """Those of the present trace."""
         self.call_ids = CallIds(words=RESPOND)
         self.schemas: list[Json] = []
         """The tools that the chat template shows."""
@@ -122,6 +127,8 @@ class _Episode:
             messages.insert(0, {"role": "system", "content": prompt})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
+        self.next_prompts.check_first(len(ids))
+        self.next_prompts.opening, self.next_prompts.schemas = messages, self.schemas
         self.messages += messages
         self.ids.extend(ids)
         self.record(Prompt(ids=ids, messages=messages, tools=self.schemas, at=at))
@@ -140,6 +147,8 @@ class _Episode:
             read = self.renderer.read(sampled)
         if not complete:
             return self.observe(turn, read, [], [], at, stop=Stop.LENGTH)
+        if self.next_prompts.summing_up:
+            return self.sum_up(turn, read, at)
         decision = self.agent.act(read, self.tools)
         roles = {replying_role(action, self.agent.text_actions) for action in decision.actions}
         if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
@@ -197,6 +206,13 @@ class _Episode:
                 break
         return self.observe(turn, read, results, [result.reply for result in results], at, stop=stop)
 
+    def sum_up(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
+        """The turn is the summary that the policy was asked for. It acts on nothing."""
+        if not read.content.strip():
+            return self.refuse(turn, replace(read, errors=("write the summary as plain text, without a call.",)), at)
+        self.malformed, self.next_prompts.summing_up = 0, False
+        return self.observe(turn, read, [], [], at, stop=None)
+
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
         """Tell the policy what was wrong with a turn that cannot be acted on, up to MAX_MALFORMED times in a row."""
         self.malformed += 1
@@ -224,23 +240,24 @@ class _Episode:
     ) -> Stop | None:
         """Record what the turn led to and the prompt of the next turn, if there is one. Returns the stop."""
         message = assistant_message(read, [(result.id, result.action) for result in results if result.id])
-        ids = array("I")
-        rewritten: Prompt | None = None
-        if stop is None and turn + 1 < self.job.budget.max_turns:
+        found, left = NextPrompt(replies), self.job.budget.max_turns - turn - 1
+        if stop is None and left:
+            trace = Trace(self.ids, [*self.messages, message], self.sampled)
             try:
-                ids, rewritten, stop = self.next_prompt(message, replies)
+                found = self.next_prompts.behind(trace, replies, left)
             except TurnRefused as e:
                 # A server could not show these words to the policy either, so they end the episode without reward.
                 stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
-        self.ids.extend(ids)
-        self.messages += [message, *replies]
+        stop = stop or found.stop
+        self.ids.extend(found.bridge)
+        self.messages += [message, *found.replies]
         self.record(
             Observed(
                 turn=turn,
                 message=message,
                 actions=[result.recorded for result in results],
-                replies=replies,
-                ids=ids,
+                replies=found.replies,
+                ids=found.bridge,
                 errors=tuple(read.errors),
                 extra_calls=max(0, len(read.calls) - max(1, len(results))),
                 done=stop is Stop.DONE,
@@ -248,45 +265,11 @@ class _Episode:
                 seconds=time.time() - at,
             )
         )
-        if rewritten is not None:
-            self.ids = array("I", rewritten.ids)
-            self.record(rewritten)
+        if found.opened is not None:
+            self.ids, self.messages = array("I", found.opened.ids), [*found.opened.messages]
+            self.images.show(found.opened.messages)
+            self.record(found.opened)
         return stop
-
-    def next_prompt(self, message: Message, replies: list[Message]) -> tuple[array[int], Prompt | None, Stop | None]:
-        """The bridge to the next turn, or the prompt of the new trace that it opens; neither, and why the episode ends,
-        where there is no room for a turn. Raises TurnRefused."""
-        rewritten = self.rewrite(message, replies)
-        ids = self.bridge(message, replies) if rewritten is None else array("I")
-        return (ids, rewritten, None) if self.fits(ids, rewritten) else (array("I"), None, Stop.LENGTH)
-
-    def fits(self, bridge: array[int], rewritten: Prompt | None) -> bool:
-        """Whether there is room for another turn."""
-        recorded = self.recording.another_turn_followed(new_trace=rewritten is not None)
-        if recorded is not None:
-            return recorded
-        return room(self.job, self.engine, len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
-
-    def bridge(self, message: Message, replies: list[Message]) -> array[int]:
-        """The tokens between this turn and the next one."""
-        with errors_become(JobFailure, "rendering the bridge"):
-            return bridge_behind(self.renderer, self.ids[-1], message, replies)
-
-    def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
-        """The prompt of a new trace; None unless the job wants history as the template writes it, and that differs
-        from what was sampled.
-
-        What was sampled stays trainable in its own trace. In the new trace it is context. Raises TurnRefused when the
-        template cannot write the turn.
-        """
-        if self.job.history is not History.TEMPLATE:
-            return None
-        history = [*self.messages, message]
-        with errors_become(JobFailure, "rendering the conversation again"):
-            ids = self.renderer.rewritten(history, self.sampled, replies, self.schemas)
-        if ids is None:
-            return None
-        return Prompt(ids=ids, messages=[*history, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
         self.recording.check_finished()
@@ -299,14 +282,3 @@ class _Episode:
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)
-
-
-def bridge_behind(renderer: Renderer, last: int, message: Message, replies: Sequence[Message]) -> array[int]:
-    """The tokens between the turn `message`, whose last token is `last`, and the next one. They also close a turn that
-    has no end token. Raises JobFailure."""
-    ids = array("I")
-    if not renderer.is_end(last):
-        last = renderer.close(message, replies)
-        ids.append(last)
-    ids.extend(renderer.bridge(message, replies, last))
-    return ids

@@ -14,7 +14,7 @@ from typing import Any
 
 from rollq.env import User
 from rollq.errors import EnvironmentFailure
-from rollq.events import Acted, Event, Observed, Prompt, Sampled
+from rollq.events import Acted, Event, Message, Observed, Prompt, Sampled
 from rollq.images import text_of
 from rollq_worker.episode.messages import said_in
 
@@ -59,6 +59,13 @@ class Recording:
         if not new_trace:
             return len(getattr(self._events[0], "ids", ())) > 0
         return isinstance(self._events[1], Prompt) if len(self._events) > 1 else None
+
+    def opened(self, unknown: Callable[[], Sequence[Message] | None]) -> Sequence[Message] | None:
+        """The messages of the trace that was opened behind the turn being answered; None: none was. Where the journal
+        ends before it says so, it is `unknown`."""
+        if len(self._events) > 1:
+            return self._events[1].messages if isinstance(self._events[1], Prompt) else None
+        return None if self.another_turn_followed(new_trace=False) else unknown()
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that equals this one; None when it is new. Raises Diverged when they differ."""

@@ -20,6 +20,7 @@ from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.known_agents import is_program
+from rollq_worker.context import context_factory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
@@ -29,7 +30,13 @@ from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.renderer_cache import RendererCache
-from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
+from rollq_worker.process.attempts.time_limits import (
+    OPEN_LIMIT_S,
+    STEP_LIMIT_S,
+    TimedEnvironment,
+    timed_context,
+    timed_reward,
+)
 from rollq_worker.protocols import Engine, Generated, SampleRequest
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -128,7 +135,11 @@ class EpisodePlayer:
         engine: Engine = self._engine
         if job.weight_version or claim.oldest_step is not None:
             engine = BoundEngine(self._engine, attempt, claim.oldest_step)
-        play = self._program(attempt) if is_program(job.agent) else partial(loop.play, renderer=renderer)
+        context = context_factory(job, **asking)
+        if context is not None:
+            context = timed_context(context, attempt.time_limits)
+        alone = partial(loop.play, renderer=renderer, context=context)
+        play = self._program(attempt) if is_program(job.agent) else alone
         return play(
             job,
             engine=engine,

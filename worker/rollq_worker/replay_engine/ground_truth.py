@@ -1,6 +1,6 @@
 """What the replay engine says: the next ground-truth move of the task that the prompt is about, as token ids.
 
-The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations are cached by
+Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations are cached by
 prefix, so a turn costs only the decoding of what is new. No reply depends on the cache.
 """
 
@@ -136,6 +136,8 @@ class GroundTruth:
                 self._warned = True
                 log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", UNKNOWN)
             return _UNKNOWN_MOVE
+        if progress.summing_up:
+            return progress.summary
         if task is None or move is None:
             return _POLITE_MOVE
         if self._mistakes and rng.random() < chance_per_turn(self._mistakes, task):
@@ -144,6 +146,8 @@ class GroundTruth:
 
     def _choices(self, progress: TaskProgress) -> list[Action | str]:
         task, move = progress.task, progress.next_move
+        if progress.summing_up:
+            return [progress.summary]
         if task is None or move is None:
             return [_UNKNOWN_MOVE, _POLITE_MOVE]
         spoiled = [spoiled_move(kind, task, progress.made) for kind in Mistake]

@@ -6,16 +6,21 @@ behind a router, continues where the conversation is. It knows texts, never toke
 
 from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rollq.env import RESPOND, Action, Domain, Task
 from rollq.errors import RollqError
 from rollq.job import Json
+from rollq_worker.context.summary import ASK, HEADING
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.made_up_moves import made_up_moves
+
+
+_MADE = re.compile(r"(\d+) moves of this task are made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class TaskProgress:
     """Index of the task's next move; past the end when all are made."""
     form: TextForm | None = None
     """How the policy writes actions as text; None: it makes tool calls."""
+    summing_up: bool = False
+    """The policy was asked for a summary."""
 
     def after_system(self, prompt: str) -> TaskProgress:
         """The progress after the system prompt, which says how actions are written."""
@@ -37,14 +44,17 @@ class TaskProgress:
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
         """The progress after a user message. The first one that has the opening of a task names it, because some agents
-        put messages of their own before; those behind it, tool results among them, change nothing."""
-        return replace(self, task=self.task or tasks.by_opening(text), opened=True)
+        put messages of their own before. Those behind it, tool results among them, change nothing, but for one that
+        asks for a summary. A summary says how far the conversation had come that it stands for."""
+        known = _MADE.search(text.partition(HEADING)[2])
+        made, task = int(known[1]) if known else self.made, self.task or tasks.by_opening(text)
+        return replace(self, task=task, opened=True, made=made, summing_up=ASK in text)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
         """The progress after a turn. The turn counts as the first remaining move that it makes; moves before that stay
         skipped."""
         turn = turn if self.form is None else _as_call(turn)
-        if self.task is None or (turn.errors and not turn.calls):
+        if self.task is None or self.summing_up or (turn.errors and not turn.calls):
             return self
         moves = self.task.moves
         for index in range(self.made, len(moves)):
@@ -53,6 +63,11 @@ class TaskProgress:
         # Where a message is due any text counts, because the scripted user's k-th reply answers the k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
         return replace(self, made=self.made + 1) if spoken else self
+
+    @property
+    def summary(self) -> str:
+        """What `after_user` reads of a summary."""
+        return f"{self.made} moves of this task are made."
 
     @property
     def next_move(self) -> Action | None:

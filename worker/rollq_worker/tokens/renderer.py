@@ -138,12 +138,23 @@ class ChatRenderer:
                 return None
             return self.open([*messages, *replies], tools)
         except JobFailure as e:
-            *history, turn = messages
-            harmless = {"name": self._made_up.tool_name, "arguments": "{}"}
-            calls = [{**call, "function": harmless} for call in turn.get("tool_calls", ())]
-            plain = {"role": "assistant", "content": "", "tool_calls": calls} if calls else SHORT_REPLY
-            self.open([*history, plain, *replies], tools)  # raises where it is not the turn that is refused
+            self.open([*messages[:-1], self._harmless(messages[-1]), *replies], tools)  # raises where it is the replies
             raise TurnRefused(str(e)) from e
+
+    def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
+        """The prompt of a conversation that was sampled in part. Raises TurnRefused when the template cannot write one
+        of its turns, and JobFailure when it cannot write the rest."""
+        try:
+            return self.open(messages, tools)
+        except JobFailure as e:
+            self.open([self._harmless(each) if each["role"] == "assistant" else each for each in messages], tools)
+            raise TurnRefused(str(e)) from e
+
+    def _harmless(self, turn: Message) -> Message:
+        """A turn that templates take, in place of this one."""
+        harmless = {"name": self._made_up.tool_name, "arguments": "{}"}
+        calls = [{**call, "function": harmless} for call in turn.get("tool_calls", ())]
+        return {"role": "assistant", "content": "", "tool_calls": calls} if calls else SHORT_REPLY
 
     def _says_the_same(
         self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
@@ -216,7 +227,7 @@ class ChatRenderer:
         roles = [str(reply.get("role")) for reply in replies]
         if not roles or not self.family.reply_roles.issuperset(roles):
             raise self._refusal(roles, f"a turn is answered by {' or '.join(sorted(self.family.reply_roles))}")
-        if stop is not None and not self.replying_roles(stop).issuperset(roles):
+        if stop is not None and roles[0] not in self.replying_roles(stop):
             token = self.tokenizer.decode([stop])
             role = self._header_stops[stop]
             raise self._refusal(roles, f"the turn ended with {token}, which only a {role} may answer")

@@ -34,6 +34,9 @@ def tools(name: str = "add") -> list[Any]:
 def test_a_job_needs_edges_for_its_agent_and_its_stops() -> None:
     assert needed_edges(job()) == ()
     assert needed_edges(job(agent_args={"calls": "all"})) == (Edge.CALLS,)
+    asked = {"kind": "summary", "over": 9}
+    assert needed_edges(job(context=asked)) == (Edge.ASKED, Edge.ASKED_AFTER_CALL)
+    assert needed_edges(job(context={**asked, "endpoint": "e", "model": "m"})) == ()
     assert needed_edges(job(sampling={"stop": "END"})) == (Edge.TRUNCATED,)
     assert needed_edges(job(agent_args={"calls": "all"}, sampling={"regex": "a"})) == (Edge.CALLS, Edge.TRUNCATED)
 

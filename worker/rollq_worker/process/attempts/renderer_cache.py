@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rollq.job import History, Job, Json
 from rollq_worker.agents.known_agents import is_program
+from rollq_worker.context import asks_policy
 from rollq_worker.episode.messages import key_of_schemas
 from rollq_worker.episode.sampler import ends_anywhere
 from rollq_worker.episode.strategies import agent_factory
@@ -74,4 +75,6 @@ def needed_edges(job: Job) -> tuple[Edge, ...]:
         edges.append(Edge.CALLS)
     if ends_anywhere(job) or job.sampling.get("stop_token_ids"):
         edges.append(Edge.TRUNCATED)
+    if not is_program(job.agent) and asks_policy(job):
+        edges += [Edge.ASKED, Edge.ASKED_AFTER_CALL]
     return tuple(edges)

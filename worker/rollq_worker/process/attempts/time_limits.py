@@ -14,9 +14,11 @@ from typing import Any
 
 from rollq.env import Action, Environment, Grade, Observation, RewardFunction, Sandbox, User
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
+from rollq.events import Message
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import raise_in, typed
+from rollq_worker.protocols import Context
 from rollq_worker.whole_text import whole
 
 STEP_LIMIT_S = 60.0
@@ -177,6 +179,16 @@ def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> 
             return reward(trajectory, grade)
 
     return timed
+
+
+def timed_context(context: Context, limits: TimeLimits) -> Context:
+    """The context, with a limit on the time that it takes to shorten a conversation."""
+
+    def timed(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+        with limits.call(context.failure, "the context", context.longest_s):
+            return context.shorten(opening, messages, tokens)
+
+    return replace(context, shorten=timed)
 
 
 class _TimedUser:

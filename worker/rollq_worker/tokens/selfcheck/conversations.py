@@ -32,16 +32,20 @@ class Edge(StrEnum):
     EMPTY_RESULT = "call -> empty tool output"
     MULTILINE_RESULT = "call -> tool output of several lines"
     MALFORMED = "malformed call -> tool"
+    ASKED = "reply -> user, user"
+    ASKED_AFTER_CALL = "call -> tool, user"
     REASONED_CALL = "reasoning, call -> tool"
     REASONED_SECOND_CALL = "reasoning, second call -> tool"
     REASONED_REPLY = "reasoning, reply -> user"
 
 
-WITHOUT_TOOLS = (Edge.OPEN, Edge.REPLY, Edge.TRUNCATED, Edge.REASONED_REPLY)
+WITHOUT_TOOLS = (Edge.OPEN, Edge.REPLY, Edge.TRUNCATED, Edge.ASKED, Edge.REASONED_REPLY)
 """The edges of an episode in which the template shows no tools."""
 _LONG_TEXT = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
 """A text of over 2,000 characters."""
-_REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
+_ASK: Message = {"role": "user", "content": "Before you go on: what is the askedword?"}
+"""What a context asks, behind the replies to a turn."""
+_REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword", "askedword")
 _LATER_RESULT = '{"status": "laterword", "total": 7}'
 _SHORT = 4
 """Number of messages of the longest history of a short conversation."""
@@ -191,6 +195,10 @@ class Conversations:
         match edge:
             case Edge.REPLY | Edge.REPLY_AFTER_CALL | Edge.TRUNCATED | Edge.REASONED_REPLY:
                 return self.reply(), [{"role": "user", "content": "Thank you. And the secondword one?"}]
+            case Edge.ASKED:
+                return self.reply(), [{"role": "user", "content": "Thank you. And the secondword one?"}, _ASK]
+            case Edge.ASKED_AFTER_CALL:
+                return self.call(ids[0]), [one, _ASK]
             case Edge.CALLS:
                 return self.call(*ids), [one, *(self.result(id, _LATER_RESULT) for id in ids[1:])]
             case Edge.WORDS_AND_CALL:

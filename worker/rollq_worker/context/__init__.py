@@ -1,0 +1,105 @@
+"""What takes the place of a conversation that has grown long, by the kind in a job's `context`.
+
+There are `window`, `summary`, and what installed packages add.
+
+Another kind is an entry point of the group `rollq.contexts`: a `rollq.env.ContextHook` that takes the rest of the
+job's `context` by keyword.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from rollq.env import ContextHook
+from rollq.errors import JobFailure, UserFailure
+from rollq.events import Message
+from rollq.job import Job, Json
+from rollq.settings import Endpoint
+from rollq_worker.context.summary import ASK, ASK_MODEL, ModelSummary, OwnSummary
+from rollq_worker.context.window import Window
+from rollq_worker.plug_ins import check_arguments, function_named
+from rollq_worker.protocols import Context
+
+GROUP = "rollq.contexts"
+WINDOW, SUMMARY = "window", "summary"
+
+
+def context_factory(
+    job: Job,
+    *,
+    endpoints: Mapping[str, Endpoint],
+    check: Callable[[], None] | None = None,
+    away: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Context | None:
+    """What the job's `context` asks for; None: nothing.
+
+    `check` is called while another model is waited for, and raises when the attempt must stop; `away` is around the
+    time for which its endpoint is away. Raises JobFailure for a context that cannot be had.
+    """
+    if not job.context:
+        return None
+    options = dict(job.context)
+    kind = options.pop("kind")
+    if kind not in (WINDOW, SUMMARY):
+        function = function_named("context", kind, GROUP, frozenset({WINDOW, SUMMARY}))
+        check_arguments("context", kind, function, 3, options)
+        return Context(shorten=_checked(partial(function, **options)))
+    over = _whole(job, options, "over")
+    if over >= job.budget.max_tokens:
+        raise JobFailure(f"{_where(job)}: over must be below budget.max_tokens, which is {job.budget.max_tokens}")
+    if kind == SUMMARY:
+        return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
+    turns = _whole(job, options, "turns")
+    if options:
+        raise JobFailure(f"{_where(job)}: it takes over and turns, not {', '.join(map(str, options))}")
+    return Context(shorten=Window(over, turns), over=over)
+
+
+def asks_policy(job: Job) -> bool:
+    """Whether a turn of the policy may be answered by a question for a summary."""
+    return job.context.get("kind") == SUMMARY and "endpoint" not in job.context
+
+
+def _summary(
+    job: Job, options: dict[str, Json], over: int, endpoints: Mapping[str, Endpoint], **asking: Any
+) -> Context:
+    ask = options.pop("ask", ASK_MODEL if options else ASK)
+    if not isinstance(ask, str) or not ask.strip():
+        raise JobFailure(f"{_where(job)}: ask must be a text, not {ask!r:.60}")
+    if not options:
+        own = OwnSummary(over, ask)
+        return Context(shorten=own, asks=own.asks, over=over)
+    from rollq_worker.chat_model import ChatModel, ChatOptions  # which needs requests
+
+    chat = ChatOptions.read(options, "summary")
+    model = ChatModel(chat, endpoints, role="summary", failure=UserFailure, **asking)
+    shorten = ModelSummary(over, ask, model.ask)
+    return Context(shorten=shorten, over=over, failure=UserFailure, longest_s=chat.longest_s)
+
+
+def _whole(job: Job, options: dict[str, Json], name: str) -> int:
+    value = options.pop(name, None)
+    if type(value) is not int or value < 1:
+        raise JobFailure(f"{_where(job)}: {name} must be a whole number of at least 1, not {value!r:.60}")
+    return value
+
+
+def _where(job: Job) -> str:
+    return f"{job.title}: context {job.context['kind']!r}"
+
+
+def _checked(hook: ContextHook) -> ContextHook:
+    """The hook of another package, whose messages are plain ones that a turn can follow."""
+
+    def checked(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+        found = hook(opening, messages, tokens)
+        if found is None:
+            return None
+        plain: list[Message] = json.loads(json.dumps(list(found), allow_nan=False))
+        if not plain or plain[-1]["role"] == "assistant":
+            raise ValueError(f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}")
+        return plain
+
+    return checked

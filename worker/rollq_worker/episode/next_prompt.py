@@ -1,0 +1,132 @@
+"""What the next turn is sampled behind: a bridge in the same trace, or the prompt of a new one.
+
+A trace is left where the chat template writes its history differently and the job wants that, and where the job's
+context shortens it. What was sampled stays trainable in the trace that is left. In the new one it is context.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollq.errors import JobFailure
+from rollq.events import Message, Prompt, Stop
+from rollq.job import History, Job, Json
+from rollq_worker.episode.resume import Recording
+from rollq_worker.episode.sampler import room
+from rollq_worker.failures import errors_become
+from rollq_worker.protocols import Context, Engine, Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class NextPrompt:
+    """What follows a turn."""
+
+    replies: list[Message]
+    """The replies to it, and what the context asks."""
+    bridge: array[int] = field(default_factory=lambda: array("I"))
+    opened: Prompt | None = None
+    stop: Stop | None = None
+    """Why there is no room for another turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The present trace, up to a turn that is over."""
+
+    ids: array[int]
+    messages: list[Message]
+    sampled: array[int]
+    """The ids of the turn."""
+
+
+class NextPrompts:
+    """Those of one episode."""
+
+    def __init__(
+        self, job: Job, engine: Engine, renderer: Renderer, recording: Recording, context: Context | None
+    ) -> None:
+        self.opening: list[Message] = []
+        """The messages of the first prompt."""
+        self.schemas: Sequence[Json] = ()
+        """The tools that the chat template shows."""
+        self.summing_up = False
+        """The policy was asked what the context asks, and has not answered."""
+        self._job = job
+        self._engine = engine
+        self._renderer = renderer
+        self._recording = recording
+        self._context = context
+
+    def check_first(self, length: int) -> None:
+        """Raises JobFailure for a first prompt that the context would have to shorten."""
+        over = self._context.over if self._context else 0
+        if 0 < over < length:
+            raise JobFailure(f"the first prompt of {length} tokens is longer than over={over} in the job's context")
+
+    def behind(self, trace: Trace, replies: list[Message], turns_left: int) -> NextPrompt:
+        """What follows the turn that these replies answer, when so many turns are left. Raises TurnRefused."""
+        ids, opened = self._go_on(trace, replies)
+        if (context := self._context) is not None:
+            tokens = len(opened.ids) if opened else len(trace.ids) + len(ids)
+            asked = context.asks(tokens) if replies and turns_left > 1 and not self.summing_up else ""
+            if asked:
+                self.summing_up = True
+                replies = [*replies, {"role": "user", "content": asked}]
+                ids, opened = self._go_on(trace, replies)
+            elif short := self._shortened(context, [*trace.messages, *replies], tokens):
+                ids, opened = array("I"), self._opened(short)
+        if not self._fits(len(opened.ids) if opened else len(trace.ids) + len(ids), opened is not None):
+            return NextPrompt(replies, stop=Stop.LENGTH)
+        return NextPrompt(replies, ids, opened)
+
+    def _go_on(self, trace: Trace, replies: Sequence[Message]) -> tuple[array[int], Prompt | None]:
+        """The bridge behind the turn, or the prompt of the trace that the template's rewriting opens. Neither without
+        replies."""
+        if not replies:
+            return array("I"), None
+        opened = self._rewritten(trace, replies)
+        if opened is not None:
+            return array("I"), opened
+        with errors_become(JobFailure, "rendering the bridge"):
+            return bridge_behind(self._renderer, trace.ids[-1], trace.messages[-1], replies), None
+
+    def _rewritten(self, trace: Trace, replies: Sequence[Message]) -> Prompt | None:
+        """The prompt of a new trace; None unless the job wants history as the template writes it, and that differs
+        from what was sampled. Raises TurnRefused when the template cannot write the turn."""
+        if self._job.history is not History.TEMPLATE:
+            return None
+        with errors_become(JobFailure, "rendering the conversation again"):
+            ids = self._renderer.rewritten(trace.messages, trace.sampled, replies, self.schemas)
+        return None if ids is None else self._prompt(ids, [*trace.messages, *replies])
+
+    def _shortened(self, context: Context, messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+        """The messages that take the place of these; None: they stay."""
+        with errors_become(context.failure, "the context"):
+            return self._recording.opened(lambda: context.shorten(self.opening, messages, tokens))
+
+    def _opened(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt of a trace that begins with these messages. Raises TurnRefused."""
+        with errors_become(JobFailure, "rendering the shortened conversation"):
+            return self._prompt(self._renderer.reopen(messages, self.schemas), messages)
+
+    def _prompt(self, ids: array[int], messages: Sequence[Message]) -> Prompt:
+        return Prompt(ids=ids, messages=messages, tools=self.schemas, at=time.time())
+
+    def _fits(self, length: int, new_trace: bool) -> bool:
+        """Whether there is room for another turn."""
+        recorded = self._recording.another_turn_followed(new_trace)
+        return room(self._job, self._engine, length) > 0 if recorded is None else recorded
+
+
+def bridge_behind(renderer: Renderer, last: int, message: Message, replies: Sequence[Message]) -> array[int]:
+    """The tokens between the turn `message`, whose last token is `last`, and the next one. They also close a turn that
+    has no end token. Raises JobFailure."""
+    ids = array("I")
+    if not renderer.is_end(last):
+        last = renderer.close(message, replies)
+        ids.append(last)
+    ids.extend(renderer.bridge(message, replies, last))
+    return ids

@@ -33,8 +33,8 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     """The samples of one rollout: a list of groups, each a list of `n_samples_per_prompt` samples.
 
     When a trajectory has several rows (`history=template`, `context`), every member of every group is a list of samples
-    instead, which share a `rollout_id`. Raises SettingsError when slime would then compare the wrong samples. `index` and
-    `group_index` count over all rollouts, and are the same after a restart.
+    instead, which share a `rollout_id`. Raises SettingsError when slime would then compare the wrong samples. `index`
+    and `group_index` count over all rollouts, and are the same after a restart.
     """
     first = rollout_id * args.rollout_batch_size
     groups = [group_samples(group, index, batch.version_steps) for index, group in enumerate(batch.groups, first)]

@@ -74,10 +74,10 @@ def test_every_task_is_played_to_its_reward(ground_truth: GroundTruth, agent: st
 def test_a_conversation_that_is_shortened_goes_on(ground_truth: GroundTruth, agent: str, kind: dict[str, Any]) -> None:
     engine, traces = GroundTruthEngine(lambda: ground_truth), 0
     for index in range(TASKS):
-        trajectory = play_task(engine, index, agent=agent, context={**kind, "over": 3100})
+        trajectory = play_task(engine, index, agent=agent, context={**kind, "over": 2600})
         assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
         traces += len(trajectory.traces)
-    assert traces > 2 * TASKS
+    assert traces > 2 * TASKS  # so most are shortened twice or more
 
 
 def test_nothing_depends_on_the_cache(ground_truth: GroundTruth, tasks: TaskIndex) -> None:

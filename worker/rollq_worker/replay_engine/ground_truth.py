@@ -1,7 +1,8 @@
 """What the replay engine says: the next ground-truth move of the task that the prompt is about, as token ids.
 
-Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations are cached by
-prefix, so a turn costs only the decoding of what is new. No reply depends on the cache.
+Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends only on the prompt's
+text and on randomly drawn mistakes. Conversations are cached by prefix, so a turn costs only the decoding of what is
+new. No reply depends on the cache.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on

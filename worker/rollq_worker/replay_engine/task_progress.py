@@ -19,7 +19,6 @@ from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.made_up_moves import made_up_moves
 
-
 _MADE = re.compile(r"(\d+) moves of this task are made")
 
 

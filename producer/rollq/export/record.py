@@ -63,7 +63,8 @@ def times_of(trajectory: Trajectory) -> list[list[Any]]:
             waits.append(["agent", event.at, event.seconds, event.turn])
             continue
         elif isinstance(event, Observed):
-            said = any(reply.get("role") == "user" for reply in event.replies)
+            answers = event.replies[: len(event.actions) or 1]  # what the context asks is no answer
+            said = any(reply.get("role") == "user" for reply in answers)
             what = "user" if said or any("user" in action for action in event.actions) else "environment"
             turn = event.turn
         elif isinstance(event, Acted):

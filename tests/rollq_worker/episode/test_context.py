@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from rollq import errors
 from rollq.events import Event, Observed, Prompt, Sampled, Stop
+from rollq.export.record import record
+from rollq.export.rows import record_of, rows
+from rollq.export.validation import faults
 from rollq.job import History
 from rollq.training.turn_credit import TurnCredit
 from rollq.trajectory import Trajectory
@@ -182,6 +185,18 @@ def test_credit_by_turn_counts_the_turn_of_a_summary() -> None:
     played = play_with_fakes(CALL, CALL, "did things", CALL, "bye", context=SHORT)
     assert TurnCredit(discount=0.5).returns(played, 1.0) == [0.0625, 0.125, 0.25, 0.5, 1.0]
     assert played.turn_rewards == [None] * 5
+
+
+@pytest.mark.parametrize("context", [SHORT, {"kind": "window", "over": 150, "turns": 1}])
+def test_an_export_has_the_conversation_of_each_trace(context: dict[str, Any]) -> None:
+    played = play_with_fakes(CALL, CALL, "did things", CALL, "bye", user=FakeUser(["hello", "go on"]), context=context)
+    line = record(played)
+    assert faults(line) == []
+    assert [trace["messages"] for trace in line["conversations"]] == played.conversations
+    assert [turn for trace in line["conversations"] for turn in trace["turns"]] == [*range(played.turns)]
+    assert [what for what, *_ in line["times"]].count("user") == 2
+    back, wrong = record_of(rows(played, digest=0))
+    assert (wrong, back["conversations"], back["tokens"]) == ([], line["conversations"], line["tokens"])
 
 
 KINDS = ("window", "summary", "model")

@@ -1,16 +1,21 @@
-"""POST /v1/chat/completions: the scripted user's lines for a user simulator.
+"""POST /v1/chat/completions: the scripted user's lines for a user simulator, and summaries of conversations.
 
-The system prompt says which task's user is asked for. It knows no token ids.
+The system prompt says which task's user is asked for, or asks for a summary. It knows no token ids.
 """
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 
+from rollq.env import Action
+from rollq.images import text_of
 from rollq.job import Json
+from rollq_worker.context.summary import ASK_MODEL
+from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.ground_truth import POLITE
 from rollq_worker.replay_engine.http_bodies import bad_body
-from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 
@@ -36,12 +41,28 @@ def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, v
 
 def next_line(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> str:
     """The user's k-th line for the k-th request; its last one after that. A polite word where no task is known."""
+    if [_text(message) for message in messages[:1]] == [ASK_MODEL]:
+        return summary(_text(messages[-1]), tasks)
     said = sum(message.get("role") == "assistant" for message in messages)
     for message in messages:
         if message.get("role") == "system" and (task := tasks.by_instruction(_text(message))):
             line: str = [task.opening, *task.replies][min(said, len(task.replies))]
             return line
     return POLITE
+
+
+def summary(conversation: str, tasks: TaskIndex) -> str:
+    """A summary of a conversation, one message of OpenAI's form a line."""
+    progress = TaskProgress()
+    for line in conversation.split("\n"):
+        message = json.loads(line)
+        if message["role"] == "user":
+            progress = progress.after_user(text_of(message["content"]), tasks)
+        elif message["role"] == "assistant":
+            made = [call["function"] for call in message.get("tool_calls", ())]
+            calls = [Action(call["name"], json.loads(call["arguments"])) for call in made]
+            progress = progress.after_turn(ReadTurn(message["content"], calls))
+    return progress.summary
 
 
 def _text(message: Mapping[str, Json]) -> str:

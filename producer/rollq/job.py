@@ -151,8 +151,9 @@ class Job:
     """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
     routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
     weight_version: str = ""
-    """Pins the job to weights of that version: what others would sample is not taken, and the job waits for an engine
-    that serves them. Give such jobs engines and workers of their own, by `queue`. "" takes whatever is served."""
+    """Pins the job to weights of that version: what others would sample is not taken. While no engine serves them, its
+    worker puts the job back, at no cost. Give such jobs engines and workers of their own, by `queue`. "" takes whatever
+    is served."""
     budget: Budget = field(default_factory=Budget)
     """What one attempt may spend."""
     purpose: Purpose = Purpose.TRAIN

@@ -1,6 +1,8 @@
 """An evaluation on engines and workers of its own, beside training: each of its tokens is of the version that it is
 pinned to, whatever those engines serve before and meanwhile."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollq import Client, Job
@@ -33,6 +35,9 @@ def test_every_token_is_of_the_pinned_version(stack: Stack) -> None:
         client.publish(6)
         with pytest.raises(TimeoutError, match="jobs are pinned to"):
             evaluation.result(3)
+        later = client.evaluate([replace(task, weight_version="6") for task in TASKS], 1)
+        assert list(later.result(120).versions) == ["6"]  # what is left of the other one is not in its way
+        assert not evaluation.done()
         load_weights(of_evaluation, "5")
         found = evaluation.result(120)
     assert (found.version, list(found.versions), found.complete, len(found.tries)) == ("5", ["5"], True, 6)

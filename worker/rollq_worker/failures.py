@@ -14,6 +14,10 @@ class Drained(RollqError):
     """The worker is stopping, so it gives the job back at no cost."""
 
 
+class OtherWeights(RollqError):
+    """No engine serves the weights that the job is pinned to, so it goes back at no cost, and comes again later."""
+
+
 def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> RolloutFailure | None:
     """The `failure` that foreign code's exception becomes; None for an error that has a type already. `what` names the
     code."""

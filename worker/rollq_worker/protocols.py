@@ -53,6 +53,8 @@ class SampleRequest:
     """The images of the prompt."""
     accepts: Callable[[str], bool] | None = None
     """Whether weights of that version may sample; None: all. It may raise what stops the attempt."""
+    pinned: str = ""
+    """The only version that may sample, where the job names one. The call does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,8 +293,8 @@ class Client(Operations):
         """
         from rollq.client.evaluation import begin
 
-        use = partial(self._trackers.use, track)
-        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name, use)
+        tracking = self._trackers.use(track)
+        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name, tracking)
         self._open.add(evaluation)
         return evaluation
 
@@ -305,12 +305,13 @@ class Client(Operations):
         return SolveRates(self._internals, self._producer)
 
     def close(self) -> None:
-        """Close its consumers and evaluations, too. A closed client refuses every call (ClientClosed)."""
+        """Close its consumers, evaluations and trackers, too. A closed client refuses every call (ClientClosed)."""
         if self._closed:
             return
         self._closed = True
         for each in list(self._open):
             each.close()
+        self._trackers.close()
         self._producer.close()
         self._broker.close()
         self._internals.ledger.redis.close()

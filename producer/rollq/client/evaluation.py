@@ -85,9 +85,9 @@ def begin(
     k: int,
     version: str | None,
     name: str | None,
-    use: Callable[[], Tracking | None],
+    tracking: Tracking | None,
 ) -> "Evaluation":
-    """What `Client.evaluate` says. `use` opens the tracker, once everything else is right."""
+    """What `Client.evaluate` says."""
     run = internals.ledger.run
     version = _version(internals, tasks, version)
     name = version if name is None else name
@@ -99,7 +99,7 @@ def begin(
         )
     collector = Collector(internals.reader, jobs, name=name, version=version)
     # No limit to the groups: the tasks are counted, and workers may not be there yet.
-    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), use())
+    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), tracking)
 
 
 def _version(internals: Internals, tasks: Sequence[Job], version: str | None) -> str:
@@ -154,8 +154,7 @@ class Evaluation:
     def close(self) -> None:
         """Stop waiting for it. What was submitted is played all the same; the same call goes on with it."""
         self._stop.set()
-        if self._over.wait(CLOSE_S):
-            self._thread.join()  # a tracker may still be told
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -165,8 +164,6 @@ class Evaluation:
         except BaseException as e:  # raised in `result`
             self._error = e
         self._over.set()
-        if self._tracking:
-            self._tracking.close()
 
     def _collect(self) -> Result:
         collector, pause = self._collector, FIRST_PAUSE_S

@@ -22,7 +22,7 @@ from rollq.snapshot.run import RunSnapshot, read_run
 log = logging.getLogger("rollq")
 
 GROUP = "rollq.trackers"
-"""Entry points of trackers: each is called with the project, the id of the run, and the number of rollouts, and returns
+"""Entry points of trackers: each is called with the project, the number of rollouts and the id of the run, and returns
 a Tracker."""
 MOST = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
@@ -45,7 +45,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """The trackers of one client. Its consumers and evaluations share each of them while they are open."""
+    """The trackers of one client, which its consumers and evaluations share. They end with it."""
 
     def __init__(self, reader: LedgerReader) -> None:
         self._reader = reader
@@ -53,21 +53,31 @@ class Trackers:
         self._lock = threading.Lock()
 
     def use(self, track: str | Tracker | None) -> "Tracking | None":
-        """The user closes it once. Raises SettingsError for a tracker that is not there."""
+        """None for none. Raises SettingsError for a tracker that is not there, is none, or is asked for rollouts again
+        in another number."""
         if track is None:
             return None
-        key = parts(track)[:2] if isinstance(track, str) else id(track)
         with self._lock:
-            if key not in self._known or not self._known[key].join():
-                self._known[key] = Tracking(track, self._reader)
-            return self._known[key]
+            key = parts(track)[:2] if isinstance(track, str) else id(track)
+            tracking = self._known.setdefault(key, Tracking(track, self._reader))
+        if tracking.track != track:
+            raise SettingsError(f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both")
+        return tracking
+
+    def close(self) -> None:
+        """Waits until they have what was added, each for CLOSE_S at most."""
+        for tracking in self._known.values():
+            tracking.close()
 
 
 class Tracking:
-    """Tells a tracker of batches and evaluations, until the last of those that use it closes it."""
+    """Tells a tracker of batches and evaluations."""
 
     def __init__(self, track: str | Tracker, reader: LedgerReader) -> None:
-        """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for one that is not there."""
+        """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for what is neither."""
+        if not isinstance(track, str) and not all(hasattr(track, name) for name in ("rollouts", "log", "close")):
+            raise SettingsError(f"track is NAME[:PROJECT[:ROLLOUTS]] or a Tracker, not {track!r:.100}")
+        self.track = track
         self._named = track if isinstance(track, str) else type(track).__name__
         self._open: Callable[[str], Tracker] = named(track) if isinstance(track, str) else lambda run: track
         self._reader = reader
@@ -77,14 +87,8 @@ class Tracking:
         self._acts: SimpleQueue[tuple[str, Callable[[], None]]] = SimpleQueue()
         # A daemon: what it may still wait for does not hold up the end of the program.
         self._thread = threading.Thread(target=self._run, name="rollq-tracker", daemon=True)
-        self._closed = False
-        self._lock, self._users = threading.Lock(), 1
-
-    def join(self) -> bool:
-        """One more uses it. False: the last one has closed it."""
-        with self._lock:
-            self._users += self._users > 0
-            return self._users > 0
+        self._closed = self._gave_up = False
+        self._lock = threading.Lock()
 
     def add(self, batch: Batch) -> None:
         """Returns at once."""
@@ -96,34 +100,51 @@ class Tracking:
 
     def _put(self, what: str, act: Callable[[], None]) -> None:
         with self._lock:
+            if self._closed:
+                return log.warning("%s is closed, so %s is not sent", self._named, what)
             if not self._thread.ident:
                 self._thread.start()
-        if self._room.acquire(blocking=False):
-            self._acts.put((what, act))
-        else:
-            log.warning("%s: %d steps wait for it, so %s is not sent", self._named, MOST, what)
+            if self._room.acquire(blocking=False):
+                return self._acts.put((what, act))
+        log.warning("%s: %d steps wait for it, so %s is not sent", self._named, MOST, what)
+
+    def flush(self) -> None:
+        """Waits until the tracker has what was added, or for CLOSE_S."""
+        done = threading.Event()
+        with self._lock:
+            if self._closed or not self._thread.ident:
+                return
+            self._acts.put(("", done.set))
+        if not done.wait(CLOSE_S):
+            self._give_up()
 
     def close(self) -> None:
-        """The last one waits until the tracker has what was added, or for CLOSE_S."""
+        """The same, and it ends."""
         with self._lock:
-            self._users -= 1
-        if self._users or not self._thread.ident:
-            return
-        self._acts.put((END, self._end))
+            if self._closed or not self._thread.ident:
+                self._closed = True
+                return
+            self._closed = True
+            self._acts.put((END, self._end))
         self._thread.join(CLOSE_S)
-        self._closed = True
         if self._thread.is_alive():
-            log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """What waits is not sent: who waited once for a tracker that hangs does not wait again."""
+        self._closed = self._gave_up = True
+        log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
 
     def _run(self) -> None:
         what = ""
-        while what != END and not self._closed:
+        while what != END and not self._gave_up:
             what, act = self._acts.get()
             try:
                 act()
             except Exception as e:  # a tracker may raise anything, and training goes on
                 log.warning("%s did not take %s: %s: %s", self._named, what, type(e).__name__, e)
-            self._room.release()
+            if what:
+                self._room.release()
 
     def _log(self, batch: Batch, at: float) -> None:
         run, tracker = read_run(self._reader, at), self._opened()

@@ -64,8 +64,8 @@ def _task(result: Result, task: TaskResult) -> dict[str, Any]:
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "before": comparison.before,
-        "reward": _numbers(comparison.reward),
-        "pass_hat_k": {str(k): _numbers(value) for k, value in comparison.pass_hat_k.items()},
+        "reward": numbers(comparison.reward),
+        "pass_hat_k": {str(k): numbers(value) for k, value in comparison.pass_hat_k.items()},
         "better": [change._asdict() for change in comparison.better],
         "worse": [change._asdict() for change in comparison.worse],
     }
@@ -169,7 +169,7 @@ def _interval(value: Estimate) -> list[float] | None:
     return None if value.low is None or value.high is None else [value.low, value.high]
 
 
-def _numbers(value: Estimate) -> Mapping[str, Any]:
+def numbers(value: Estimate) -> Mapping[str, Any]:
     return {"mean": value.mean, "stderr": value.stderr, "interval": _interval(value)}
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from rollq.errors import SettingsError
-from rollq.evaluation.comparison import Comparison, compare
-from rollq.evaluation.report import as_json, comparison_json, short, title
+from rollq.evaluation.report import as_json, numbers, short, title
 from rollq.evaluation.result import Result
+from rollq.evaluation.statistics import Estimate, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,35 +17,35 @@ class Point:
     step: int | None
     """The step of its weights, where that is known."""
     result: Result
-    comparison: Comparison | None
-    """With the one that the series is compared with; None where their tasks differ."""
+    difference: Estimate | None
+    """Of rewards, from the one that the series is compared with; None where their tasks differ."""
 
 
 def series(results: Iterable[Result], steps: Mapping[str, int], before: Result | None) -> list[Point]:
     """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are compared with."""
     points = [
-        Point(step=steps.get(result.version or ""), result=result, comparison=_compared(result, before))
+        Point(step=steps.get(result.version or ""), result=result, difference=_difference(result, before))
         for result in results
     ]
     return sorted(points, key=lambda point: (point.step is None, point.step, point.result.name))
 
 
-def _compared(result: Result, before: Result | None) -> Comparison | None:
+def _difference(result: Result, before: Result | None) -> Estimate | None:
     if before is None or result == before:
         return None
-    try:
-        return compare(result, before, title(before))
-    except SettingsError:  # other tasks
+    theirs = {task.key: task.reward for task in before.tasks}
+    if theirs.keys() != {task.key for task in result.tasks}:
         return None
+    return estimate([task.reward - theirs[task.key] for task in result.tasks])
 
 
 def series_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """As `--json` has them: what `as_json` says of a result as a whole, with `step` and `comparison`."""
+    """As `--json` has them: what `as_json` says of a result as a whole, with `step` and `reward_difference`."""
     return [
         {
             "step": point.step,
             **{name: value for name, value in as_json(point.result).items() if name not in ("per_task", "failures")},
-            "comparison": point.comparison and comparison_json(point.comparison),
+            "reward_difference": point.difference and numbers(point.difference),
         }
         for point in points
     ]
@@ -69,13 +69,12 @@ def series_lines(points: Sequence[Point], before: Result | None) -> list[str]:
 
 def _row(point: Point, shown: Sequence[int], compared: bool) -> list[str]:
     result = point.result
-    rates = result.pass_hat_k
     mixed = " (mixed)" if result.other_versions else ""
     return [
         "-" if point.step is None else str(point.step),
         f"{result.name or '-'}{mixed}",
         f"{len(result.tasks)}" + (f" of {len(result.tasks) + len(result.left_out)}" if result.left_out else ""),
         short(result.reward) if result.reward else "-",
-        *(f"{rates[k].mean:.3f}" if k in rates else "-" for k in shown),
-        *([short(point.comparison.reward, "+") if point.comparison else "-"] if compared else []),
+        *(f"{fmean(result.pass_hat(k)):.3f}" if result.tasks and k <= result.size else "-" for k in shown),
+        *([short(point.difference, "+") if point.difference else "-"] if compared else []),
     ]

@@ -21,8 +21,8 @@ REMEDIES = {
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
     OUTDATED: (
         "serves weights that are older than what a run has published, or not published, or others than those that"
-        " jobs are pinned to, and is left alone by them: load the right ones (`rollq engines sync`), or publish its"
-        " own under the name that it has for them"
+        " jobs are pinned to (`weight_version`), and is left alone by them: load the right ones (`rollq engines"
+        " sync`), or, for a run with a bound on staleness, publish its own under the name that it has for them"
     ),
 }
 """What to do about an engine that generates nothing, by its state."""

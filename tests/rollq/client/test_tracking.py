@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollq import Client, Job, SettingsError, StepMetrics
+from rollq import Client, ContractError, Job, SettingsError, StepMetrics
 from rollq.client import tracking
 from rollq.client.step_metrics import step_metrics
 from rollq.errors import FailureClass
@@ -151,7 +151,7 @@ def test_evaluations_report_to_the_tracker_of_the_batches(
             for evaluation in evaluations:
                 evaluation.result(60)
             assert consumer.next(1, 60)
-        assert notes.closed == 1
+    assert notes.closed == 1
     assert [step.step for step in notes.steps] in ([0, 20, 1], [0, 1, 20])
     [found] = [step for step in notes.steps if step.step == 20]
     assert found.rollouts == ()
@@ -170,18 +170,43 @@ def test_evaluations_report_to_the_tracker_of_the_batches(
     assert "did not take the evaluation of other: SettingsError: it is not known which step 'other' is" in caplog.text
 
 
-def test_an_evaluation_may_end_after_the_last_batch(ledger: Ledger, redis_url: str) -> None:
+def test_a_tracker_ends_with_its_client(ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Consumers come and go, and what each has added is sent when it closes."""
     notes = Notes()
-    finish_groups(ledger, "a")
-    with Client(redis_url, run="r") as client:
+    finish_groups(ledger, "a", "b")
+    with caplog.at_level(logging.WARNING, "rollq"), Client(redis_url, run="r") as client:
+        with pytest.raises(ContractError):
+            client.consumer(order="backwards", track=notes)  # type: ignore[arg-type]
         evaluation = client.evaluate([Job(env="shop", task=0)], 1, "7", track=notes)
-        with client.consumer(track=notes) as consumer:
-            assert consumer.next(1, 60)
-        assert notes.closed == 0
+        for step in range(2):
+            with client.consumer(track=notes) as consumer:
+                assert consumer.next(1, 60)
+            assert (len(notes.steps), notes.closed) == (step + 1, 0)
         until(lambda: reader(ledger).group_states(["eval.7.shop.train.0"]) != [""])
-        play(ledger, "r/eval.7.shop.train.0/0", 1.0)
+        play(ledger, "r/eval.7.shop.train.0/0", 1.0, version="7")
         evaluation.result(60)
-    assert ([step.step for step in notes.steps], notes.closed) == ([0, 7], 1)
+    assert ([step.step for step in notes.steps], notes.closed) == ([0, 0, 7], 1)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("track", [5, object(), ["trackio"], "no-such", "a:b:c:d"])
+def test_what_is_no_tracker(redis_url: str, track: object) -> None:
+    with Client(redis_url, run="r") as client:
+        for use in (client.consumer, lambda track: client.evaluate([Job(env="shop", task=0)], 1, "7", track=track)):
+            with pytest.raises(SettingsError, match="track"):
+                use(track=track)
+        assert client.stats()["submitted"] == 0
+
+
+def test_one_tracker_has_one_number_of_rollouts(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "named", lambda text: lambda run: Notes())
+    with Client(redis_url, run="r") as client:
+        client.consumer(track="wandb:shop:4")
+        client.consumer(track="wandb:other")
+        with pytest.raises(
+            SettingsError, match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts"
+        ):
+            client.consumer(track="wandb:shop")
 
 
 def test_the_end_does_not_wait_for_ever(

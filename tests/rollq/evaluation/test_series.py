@@ -37,6 +37,6 @@ def test_a_line_for_each_by_step() -> None:
 
 def test_its_json_is_that_of_results_without_their_tasks() -> None:
     first, later = series_json(series([LATER, FIRST], STEPS, FIRST))
-    assert (first["step"], first["comparison"], later["step"], later["reward_mean"]) == (0, None, 10, 0.75)
-    assert later["comparison"]["reward"]["mean"] == 0.5
+    assert (first["step"], first["reward_difference"], later["step"], later["reward_mean"]) == (0, None, 10, 0.75)
+    assert later["reward_difference"]["mean"] == 0.5
     assert "per_task" not in later and "failures" not in later

@@ -9,7 +9,7 @@ import pytest
 
 from rollq_worker.engine import weights
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.failures import Drained
+from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.clients import raise_drained
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, reply, scripted_engine
@@ -59,10 +59,14 @@ def pool_of(stack: ExitStack, *engines: Served) -> EnginePool:
 
 
 def generate(
-    pool: EnginePool, key: str, accepts: weights.Accepts | None = None, check: Callable[[], None] = lambda: None
+    pool: EnginePool,
+    key: str,
+    accepts: weights.Accepts | None = None,
+    check: Callable[[], None] = lambda: None,
+    pinned: str = "",
 ) -> Generated:
     """At most ten tokens."""
-    return pool.generate(sample_request([1, 2, 3], key=key, check=check, accepts=accepts))
+    return pool.generate(sample_request([1, 2, 3], key=key, check=check, accepts=accepts, pinned=pinned))
 
 
 def version(found: Generated) -> str:
@@ -114,6 +118,26 @@ def test_a_call_that_waits_can_be_stopped(stack: ExitStack) -> None:
     with pytest.raises(Drained):
         generate(pool, "r/g/0", accepts={"5"}.__contains__, check=raise_drained)
     assert not pool.awaits_weights("r")
+
+
+def test_a_pinned_call_does_not_wait(stack: ExitStack) -> None:
+    engine = Served(stack, "4")
+    pool = pool_of(stack, engine)
+    assert pool.serves("4") and not pool.serves("5")
+    with pytest.raises(OtherWeights, match="r/g/0 is pinned to weights '5', and no engine serves them"):
+        generate(pool, "r/g/0", accepts="5".__eq__, pinned="5")
+    assert engine.asked == [] and not pool.awaits_weights("r") and pool.stopped_s("r") < 0.1
+
+
+def test_a_pinned_call_goes_back_when_its_weights_go(stack: ExitStack) -> None:
+    """The engine was given others since it was asked."""
+    engine = Served(stack, "5")
+    pool = pool_of(stack, engine)
+    generate(pool, "r/g/0", accepts="5".__eq__, pinned="5")
+    engine.version = "6"
+    with pytest.raises(OtherWeights):
+        generate(pool, "r/g/1", accepts="5".__eq__, pinned="5")
+    assert len(engine.asked) == 2 and not pool.awaits_weights("r")
 
 
 def test_what_a_restarted_engine_samples_is_not_kept(stack: ExitStack) -> None:

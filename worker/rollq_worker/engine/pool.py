@@ -20,6 +20,7 @@ from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.traffic import Traffic
+from rollq_worker.failures import OtherWeights
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.waiting import CHECK_S, wait
 
@@ -89,6 +90,10 @@ class EnginePool:
     def awaits_weights(self, run: str) -> bool:
         """Whether a call of the run waits for an engine with weights that it accepts."""
         return run in self._shared.weight_waits
+
+    def serves(self, version: str) -> bool:
+        """Whether an engine may have weights of that version. One that is away, or does not tell, may."""
+        return any(not engine.available or engine.serves(version) for engine in self._engines)
 
     def usage(self) -> list[Usage]:
         """How each engine is used."""
@@ -195,10 +200,13 @@ class EnginePool:
         return tuple(engine for engine in self._engines if engine.available)
 
     def _enter(self, call: Call) -> SGLangEngine:
-        """The engine for the call's turn. Waits while there is none, and while none has weights that it accepts."""
+        """The engine for the call's turn. Waits while there is none, and while none has weights that it accepts. Raises
+        OtherWeights in place of the second, where these are of one version only."""
         while not self._engines:
             wait(CHECK_S, call.check)
         if not (fit := self._fit(call)):
+            if pinned := call.request.pinned:
+                raise OtherWeights(f"{call.key} is pinned to weights {pinned!r}, and no engine serves them")
             with self._shared.weight_waits.of(call.run):
                 while not (fit := self._fit(call)):
                     wait(CHECK_S, call.check)

@@ -103,6 +103,10 @@ class SGLangEngine:
         """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
         return call.request.accepts is None or self._weights.suit(call.request.accepts)
 
+    def serves(self, version: str) -> bool:
+        """Whether it serves weights of that version, as far as it tells."""
+        return self._weights.suit(version.__eq__)
+
     @property
     def outage_s(self) -> float:
         """Seconds so far in which the engine was away, or there were suspects.
@@ -286,7 +290,8 @@ class SGLangEngine:
         accepted = self._weights.sampled([span.version for span in generated.versions], accepts)
         only_asked, call.probes = call.probes, not accepted and not self._weights.told
         if not accepted:
-            with self._shared.weight_waits.of(call.run):
+            waits = nullcontext() if call.request.pinned else self._shared.weight_waits.of(call.run)
+            with waits:
                 wait(ASK_S, call.check)
         return accepted and not only_asked
 

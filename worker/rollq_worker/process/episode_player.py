@@ -26,6 +26,7 @@ from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
+from rollq_worker.failures import OtherWeights
 from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
@@ -73,9 +74,11 @@ class EpisodePlayer:
         """Environments whose data is in this process."""
 
     def play(self, attempt: Attempt, claim: Claim) -> Trajectory:
-        """The graded trajectory of a claimed job. Raises RolloutFailure, and what the attempt raises when it must
-        stop."""
+        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and what the attempt raises when
+        it must stop."""
         job = claim.job
+        if job.weight_version and not self._engine.serves(job.weight_version):
+            raise OtherWeights(f"{job.id} is pinned to weights {job.weight_version!r}, and no engine serves them")
         opening = f"opening {job.env}"
         with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
             found = domain(job.env)
@@ -201,7 +204,8 @@ class BoundEngine:
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
-        return self._engine.generate(replace(request, accepts=self._accepts))
+        pinned = self._attempt.job.weight_version
+        return self._engine.generate(replace(request, accepts=self._accepts, pinned=pinned))
 
     def _accepts(self, version: str) -> bool:
         if version in self._accepted:

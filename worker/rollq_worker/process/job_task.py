@@ -35,7 +35,7 @@ from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
-from rollq_worker.failures import Drained
+from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned
@@ -206,6 +206,11 @@ class JobRunner:
             return {"job": job.id, "stop": "abandoned", "why": attempt.abandoned_why}
         except Drained:
             return self._release(attempt)
+        except OtherWeights as e:
+            log.info("%s: it comes again in %g s", e, LATER_S)
+            summary = self._release(attempt)
+            self._resend(attempt.ledger, job.id, LATER_S)
+            return summary
         except LedgerError as e:
             return self._give_back(attempt, e)
         except (UnknownSchema, ForOtherWorkers) as e:

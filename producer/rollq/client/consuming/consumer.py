@@ -139,8 +139,8 @@ class Consumer:
             if taken.groups:
                 wait.end(taken)
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
-                    if tracking := self._tracking:
-                        tracking.add(batch)
+                    if self._tracking:
+                        self._tracking.add(batch)
                     return batch
                 continue
             if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
@@ -325,17 +325,16 @@ class Consumer:
                 self._deliveries.run,
                 self._hold_s,
             )
-        self._end_tracking()
+        self._flush_tracking()
 
     def stop_renewing(self) -> None:
         """Its last batch may still be acknowledged until its hold has run out."""
         self._holds.close()
-        self._end_tracking()
+        self._flush_tracking()
 
-    def _end_tracking(self) -> None:
-        tracking, self._tracking = self._tracking, None
-        if tracking:
-            tracking.close()
+    def _flush_tracking(self) -> None:
+        if self._tracking:
+            self._tracking.flush()
 
     def _refuse_closed(self) -> None:
         if self._closed:

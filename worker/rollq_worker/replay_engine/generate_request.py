@@ -27,6 +27,8 @@ FIELDS = {
     "routed_experts_start_len": int,
 }
 """The fields that it takes, each with the type of its value."""
+ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
+"""Fields that sglang-router and smg add, the last three between a prefill and a decode server. The reply is the same."""
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}
 """Sampling parameters that no job has, and that the engine client adds."""
 
@@ -70,7 +72,7 @@ def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str
     """The request that `body` asks for. Raises HttpError."""
     for name, value in body.items():
         if name not in FIELDS:
-            if value:
+            if value and name not in ADDED_BY_ROUTERS:
                 raise bad_value(f"The replay engine does not take `{name}`.")
         elif type(value) is not FIELDS[name]:
             raise bad_body(name, f"Input should be a valid {FIELDS[name].__name__}, of one prompt")

@@ -71,6 +71,15 @@ class TestRequest:
             cached_tokens=1,
         )
 
+    def test_what_a_router_would_drop_in_silence_is_not_sent(self, connect: Connect) -> None:
+        lost: dict[str, Any] = {"logit_bias": {"5": 1.0}, "stop_regex": "a+"}
+        with scripted_engine() as engine, pytest.raises(JobFailure, match="drop logit_bias and stop_regex"):
+            generate(connect(engine), **lost)
+        assert not engine.bodies()
+        with scripted_engine(server_info=(200, {"context_length": 1000})) as engine:
+            generate(connect(engine), **lost)
+        assert engine.bodies()[0]["sampling_params"].items() >= lost.items()
+
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
         with scripted_engine() as engine:

@@ -79,6 +79,11 @@ class EngineLimits:
                         self._ask_at = time.monotonic() + RETRY_S
         return self._known or ContextLimits()
 
+    @property
+    def untold(self) -> bool:
+        """Whether the server was asked and reported none, as a router does."""
+        return self._known is not None and not self._known.reported
+
     def forget(self) -> None:
         """The engine may be another one now."""
         with self._lock:

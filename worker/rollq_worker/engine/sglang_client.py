@@ -42,6 +42,8 @@ BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
 """The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
+DROPPED = ("logit_bias", "stop_regex")
+"""Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
@@ -263,6 +265,11 @@ class SGLangEngine:
 
     def _sample_once(self, call: Call, prompt: Prompt, room: int) -> Generated:
         """One request for at most `room` tokens; for one token, if the call only asks which weights sample it."""
+        if self._limits.untold and (lost := [name for name in DROPPED if name in call.request.sampling]):
+            raise JobFailure(
+                f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(lost)}:"
+                " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
+            )
         asked = {"sampling": {}, "max_new_tokens": 1} if call.probes else {"max_new_tokens": room}
         return sample_once(
             self._http,

@@ -28,7 +28,7 @@ FIELDS = {
 }
 """The fields that it takes, each with the type of its value."""
 ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
-"""Fields that sglang-router and smg add, the last three between a prefill and a decode server. The reply is the same."""
+"""What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply is the same."""
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}
 """Sampling parameters that no job has, and that the engine client adds."""
 

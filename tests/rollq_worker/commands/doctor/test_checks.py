@@ -132,6 +132,26 @@ class TestARouter:
         found = self.judged(engine, tokenizer, 1, caching=False)
         assert found.level == "warn" and "does not show where turns go" in found.says
 
+    def test_that_lists_its_engines(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        engine.paths["/server_info"] = (200, {"version": "0.5.23", "max_queued_requests": 4})
+        workers = [{"url": engine.url}, {"url": "http://127.0.0.1:9"}]
+        with scripted_engine(workers=(200, {"workers": workers})) as router:
+            router.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+            found = of_engine(router, tokenizer)
+        assert found["engine behind 1"][0] == "ok" and found["engine behind 1 weights"] == ("ok", "version v3")
+        assert found["engine behind 1 queue"][0] == "warn" and "holds 4 requests" in found["engine behind 1 queue"][1]
+        assert found["engine behind 2"][0] == "warn" and "takes no requests" in found["engine behind 2"][1]
+        assert "engine weights" not in found  # what the router hides, its engines have told
+
+    def test_that_leads_to_prefill_and_decode_servers(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        workers = [{"url": engine.url, "worker_type": role} for role in ("prefill", "decode")]
+        with scripted_engine(workers=(200, {"workers": workers})) as router:
+            router.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+            found = of_engine(router, tokenizer)
+        assert found["engine behind 1"] == ("ok", f"{engine.url}, the prefill server of some/model")
+        assert found["engine behind 2 weights"] == ("ok", "version v3")
+        assert not engine.bodies()  # they answer the router alone
+
 
 def test_engines_with_other_weights(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     first = engines.check(engine.url, tokenizer)

@@ -5,7 +5,9 @@ The checks of a start are `startup_checks.check_engine`. Nothing here changes an
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
@@ -28,6 +30,9 @@ TESTED = ((0, 5, 15), (0, 5, 23))
 START = "start it, wait until it is loaded, continue it if it is paused, or pass --engine URL (ROLLQ_ENGINE_URL)"
 CORRECT = "correct the list, or pass --engine URL"
 OTHER = "pass --engine URL of an SGLang server with this model, or --tokenizer of the model that the server has"
+BEHIND = "check the engines behind the router: rollq doctor --engine URL"
+REACH = "start it, or run rollq doctor on a machine that reaches it"
+UNBOUNDED = "start it without --max-queued-requests, or the router with --disable-circuit-breaker"
 AFFINITY = (
     "use a policy that follows X-SMG-Routing-Key (sglang-router --policy manual, smg --policy consistent_hashing), or"
     " give workers the engines themselves"
@@ -57,8 +62,8 @@ def addresses(settings: Settings) -> tuple[list[str], list[Finding]]:
 
 
 def check(url: str, tokenizer: Tokenizer | None, name: str = "engine", *, named: bool = True) -> list[Finding]:
-    """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names. One that is not
-    `named`, at the default address, may be missing."""
+    """Whether the engine generates as SGLang does, and what it is; also those behind it, if it is a router. `name`
+    begins the findings' names. One that is not `named`, at the default address, may be missing."""
     proof = VocabularyProof(tokenizer) if tokenizer else None
     engine = SGLangEngine(url, proof=proof)
     try:
@@ -94,14 +99,16 @@ def _check(
     else:
         first = Finding(name, Level.OK, f"{serves}; it samples tokens with logprobs", details=details)
     router = not model
+    kept = [_router(engine, tokenizer, name)] if router and tokenizer else []
+    if router and (behind := _behind(engine, tokenizer, name)):
+        return [first, *kept, *behind]
     told = [
-        first,
         _version(engine, name, router),
         _context(engine, name, router),
         _vocabulary(engine, proof, name, router),
+        _weights(model, name, router),
     ]
-    told.append(_weights(model, name, router))
-    return [*told, _router(engine, tokenizer, name)] if router and tokenizer else told
+    return [first, *told, *kept]
 
 
 def _version(engine: SGLangEngine, name: str, router: bool) -> Finding:
@@ -165,9 +172,44 @@ def _router(engine: SGLangEngine, tokenizer: Tokenizer, name: str) -> Finding:
     return Finding(name, Level.WARN, says, AFFINITY, details=details)
 
 
+def _behind(router: SGLangEngine, tokenizer: Tokenizer | None, name: str) -> list[Finding]:
+    """What is told of the engines that the router lists. They are asked at once, because one that hangs answers
+    late."""
+    listed = _dict(router.control.get_json("/workers")).get("workers")
+    workers = [worker for worker in listed if isinstance(worker, dict)] if isinstance(listed, list) else []
+    names = [f"{name} behind {number}" for number in range(1, len(workers) + 1)]
+    with ThreadPoolExecutor(max(1, len(workers))) as pool:
+        found = list(pool.map(_one_behind, workers, repeat(tokenizer), names))
+    return [finding for findings in found for finding in findings]
+
+
+def _one_behind(worker: Mapping[str, Any], tokenizer: Tokenizer | None, name: str) -> list[Finding]:
+    url, role = str(worker.get("url")), worker.get("worker_type")
+    engine = SGLangEngine(url)
+    try:
+        if why := engine.why_not_ready():
+            return [Finding(name, Level.WARN, f"{engine.name} takes no requests: {why}", REACH)]
+        if role in ("prefill", "decode"):  # it answers the router alone
+            model = _dict(engine.control.get_json("/model_info"))
+            serves = Finding(name, Level.OK, f"{engine.name}, the {role} server of {model.get('model_path')}")
+            return [serves, _version(engine, name, False), _weights(model, name, False)]
+        queue = _dict(engine.control.get_json("/server_info")).get("max_queued_requests")
+    except NoResponse as e:
+        return [Finding(name, Level.WARN, f"{engine.name} went away: {e}", REACH)]
+    finally:
+        engine.close()
+    told = check(url, tokenizer, name)
+    if queue is None:
+        return told
+    says = (
+        f"holds {queue} requests: when it is full, the router sends nothing to any engine for a minute, again and again"
+    )
+    return [*told, Finding(f"{name} queue", Level.WARN, says, UNBOUNDED)]
+
+
 def _untold(name: str, what: str, router: bool, details: dict[str, Any] | None = None) -> Finding:
     says = f"not checked: {'a router does' if router else 'it does'} not tell {what}"
-    remedy = "check the engines behind the router: rollq doctor --engine URL" if router else "use a tested SGLang"
+    remedy = BEHIND if router else "use a tested SGLang"
     return Finding(name, Level.WARN, says, remedy, details=details or {})
 
 

@@ -29,7 +29,10 @@ def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, len
     """
     text, shape = meta.get(FIELD), routing.shape
     if text is None:
-        raise EngineFailure(f"{key}: the engine reports no routed experts: start SGLang with {FLAG}")
+        raise EngineFailure(
+            f"{key}: the engine reports no routed experts: start SGLang with {FLAG}. sglang-router drops the wish for"
+            " them; smg does not"
+        )
     where = f"{key}: the engine's routed experts"
     try:
         ids = base64.b64decode(text, validate=True)

@@ -145,6 +145,9 @@ class Job:
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs of a run. The
     template must read them by these names."""
+    adapter: str = ""
+    """Name of the LoRA adapter with which the model samples; "": none. The same for all jobs of a run. Each turn is
+    sampled under the version of it that was published last (`Client.publish`)."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names. They are in `rollq.sampling.PARAMETERS`."""
     routed_experts: Mapping[str, Json] = field(default_factory=dict)
@@ -178,7 +181,7 @@ class Job:
 
     def __post_init__(self) -> None:
         where = self.title
-        for name in ("run", "group"):
+        for name in ("run", "group", "adapter"):
             value = getattr(self, name)
             if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
                 raise ContractError(f"{where}: {name} {value!r} must match {NAME.pattern}")
@@ -308,6 +311,12 @@ def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
     """The name of a task's group. Characters that a name may not have become `-`."""
     base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
     return f"{base}.e{epoch}" if epoch else base
+
+
+def served_adapter(adapter: str, version: str) -> str:
+    """The name by which engines know that version of a LoRA adapter. Replies do not tell which weights an adapter had,
+    and a name that was loaded stays bound to its folder."""
+    return f"{adapter}@{version}"
 
 
 def parse_id(job_id: str) -> tuple[str, str, int]:

@@ -7,6 +7,7 @@ the checkout), in ROLLQ_SGLANG_VENV and with the model ROLLQ_SGLANG_MODEL.
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -198,6 +199,16 @@ def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> It
     command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), "--sleep-on-idle", *flags]
     with running(command, url, START_S, log) as process:
         yield Server(url, load_tokenizer(str(model)), process)
+
+
+def wrapped(venv: Path, folder: Path, script: Path) -> Path:
+    """The environment with an interpreter that starts the server through that script."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    # serve.sh calls `python -m sglang.launch_server FLAGS`.
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {shlex.join([f"{venv}/bin/python", str(script)])} "$@"\n')
+    python.chmod(0o755)
+    return folder
 
 
 def sglang_scripts() -> Path:

@@ -22,7 +22,7 @@ from rollq.images import images_of_segments
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
-from tests.contract.conftest import CACHE, Server, installed, replay, sglang, sglang_scripts
+from tests.contract.conftest import CACHE, Server, installed, replay, sglang, sglang_scripts, wrapped
 from tests.rollq_worker import counting
 from tests.rollq_worker.pictures import file_of, image, vision_template, write_vision_tokenizer
 
@@ -43,7 +43,8 @@ def vision_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         return
     scripts = sglang_scripts()
     venv, model = installed(scripts)
-    with sglang(scripts, wrapped(venv, folder), made(request.param, venv, model), folder / "log") as server:
+    serving = wrapped(venv, folder, HERE / "serve_vision.py")
+    with sglang(scripts, serving, made(request.param, venv, model), folder / "log") as server:
         yield server
         assert server.process is not None
         server.process.signal(signal.SIGKILL)  # while a request is never answered, it takes a minute to stop
@@ -51,15 +52,6 @@ def vision_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 def load(folder: Path) -> Tokenizer:
     return load_tokenizer(str(folder))
-
-
-def wrapped(venv: Path, folder: Path) -> Path:
-    """The environment with an interpreter that starts the server through serve_vision.py."""
-    python = folder / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {venv}/bin/python {HERE}/serve_vision.py "$@"\n')
-    python.chmod(0o755)
-    return folder
 
 
 def made(kind: str, venv: Path, text_model: Path) -> Path:

@@ -1,7 +1,6 @@
 """Routed experts of the replay engine and of a real SGLang server with a tiny mixture of experts on a CPU."""
 
 import base64
-import shlex
 import subprocess
 import threading
 from array import array
@@ -27,7 +26,7 @@ from rollq_worker.protocols import Routing
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
-from tests.contract.conftest import PARAMS, Server, installed, replay, sglang, sglang_scripts
+from tests.contract.conftest import PARAMS, Server, installed, replay, sglang, sglang_scripts, wrapped
 from tests.sample_requests import sample_request
 from tests.waiting import until
 
@@ -49,12 +48,8 @@ def sglang_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, scripts = tmp_path_factory.mktemp("sglang_moe"), sglang_scripts()
     venv, text_model = installed(scripts)
     subprocess.run([venv / "bin/python", HERE / "tiny_moe_model.py", text_model, folder / "model"], check=True)
-    (folder / "bin").mkdir()
-    # serve.sh calls `python -m sglang.launch_server FLAGS`.
-    launch = shlex.join([str(venv / "bin/python"), str(HERE / "serve_moe.py")])
-    (folder / "bin/python").write_text(f'#!/bin/sh\nshift 2\nexec {launch} "$@"\n')
-    (folder / "bin/python").chmod(0o755)
-    with sglang(scripts, folder, folder / "model", folder / "log", FLAG) as server:
+    serving = wrapped(venv, folder, HERE / "serve_moe.py")
+    with sglang(scripts, serving, folder / "model", folder / "log", FLAG) as server:
         yield server
 
 

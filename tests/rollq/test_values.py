@@ -31,6 +31,8 @@ from tests.rollq.samples import job, trajectory
         {"weight_version": 5},
         {"weight_version": "v" * 257},
         {"template_kwargs": ["thinking"]},
+        {"adapter": "math@7"},
+        {"adapter": None},
         {"template_kwargs": {"messages": []}},
         {"template_kwargs": {"bos_token": "<s>"}},
         {"template_kwargs": {1: True}},

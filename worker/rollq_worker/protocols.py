@@ -8,12 +8,12 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollq.env import Action, ContextHook, Image
 from rollq.errors import AgentFailure, RolloutFailure, RollqError
 from rollq.events import Event, Finish, Message, VersionSpan
-from rollq.job import Json
+from rollq.job import Json, served_adapter
 from rollq.trajectory_extras import ExpertShape, Extra
 
 
@@ -32,6 +32,18 @@ class PromptImages:
     token: int
     """The token that stands for images: the prompt has a run of it for each."""
     images: Sequence[Image]
+
+
+class Adapter(NamedTuple):
+    """A version of a LoRA adapter."""
+
+    name: str
+    version: str
+
+    @property
+    def served(self) -> str:
+        """The engines' name of it."""
+        return served_adapter(self.name, self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,9 @@ class SampleRequest:
     """Whether weights of that version may sample; None: all. It may raise what stops the attempt."""
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
+    adapter: Callable[[], Adapter] | None = None
+    """Says with which adapter to sample, anew for each try; None: with none. The reply has the adapter's version. It
+    may raise what stops the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from rollq.client.producing.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
-from rollq.commands.flags.types import one_of, whole, words
+from rollq.commands.flags.types import name, one_of, whole, words
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.job import LONGEST_VERSION
@@ -43,7 +43,8 @@ def _add_sync(commands: Commands) -> None:
         help="load new weights into engines",
         description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
         " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
-        " and --step, the version is published once all engines have it.",
+        " and --step, the version is published once all engines have it. With --adapter, loads a version of a LoRA"
+        " adapter without a pause, and unloads those that are older than the one before.",
     )
     add_engines(parser)
     parser.add_argument(
@@ -55,6 +56,7 @@ def _add_sync(commands: Commands) -> None:
     parser.add_argument(
         "--version", type=weight_version, required=True, metavar="V", help="name of these weights, used for no others"
     )
+    parser.add_argument("--adapter", type=name, metavar="NAME", help="the folder holds a LoRA adapter of this name")
     add_run(parser, required=False, help="run to publish the version to (none)")
     parser.add_argument("--step", type=step, metavar="K", help="training step that made these weights, with --run")
     parser.add_argument(
@@ -67,7 +69,7 @@ def _add_sync(commands: Commands) -> None:
     parser.add_argument("--no-checksums", action="store_true", help="do not compare the engines' weights")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key that the engines ask for")
     add_redis(parser)
-    add_json(parser, "end stdout with one JSON object: path, version, engines, failed, published")
+    add_json(parser, "end stdout with one JSON object: path, adapter, version, engines, failed, published")
     parser.set_defaults(run=sync)
 
 
@@ -79,14 +81,26 @@ def sync(args: argparse.Namespace) -> int:
         client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
         try:
             with open_progress(sys.stderr) as display:
-                updates = fleet.update(args.path, args.version, _reporter(display))
+                report = _reporter(display)
+                if args.adapter:
+                    updates = fleet.load_adapter(args.adapter, args.path, args.version, report)
+                else:
+                    updates = fleet.update(args.path, args.version, report)
         except SyncError as e:
             _print(args, e.updated, e)
             raise
         if client:
+            before = client.published()
             client.publish(args.step, args.version)
+            if args.adapter and before and before.weight_version != args.version:
+                _unload(fleet, args.adapter, keep=(before.weight_version, args.version))
     _print(args, updates)
     return 0
+
+
+def _unload(fleet: Fleet, adapter: str, keep: Sequence[str]) -> None:
+    for url, reason in fleet.unload_adapter(adapter, keep).items():
+        print(f"{url}: older versions of {adapter} stay loaded until the next sync: {reason}", file=sys.stderr)
 
 
 def _addresses(args: argparse.Namespace) -> list[str]:
@@ -116,16 +130,20 @@ def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: Syn
     published = args.step if not error else None
     if args.json:
         engines = [asdict(update) for update in updates]
-        found = {"path": args.path, "version": args.version, "engines": engines}
+        found = {"path": args.path, "adapter": args.adapter, "version": args.version, "engines": engines}
         print(json.dumps({**found, "failed": failed, "published": published}))
         return
     width = max(map(len, [*(update.url for update in updates), *failed]))
     for update in updates:
-        done = f"loaded     paused {update.paused_s:.2f} s" if update.loaded else "unchanged"
-        print(f"{update.url:<{width}}  {done}  checksum {(update.checksum or 'none')[:8]}")
+        done = "loaded" if update.loaded else "unchanged"
+        if not args.adapter:
+            done += f"     paused {update.paused_s:.2f} s" if update.loaded else ""
+            done += f"  checksum {(update.checksum or 'none')[:8]}"
+        print(f"{update.url:<{width}}  {done}")
     for url in failed:
         print(f"{url:<{width}}  failed")
-    print(f"version {args.version} on {len(updates)} of {len(updates) + len(failed)} engines")
+    of = f" of adapter {args.adapter}" if args.adapter else ""
+    print(f"version {args.version}{of} on {len(updates)} of {len(updates) + len(failed)} engines")
     if published is not None:
         print(f"published: run {args.run_name} is at step {published}")
     elif not error:

@@ -63,10 +63,13 @@ COLUMNS = {
     "turn_rewards": "list float64",
     "extras": "string",
     "template_kwargs": "string",
+    "adapter": "string",
     "conversations": "string",
     "steps": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
+LATER = ("adapter",)
+"""Those that files of an earlier rollq lack."""
 HEAD = (
     *("job", "began", "run", "group", "sample", "env", "split", "task", "attempt", "stop", "failure", "reward"),
     *("turns", "info", "digest", "segment"),
@@ -234,7 +237,7 @@ def _check_part(part: Path) -> Iterator[Checked]:
 def _column_faults(part: Path, schema: pa.Schema) -> list[str]:
     """Other programs may have written the rows again, and have other words for the same types."""
     stored = _file(part).schema_arrow
-    missing = [name for name in COLUMNS if name not in stored.names]
+    missing = [name for name in COLUMNS if name not in (*stored.names, *LATER)]
     wrong = [f"it has no column {name}" for name in missing]
     for field in schema:
         if field.name in stored.names and _kind(stored.field(field.name).type) != _kind(field.type):
@@ -252,7 +255,9 @@ def _rows(part: Path, columns: list[str], job_id: str | None = None) -> Iterator
     Raises OSError or ValueError when the file is damaged, KeyError when a column is missing.
     """
     file = _file(part)
-    if missing := set(columns) - set(file.schema_arrow.names):
+    stored = file.schema_arrow.names
+    columns = [name for name in columns if name in stored or name not in LATER]
+    if missing := set(columns) - set(stored):
         raise KeyError(f"it has no column {min(missing)}")
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
         if job_id is None:

@@ -130,6 +130,7 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
         **({"steps": taken} if (taken := steps(trajectory)) else {}),
         "info": dict(trajectory.info),
         **({"template_kwargs": dict(kwargs)} if kwargs else {}),
+        **({"adapter": job.adapter} if job.adapter else {}),
         **({"extras": _extras(trajectory.extras)} if trajectory.extras else {}),
     }
 

@@ -11,9 +11,9 @@ from rollq.export.record import as_json, facts
 from rollq.export.validation import length_faults
 from rollq.trajectory import Segment, Trajectory
 
-OPTIONAL = ("template_kwargs", "extras", "conversations", "steps")
+OPTIONAL = ("adapter", "template_kwargs", "extras", "conversations", "steps")
 """Facts that only some trajectories have."""
-AS_JSON = ("labels", "sampling", "messages", "info", *OPTIONAL)
+AS_JSON = ("labels", "sampling", "messages", "info", *OPTIONAL[1:])
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""

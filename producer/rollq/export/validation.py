@@ -186,6 +186,8 @@ def _extra_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Of the fields that only some records have."""
     if not _map(kwargs := record.get("template_kwargs", {})):
         yield f"template_kwargs must be a mapping, not {kwargs!r:.60}"
+    if "adapter" in record and not _text(record["adapter"]):
+        yield f"adapter must be a text, not {record['adapter']!r:.60}"
     extras = record.get("extras", {})
     if not _map(extras):
         yield f"extras must be a mapping, not {extras!r:.60}"

@@ -11,8 +11,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:engines:<name>         set   addresses of engines, which operators edit: workers/engine_addresses.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
-    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, template_kwargs (as JSON, if
-                                       there are any); budgeted, budget:<class> (its own budgets);
+    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, template_kwargs (as JSON) and
+                                       adapter, if there are any; budgeted, budget:<class> (its own budgets);
                                        forget_after_s (lifetime of records of acknowledged groups);
                                        beat (when it was last reaped), grace (no lease expires before);
                                        heard:<purpose> (when a taker or a reaper was last here);

@@ -70,8 +70,9 @@ class Ledger:
         fewer groups of its purpose are unacknowledged. A repeat with the same `token` gets the same answer.
 
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
-        jobs disagree, SettingsError when the run has other template_kwargs, LedgerError when it is sealed, Gap when
-        `cursor` does not follow the stored one because Redis has lost groups of the source. Then nothing has changed.
+        jobs disagree, SettingsError when the run has another adapter or other template_kwargs, LedgerError when it is
+        sealed, Gap when `cursor` does not follow the stored one because Redis has lost groups of the source. Then
+        nothing has changed.
         """
         if not jobs:
             return Submission()
@@ -83,7 +84,7 @@ class Ledger:
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, send_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue]
-        args += [schema_of(first), first.spare, encode_job(first), kwargs_text(first)]
+        args += [schema_of(first), first.spare, encode_job(first), kwargs_text(first), first.adapter]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -108,10 +109,11 @@ class Ledger:
             return conflict(self.scripts, rest[0].decode(), jobs)
         if status == b"sealed":
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
-        if status == b"template_kwargs":
+        if status in (b"template_kwargs", b"adapter"):
+            ours = kwargs_text(jobs[0]) if status == b"template_kwargs" else repr(jobs[0].adapter)
+            theirs = text(rest[0]) if status == b"template_kwargs" else repr(text(rest[0]))
             return SettingsError(
-                f"run {self.run} is played with template_kwargs {text(rest[0])}, not {kwargs_text(jobs[0])}: use the"
-                " run's, or another run"
+                f"run {self.run} is played with {text(status)} {theirs}, not {ours}: use the run's, or another run"
             )
         return ContractError(
             f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].members} samples: submit it whole"

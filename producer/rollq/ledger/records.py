@@ -20,8 +20,8 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
             raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
         if _of_group(job) != _of_group(first):
             raise ContractError(
-                f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts, reward or template_kwargs"
-                " differ within the group"
+                f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts, reward, adapter or"
+                " template_kwargs differ within the group"
             )
     ids = [job.id for job in jobs]
     if len(set(ids)) < len(ids):
@@ -30,7 +30,7 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
 
 
 def _of_group(job: Job) -> tuple[Any, ...]:
-    shape = job.size, job.spare, job.viable, job.purpose, job.queue
+    shape = job.size, job.spare, job.viable, job.purpose, job.queue, job.adapter
     return *shape, kwargs_text(job), job.routed_experts, job.reward, job.reward_args
 
 

@@ -49,6 +49,8 @@ class RunSnapshot:
     tokenizer: str = ""
     """Hash of the run's tokenizer; empty while it is not pinned."""
     template: str = ""
+    adapter: str = ""
+    """The LoRA adapter that samples; empty: none."""
     queues: Sequence[str] = ()
     """The queues of some of the queued jobs."""
     overdue_s: float = 0.0
@@ -117,7 +119,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     ids = list(dict.fromkeys(text(member).partition("#")[0] for member in leased or queued))
     first = list(dict.fromkeys(text(job).partition("/")[2].partition("/")[0] for job in queued))
     groups, queues, failures = _records(reader, places, first, ids)
-    tokenizer, template, beat = meta
+    tokenizer, template, beat, adapter = meta
     return RunSnapshot(
         run=reader.run,
         at=at,
@@ -128,6 +130,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         seconds=seconds_spent(spent),
         tokenizer=text(tokenizer),
         template=text(template),
+        adapter=text(adapter),
         queues=sorted({text(queue) for queue in queues if queue}),
         overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
         unclaimed_s=max(0.0, at + CONFIRMED_S - sent[0][1]) if sent else 0.0,
@@ -139,7 +142,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
 def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
     """Fields of the run, the seconds, the names of the first groups by place, and the first jobs."""
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
-    pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat")
+    pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat", "adapter")
     pipe.hvals(keys.spent)
     for place in PLACES:
         for purpose in Purpose:

@@ -21,8 +21,9 @@ REMEDIES = {
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
     OUTDATED: (
         "serves weights that are older than what a run has published, or not published, or others than those that"
-        " jobs are pinned to (`weight_version`), and is left alone by them: load the right ones (`rollq engines"
-        " sync`), or, for a run with a bound on staleness, publish its own under the name that it has for them"
+        " jobs are pinned to (`weight_version`), or lacks a run's adapter, and is left alone by them: load the right"
+        " ones (`rollq engines sync`), or, for a run with a bound on staleness, publish its own under the name that it"
+        " has for them"
     ),
 }
 """What to do about an engine that generates nothing, by its state."""
@@ -52,6 +53,11 @@ def unplayed(w: RunWait) -> str:
         return (
             f"{jobs}, and nothing was heard of {_live(able)} for {silent:g} s: if it died, start `rollq"
             f" worker{_queues(w)}`{back}"
+        )
+    if w.run.adapter and not s.published:
+        return (
+            f"{jobs}, and no version of their adapter {w.run.adapter} is published: `rollq engines sync --adapter"
+            f" {w.run.adapter} --path DIR --version V --run {w.name} --step 0` loads one and publishes it"
         )
     if text := _engines(able):
         return f"{text} {jobs}"

@@ -61,7 +61,9 @@ class Answer:
         """Why it is not ok, in one line."""
         if self.status in (401, 403):
             return f"HTTP {self.status}: the engine wants another API key: see api_key_file (--api-key-file)"
-        said = self.body.get("message") or self.body.get("error") if isinstance(self.body, dict) else self.body
+        said = self.body
+        if isinstance(said, dict):
+            said = next(filter(None, map(said.get, ("message", "error", "error_message"))), "")
         return f"HTTP {self.status} {' '.join(str(said or '').split())[:300]}".rstrip()
 
 
@@ -194,6 +196,26 @@ class Engine:
         """The version of weights that came by another way. Requests stay as they are."""
         self.begin("update")
         self._do("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    def adapters(self) -> dict[str, str]:
+        """The folders of the LoRA adapters that are loaded, by the engine's names of them. Raises ControlFailure."""
+        answer = self._connection.call("GET", "/v1/models")
+        if not answer.ok:
+            raise ControlFailure(answer.refusal())
+        try:
+            return {str(model["id"]): str(model["root"]) for model in answer.body["data"] if model.get("parent")}
+        except (TypeError, KeyError, AttributeError):
+            raise ControlFailure("/v1/models lists no models: is this an SGLang server?") from None
+
+    def load_adapter(self, name: str, path: str, timeout_s: float) -> None:
+        """Requests go on meanwhile."""
+        self.begin("load")
+        self._do("/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout_s)
+
+    def unload_adapter(self, name: str, timeout_s: float) -> None:
+        """The engine waits for the requests that use it."""
+        self.begin("unload")
+        self._do("/unload_lora_adapter", {"lora_name": name}, timeout_s)
 
     def checksum(self, timeout_s: float) -> str | None:
         """Of all its tensors; None where the server has no checker or the checker does not work there."""

@@ -9,7 +9,7 @@ Nothing here knows runs or Redis: publish the version (`Client.publish`) when th
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError, SyncError
+from rollq.job import NAME, served_adapter
 from rollq.urls import mask_url
 from rollq.weights.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
 
@@ -101,6 +102,43 @@ class Fleet:
         engines, away = self._engines(report)
         agreement = _Agreement(engines)
         return _outcome(version, *_parallel(engines, one, agreement.leave), away)
+
+    def load_adapter(
+        self, name: str, path: str | Path, version: str, report: Report | None = None
+    ) -> list[EngineUpdate]:
+        """Load the LoRA adapter in the folder `path`, as the engines see it, as this version of the adapter `name`.
+
+        Nothing is paused, and other versions stay: turns that run end under the one that they began with. An engine
+        that has it is left alone, so the same call repairs what failed. Raises SyncError with the engines that lack it.
+        """
+        served, folder = served_adapter(_checked_adapter(name), _checked(version)), str(path)
+
+        def one(engine: Engine) -> EngineUpdate:
+            engine.look()
+            loaded = served not in engine.adapters()
+            if loaded:
+                engine.load_adapter(served, folder, self._update_timeout_s)
+            engine.begin("verify")
+            if (found := engine.adapters().get(served)) != folder:
+                raise ControlFailure(f"it has {served} from {found}: give each version a name that no other one had")
+            engine.begin("done")
+            return EngineUpdate(url=engine.url, server=engine.server, loaded=loaded, paused_s=0.0, checksum=None)
+
+        engines, away = self._engines(report)
+        return _outcome(served, *_parallel(engines, one), away)
+
+    def unload_adapter(self, name: str, keep: Collection[str]) -> dict[str, str]:
+        """Unload the versions of the adapter that are not to `keep`, once no request uses them. Returns the reason of
+        each engine that failed: there they take memory until the next call."""
+        kept = {served_adapter(_checked_adapter(name), version) for version in keep}
+
+        def one(engine: Engine) -> None:
+            for served in engine.adapters():
+                if served.startswith(served_adapter(name, "")) and served not in kept:
+                    engine.unload_adapter(served, self._update_timeout_s)
+
+        engines, away = self._engines(None)
+        return {**away, **{engine.url: reason for engine, reason in _parallel(engines, one)[1].items()}}
 
     @contextmanager
     def paused(self, version: str, report: Report | None = None) -> Iterator[None]:
@@ -271,6 +309,12 @@ def _checked(version: str) -> str:
     if not isinstance(version, str) or not version:
         raise SettingsError(f"a weight version is a name such as '41', not {version!r}")
     return version
+
+
+def _checked_adapter(name: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise SettingsError(f"the name of an adapter must match {NAME.pattern}, not {name!r}")
+    return name
 
 
 def _check_url(url: str) -> None:

@@ -238,6 +238,14 @@ class TestWorkers:
         live(ledger, "v", engines=(used("http://a", PAUSED), used("http://c", READY)))
         assert waiting(client, **side) == ""
 
+    def test_their_adapter_is_not_published(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group(adapter="math"))
+        live(ledger)
+        said = waiting(client, **side)
+        assert "no version of their adapter math is published: `rollq engines sync --adapter math --path DIR" in said
+        client.publish(0)
+        assert waiting(client, **side) == ""
+
     def test_the_broker_gets_no_messages(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger)

@@ -7,6 +7,7 @@ import pytest
 
 from rollq import Client, cli
 from rollq.client.client import internals
+from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import add_address
 from tests.conftest import free_port
 from tests.rollq.commands.conftest import Fails
@@ -34,6 +35,25 @@ def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsy
     with Client(redis_url, run="r") as client:
         published = client.published()
     assert published and (published.step, published.weight_version) == (7, "v7")
+
+
+def test_an_adapter_is_loaded_published_and_the_version_before_the_last_unloaded(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SUBMIT, "--set", "adapter=math", "--redis", redis_url]) == 0
+    with serving(engine := FakeEngine()) as urls:
+        for step in (0, 1, 2, 2):
+            sync = ["engines", "sync", "--adapter", "math", "--path", f"/a/{step}", "--version", f"v{step}"]
+            run = ["--run", "r", "--step", str(step), "--redis", redis_url]
+            capsys.readouterr()
+            assert cli.main([*sync, *engine_flags(*urls), *run]) == 0
+        said = capsys.readouterr().out
+    assert engine.adapters == {"math@v1": "/a/1", "math@v2": "/a/2"}
+    assert (
+        said == f"{urls[0]}  unchanged\nversion v2 of adapter math on 1 of 1 engines\npublished: run r is at step 2\n"
+    )
+    with Client(redis_url, run="r") as client:
+        assert client.published() == Published(2, "v2")
 
 
 def test_without_a_run_the_next_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,7 @@ DAMAGES: list[tuple[str, Damage, str]] = [
     ("odd turn reward", odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
     ("lost turn reward", lambda found, _: found["turn_rewards"].pop(), " turn_rewards"),
     ("odd arguments", set_to("template_kwargs", None, "enable_thinking", ["a"]), "template_kwargs must be a mapping"),
+    ("odd adapter", set_to("adapter", None, ""), "adapter must be a text"),
     ("odd time", added("times", *TIMES), "times must be "),
     ("no times", set_to("times", "never"), "times must be "),
     ("lost message", lambda found, _: found["messages"].pop(), "messages of the assistant"),

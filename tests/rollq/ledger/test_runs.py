@@ -54,6 +54,7 @@ class TestRun:
             {"spare": 1},
             {"template_kwargs": {"effort": "low"}},
             {"spare": 1, "template_kwargs": {"effort": "low"}},
+            {"adapter": "math"},
             {"routed_experts": ASKED},
             {"routed_experts": ASKED, "spare": 1},
             {"reward": "judge", "reward_args": {"endpoint": "e"}, "routed_experts": ASKED},

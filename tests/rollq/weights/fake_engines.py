@@ -27,6 +27,8 @@ class FakeEngine:
         self.contents: dict[str, str] = {}
         """What the folders hold, where that is not told by their path."""
         self.tp_size = 1
+        self.adapters: dict[str, str] = {}
+        """Folders of LoRA adapters, by name."""
         self.answers: dict[str, tuple[int, Any]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()
@@ -47,6 +49,8 @@ class FakeEngine:
             if self.answers[path] is HANG:
                 self.over.wait(60)
             return self.answers[path]
+        if path == "/v1/models":
+            return self.models()
         own = getattr(self, path.removeprefix("/"), None)
         return own(body) if own and path.count("/") == 1 else (404, {"detail": "Not Found"})
 
@@ -81,6 +85,24 @@ class FakeEngine:
     def flush_cache(self, body: Any) -> tuple[int, Any]:
         refused = self.paused == "in_place" or (self.waiting and self.flush_needs_empty_queue)
         return (400, "Flush cache failed.\n") if refused else (200, "Cache flushed.\n")
+
+    def load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        name = body["lora_name"]
+        if name in self.adapters:
+            return self._adapters(400, f"Failed to load LoRA adapter {name} because it is already loaded")
+        self.adapters[name] = body["lora_path"]
+        return self._adapters(200)
+
+    def unload_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        del self.adapters[body["lora_name"]]
+        return self._adapters(200)
+
+    def _adapters(self, status: int, error: str = "") -> tuple[int, Any]:
+        return status, {"success": status == 200, "error_message": error, "loaded_adapters": self.adapters}
+
+    def models(self) -> tuple[int, Any]:
+        found = [(self.path, self.path, None), *((*each, self.path) for each in self.adapters.items())]
+        return 200, {"data": [{"id": name, "root": root, "parent": parent} for name, root, parent in found]}
 
     def weights_checker(self, body: Any) -> tuple[int, Any]:
         held = self.contents.get(self.path, self.path)

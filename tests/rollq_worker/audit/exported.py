@@ -14,6 +14,7 @@ from rollq_worker.audit.exported_file import read
 from rollq_worker.audit.floor import Floor, turns_to_decode
 from rollq_worker.audit.report import Report
 from rollq_worker.audit.scorer import SampledTokens, Scores, ScoringRefused
+from rollq_worker.protocols import Adapter
 
 
 def true_logprob(ids: "array[int]", i: int) -> float:
@@ -29,18 +30,25 @@ class FakeScorer:
         self.calls: list[tuple[list[int], int, int]] = []
         self.sampled: list[tuple[int, dict[str, Any]]] = []
         """Tokens before it, what was asked for."""
+        self.adapters: list[Adapter | None] = []
+        """Those of the calls."""
+        self.others: set[Adapter] = set()
+        """Adapters that stand for other weights than they did."""
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
+    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Adapter | None = None) -> Scores:
         self.calls.append((ids.tolist(), start, likeliest))
+        self.adapters.append(adapter)
         if self.refusal:
             raise ScoringRefused(self.refusal)
-        logprobs = array("d", [true_logprob(ids, i) + self.noise for i in range(start + 1, len(ids))])
+        logprobs = array(
+            "d", [true_logprob(ids, i) + self.noise - (adapter in self.others) for i in range(start + 1, len(ids))]
+        )
         if not likeliest or not self.lists:
             return Scores(logprobs, None)
         # Two tokens share all the mass: the sampled one and another.
         return Scores(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
 
-    def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+    def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Adapter | None = None) -> SampledTokens:
         """Decodes without noise."""
         self.sampled.append((len(ids), dict(sampling)))
         new, count, temperature = array("I"), sampling["max_new_tokens"], sampling.get("temperature") or 1.0

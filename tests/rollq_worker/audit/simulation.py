@@ -54,13 +54,13 @@ class SimulatedEngine:
     def __init__(self, draw: Random, noise: Noise) -> None:
         self._draw, self._noise, self._true = draw, noise, array("d")
 
-    def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+    def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
         n = sampling["max_new_tokens"]
         first = len(self._true)
         self._true.extend(logprobs(self._draw, n))
         return SampledTokens(array("I", range(first, first + n)), self._true[first:], True)
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
+    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
         scored = ids[start + 1 :]
         noise = self._noise(self._draw, len(scored))
         return Scores(array("d", np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)] + noise), None)

@@ -12,6 +12,7 @@ from rollq_worker.audit.exported_file import read
 from rollq_worker.audit.floor import TURNS, turns_to_decode
 from rollq_worker.audit.report import MIN_COMPARED
 from rollq_worker.audit.scorer import SampledTokens, Scores
+from rollq_worker.protocols import Adapter
 from tests.rollq_worker.audit.exported import FakeScorer, at_temperature, audit, record, write_file
 
 
@@ -34,6 +35,18 @@ def test_other_weights_are_skipped_and_too_many_of_them_are_too_many() -> None:
     many = [record(job=f"r/g/{i}") for i in range(19)]
     found = audit(some, *many)
     assert found["tokens"] / (found["tokens"] + found["skipped"]) >= MIN_COMPARED and found["verdict"] == "ok"
+
+
+def test_each_token_is_scored_by_the_version_of_the_adapter_that_sampled_it() -> None:
+    """The weights below it do not matter."""
+    scorer = FakeScorer()
+    versions = [None] * 5 + ["6"] * 4 + [None] * 3 + ["7"] * 4
+    assert audit(record(adapter="math", versions=versions), scorer=scorer)["verdict"] == "ok"
+    assert scorer.adapters[-2:] == [Adapter("math", "6"), Adapter("math", "7")]
+    assert [len(ids) for ids, _, _ in scorer.calls] == [9, 16]
+    scorer.others = {Adapter("math", "6")}
+    found = audit(record(adapter="math", versions=versions), scorer=scorer)
+    assert found["verdict"] == "bad" and {token["version"] for token in found["worst"] if token["abs"] > 0.1} == {"6"}
 
 
 @pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.1}, {"logit_bias": {"5": 1}}, {"regex": "a*"}])
@@ -70,7 +83,7 @@ def test_another_temperature(temperature: float) -> None:
 
 def test_a_flat_distribution_at_another_temperature_is_skipped() -> None:
     class Flat(FakeScorer):
-        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
             logprobs = array("d", [-8.0] * (len(ids) - start - 1))
             return Scores(logprobs, [[-7.0, -8.0]] * len(logprobs))
 
@@ -128,7 +141,7 @@ def test_turns_are_sampled_anew_as_they_were_sampled() -> None:
 
 def test_a_sampled_id_beyond_those_of_the_file_ends_what_is_scored_of_a_turn() -> None:
     class Higher(FakeScorer):
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
             found = super().sample(ids, sampling)
             found.ids[2] = 50
             return found

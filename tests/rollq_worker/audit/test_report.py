@@ -48,7 +48,7 @@ def test_an_engine_that_contradicts_itself() -> None:
 
 def test_noise_that_cannot_be_measured_proves_nothing() -> None:
     class Refuses(FakeScorer):
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
             raise ScoringRefused("no")
 
     report = audit(record(), scorer=Refuses())
@@ -91,10 +91,10 @@ def test_a_shifted_file_is_named_as_such(by: int) -> None:
 
 def test_a_confident_policy_is_not_taken_for_shifted() -> None:
     class Sure(FakeScorer):
-        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
             return Scores(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
 
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
             return SampledTokens(array("I", [1]), array("d", [-1e-6]), True)
 
     report = audit(

@@ -10,6 +10,7 @@ import pytest
 from rollq.errors import EngineFailure
 from rollq_worker.audit import scorer as scorer_module
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
+from rollq_worker.protocols import Adapter
 from tests.rollq_worker.audit.scoring_engine import sampled, scores, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
@@ -53,6 +54,18 @@ def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     (sent,) = engine.bodies()
     assert sent["input_ids"] == [5, 6, 7, 8] and sent["sampling_params"] == {"max_new_tokens": 0}
     assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (True, 1, False)
+
+
+def test_an_adapter_that_the_engine_lacks_is_named_with_the_line_that_loads_it(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
+    missing = "Got LoRA adapter that has never been loaded: math@7\nAll loaded adapters: dict_keys([])."
+    engine.answers = [scores, (400, {"error": {"message": missing}})]
+    scorer = connect(engine)
+    scorer.score(IDS, 1, adapter=Adapter("math", "6"))
+    with pytest.raises(ScoringRefused, match=f"--engine {engine.url} --adapter math --path DIR --version 7` loads it"):
+        scorer.score(IDS, 1, adapter=Adapter("math", "7"))
+    assert [body["lora_path"] for body in engine.bodies()] == ["math@6", "math@7"]
 
 
 def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:

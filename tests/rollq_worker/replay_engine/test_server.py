@@ -106,7 +106,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "body",
-        [{"stream": True}, {"return_sampling_mask": True}, {"lora_path": "x"}, {"no_such_field": 1}],
+        [{"stream": True}, {"return_sampling_mask": True}, {"image_embeds": "x"}, {"no_such_field": 1}],
         ids=repr,
     )
     def test_a_field_that_it_does_not_take(self, address: str, body: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, takewhile
@@ -17,6 +17,7 @@ from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
 from rollq_worker.audit.token_classes import Part, SampledTurn, Tally, TokenClass
+from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
 """More ids than any model has. It bounds what the tokens that are not listed can add to the normaliser."""
@@ -112,7 +113,8 @@ class Auditor:
         the vocabulary. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
         prompt, version = trajectory.tokens[turn.trace_start : turn.begin], trajectory.versions[turn.begin]
-        comparable = version in self._versions and not trajectory.conditions[turn.begin].incomparable
+        adapter = _adapter(trajectory, turn.begin)
+        comparable = (adapter or version in self._versions) and not trajectory.conditions[turn.begin].incomparable
         known = max(trajectory.tokens[turn.trace_start : turn.end]) < self._vocabulary_end
         if not comparable or not known or len(prompt) + LONGEST > self._scorer.max_tokens:
             return result
@@ -123,7 +125,7 @@ class Auditor:
         if turn.stopped:
             asked["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
         try:
-            sampled = self._scorer.sample(prompt, asked)
+            sampled = self._scorer.sample(prompt, asked, adapter)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += 1
             return result
@@ -150,8 +152,24 @@ class Auditor:
     ) -> Mapping[int, float]:
         """The scores of the trace's tokens that could be compared, by position."""
         positions = self._positions(trajectory, start, end, result)
-        if not positions:
-            return {}
+        by_adapter = defaultdict[Adapter | None, list[int]](list)
+        for i in positions:
+            by_adapter[_adapter(trajectory, i)].append(i)
+        scored: dict[int, float] = {}
+        for adapter, those in by_adapter.items():
+            scored |= self._score(trajectory, start, those, adapter, result)
+        _compare(trajectory, scored, result)
+        return scored
+
+    def _score(
+        self,
+        trajectory: ExportedTrajectory,
+        start: int,
+        positions: Sequence[int],
+        adapter: Adapter | None,
+        result: ComparisonResult,
+    ) -> Mapping[int, float]:
+        """The scores of those of the tokens that could be compared, by position, with that adapter."""
         first, ids = positions[0], trajectory.tokens[start : positions[-1] + 1]
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
@@ -159,7 +177,7 @@ class Auditor:
         # The normaliser at another temperature than 1 is computed from so many likeliest tokens.
         likeliest = 128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
         try:
-            scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest)
+            scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest, adapter=adapter)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return {}
@@ -175,7 +193,6 @@ class Auditor:
                 result.skipped[FLAT] += 1
             else:
                 scored[i] = logprob
-        _compare(trajectory, scored, result)
         return scored
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
@@ -184,13 +201,18 @@ class Auditor:
         for i in compress(range(start, end), trajectory.mask[start:end]):
             if parameter := trajectory.conditions[i].incomparable:
                 result.skipped[f"sampled with {parameter}"] += 1
-            elif trajectory.versions[i] not in self._versions:
+            elif not trajectory.adapter and trajectory.versions[i] not in self._versions:
                 result.skipped[WEIGHTS] += 1
             elif i - start >= self._scorer.max_tokens:
                 result.skipped[CONTEXT] += 1
             else:
                 positions.append(i)
         return positions
+
+
+def _adapter(trajectory: ExportedTrajectory, position: int) -> Adapter | None:
+    """The adapter that sampled the token."""
+    return Adapter(trajectory.adapter, str(trajectory.versions[position])) if trajectory.adapter else None
 
 
 def rescale(logprob: float, top: Sequence[float], temperature: float) -> float | None:

@@ -74,6 +74,8 @@ class ExportedTrajectory:
     """For each turn that has a message, whether it called a tool."""
     sampling: Mapping[str, Json]
     """Of the job. What an agent program asked for comes before it, reply by reply."""
+    adapter: str = ""
+    """The LoRA adapter that sampled, of which `versions` are versions; empty: none did."""
     images: bool = False
     """Whether the policy saw images. The file has their references only, and scoring needs the images themselves."""
 
@@ -169,6 +171,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             pieces=[Piece(length, finish, *(asked or [{}])) for length, finish, *asked in record["pieces"]],
             calls=_calls(record),
             sampling=record["sampling"],
+            adapter=record.get("adapter", ""),
             images=bool(references(record["messages"])),
         )
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}

@@ -17,10 +17,12 @@ from typing import Any
 from rollq.errors import EngineFailure, RollqError
 from rollq.events import Finish
 from rollq.job import Json
+from rollq.urls import mask_url
 from rollq_worker.engine.api.http import EngineHttp
-from rollq_worker.engine.api.reply import read_error
+from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
 from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
+from rollq_worker.protocols import Adapter
 from rollq_worker.waiting import backoff, wait
 
 TIMEOUT_S = 300.0
@@ -84,8 +86,9 @@ class Scorer:
         # An id without a token is decoded to an empty text.
         return max((id + 1 for id, text in zip(highest, texts, strict=True) if text), default=0)
 
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scores:
-        """The logprobs of `ids[start + 1:]`, each given all ids before it. Raises ScoringRefused, EngineFailure."""
+    def score(self, ids: array[int], start: int, *, likeliest: int = 0, adapter: Adapter | None = None) -> Scores:
+        """The logprobs of `ids[start + 1:]`, each given all ids before it, with a LoRA adapter or without one. Raises
+        ScoringRefused, EngineFailure."""
         body: dict[str, Any] = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 0},
@@ -95,13 +98,13 @@ class Scorer:
         if likeliest:
             body["top_logprobs_num"] = likeliest
         with self._typed_errors():
-            return self._read(self._generate(body), ids[start:], bool(likeliest))
+            return self._read(self._generate(body, adapter), ids[start:], bool(likeliest))
 
-    def sample(self, ids: array[int], sampling: Mapping[str, Json]) -> SampledTokens:
+    def sample(self, ids: array[int], sampling: Mapping[str, Json], adapter: Adapter | None = None) -> SampledTokens:
         """Tokens that the engine decodes after `ids`. Raises ScoringRefused, EngineFailure."""
         body = {"input_ids": ids.tolist(), "sampling_params": sampling, "return_logprob": True}
         with self._typed_errors():
-            meta = self._generate(body)
+            meta = self._generate(body, adapter)
             entries = meta["output_token_logprobs"]
             logprobs = array("d", [entry[0] for entry in entries])
             if not all(map(math.isfinite, logprobs)):
@@ -119,11 +122,11 @@ class Scorer:
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as e:
             raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e
 
-    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _generate(self, body: dict[str, Any], adapter: Adapter | None) -> dict[str, Any]:
         """Sends a request for a generation. Returns the reply's `meta_info`."""
-        response = self._send("/generate", body)
+        response = self._send("/generate", body | ({"lora_path": adapter.served} if adapter else {}))
         if response.status == 400:
-            raise ScoringRefused(read_error(response.body))
+            raise ScoringRefused(self._refusal(read_error(response.body), adapter))
         if response.status != 200:
             raise self._failure(response)
         meta: dict[str, Any] = json.loads(response.body)["meta_info"]
@@ -133,6 +136,14 @@ class Scorer:
                 " weights changed in the middle of the audit, or the servers behind a router differ"
             )
         return meta
+
+    def _refusal(self, said: str, adapter: Adapter | None) -> str:
+        if adapter is None or not ADAPTER_MISSING.match(said):
+            return said
+        return (
+            f"the engine lacks the adapter that sampled them; `rollq engines sync --engine {mask_url(self.url)}"
+            f" --adapter {adapter.name} --path DIR --version {adapter.version}` loads it"
+        )
 
     def _read(self, meta: dict[str, Any], ids: array[int], likeliest: bool) -> Scores:
         entries = meta["input_token_logprobs"]

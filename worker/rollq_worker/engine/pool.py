@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
 from rollq_worker.engine.call import Call, EngineLeft, Shared
@@ -94,6 +94,10 @@ class EnginePool:
     def serves(self, version: str) -> bool:
         """Whether an engine may have weights of that version. One that is away, or does not tell, may."""
         return any(not engine.available or engine.serves(version) for engine in self._engines)
+
+    def waits_for_weights(self, run: str) -> AbstractContextManager[None]:
+        """A turn of the run waits for weights; its deadlines stand still."""
+        return self._shared.weight_waits.of(run)
 
     def usage(self) -> list[Usage]:
         """How each engine is used."""
@@ -223,7 +227,7 @@ class EnginePool:
 
     def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
         """The engines whose weights the call accepts. One that is away is asked for them when it is back."""
-        if call.request.accepts is None:
+        if call.request.accepts is None and call.request.adapter is None:
             return self._engines
         return [engine for engine in self._engines if not engine.available or engine.suits(call)]
 

@@ -20,10 +20,11 @@ from functools import partial
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
+from rollq_worker.engine.adapters import MissingAdapters
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.api.http import READ_TIMEOUT_S, EngineHttp, WaitCut
-from rollq_worker.engine.api.reply import ContextExceeded, EngineUnavailable, RequestFailed
+from rollq_worker.engine.api.reply import AdapterMissing, ContextExceeded, EngineUnavailable, RequestFailed
 from rollq_worker.engine.api.request import Prompt
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
@@ -31,7 +32,7 @@ from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.engine.weights import ASK_S, ServedWeights
-from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class SGLangEngine:
         self._tokenizer = TokenizerCheck(self.control.tokenize, proof)
         self._proof = proof
         self._weights = ServedWeights(self.control.get_json, self.name)
+        self._adapters = MissingAdapters(self.name)
         self._hung = False
 
     @property
@@ -98,11 +100,14 @@ class SGLangEngine:
 
     @property
     def outdated(self) -> bool:
-        """Whether it serves weights that are too old for a run, as far as this process has seen lately."""
-        return self._weights.outdated
+        """Whether it serves weights that are too old for a run, or lacks its adapter, as far as this process has seen
+        lately."""
+        return self._weights.outdated or self._adapters.any
 
     def suits(self, call: Call) -> bool:
         """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
+        if call.request.adapter is not None:
+            return self._adapters.suit(call.request.adapter())
         return call.request.accepts is None or self._weights.suit(call.request.accepts)
 
     def serves(self, version: str) -> bool:
@@ -137,6 +142,7 @@ class SGLangEngine:
             check()
             if self.available and not self.suits(call):
                 raise EngineLeft
+            adapter = request.adapter() if request.adapter else None
             room = min(request.max_new_tokens, self.room(len(request.ids)))
             if room <= 0:
                 return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
@@ -146,7 +152,7 @@ class SGLangEngine:
                 self._shared.quarantine.enter(self.url, call.suspect, check)
                 try:
                     with self._turn(call, check):
-                        generated = self._sample_once(call, prompt, room)
+                        generated = self._sample_once(call, prompt, room, adapter)
                 finally:
                     self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
@@ -155,6 +161,11 @@ class SGLangEngine:
             except ContextExceeded as e:
                 if not self._limits.learn(e.limit, len(request.ids) + room):
                     raise JobFailure(f"{call.key}: {e}") from e
+            except AdapterMissing as e:
+                self._mark_up()
+                if adapter:
+                    self._adapters.refused(adapter, str(e))
+                raise EngineLeft from e
             except RequestFailed as e:
                 call.engine_failed(self._shared.quarantine)  # before the wait, because others look whether it is there
                 self._failed(e, call)
@@ -164,11 +175,12 @@ class SGLangEngine:
                     self._wait_until_ready(0.0, call)
                     call.engine_died(self.url, self._shared.quarantine)
             else:
-                if self._availability.mark_up():
-                    self._forget()
+                self._mark_up()
                 if self.tokenizer_differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
+                if adapter:
+                    self._adapters.served(adapter)
                 if not self._keeps(generated, call):
                     continue
                 self._shared.vocabulary.admit(generated.ids)
@@ -263,7 +275,7 @@ class SGLangEngine:
             raise JobFailure(f"{request.key}: token id {prompt.highest} is outside the model's vocabulary")
         return prompt
 
-    def _sample_once(self, call: Call, prompt: Prompt, room: int) -> Generated:
+    def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None) -> Generated:
         """One request for at most `room` tokens; for one token, if the call only asks which weights sample it."""
         if self._limits.untold and (lost := [name for name in DROPPED if name in call.request.sampling]):
             raise JobFailure(
@@ -271,6 +283,8 @@ class SGLangEngine:
                 " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
             )
         asked = {"sampling": {}, "max_new_tokens": 1} if call.probes else {"max_new_tokens": room}
+        if adapter:
+            self._adapters.asked(adapter)
         return sample_once(
             self._http,
             replace(call.request, **asked),
@@ -279,7 +293,13 @@ class SGLangEngine:
             group=call.group,
             stop_ids=self._stop_ids,
             vocabulary=self._shared.vocabulary.end,
+            adapter=adapter,
         )
+
+    def _mark_up(self) -> None:
+        """The engine has answered a request."""
+        if self._availability.mark_up():
+            self._forget()
 
     def _check(self, call: Call) -> None:
         """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills the engine."""

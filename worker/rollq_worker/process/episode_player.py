@@ -38,16 +38,19 @@ from rollq_worker.process.attempts.time_limits import (
     timed_context,
     timed_reward,
 )
-from rollq_worker.protocols import Engine, Generated, SampleRequest
+from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
+from rollq_worker.waiting import wait
 
 if TYPE_CHECKING:
     from rollq_worker.agents.endpoint import AgentEndpoint
 
 SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
 """Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
+READ_AGAIN_S = 1.0
+"""Seconds after which a turn that waits for weights looks again which version is published."""
 
 
 class EpisodePlayer:
@@ -77,7 +80,7 @@ class EpisodePlayer:
         """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and what the attempt raises when
         it must stop."""
         job = claim.job
-        if job.weight_version and not self._engine.serves(job.weight_version):
+        if job.weight_version and not job.adapter and not self._engine.serves(job.weight_version):
             raise OtherWeights(f"{job.id} is pinned to weights {job.weight_version!r}, and no engine serves them")
         opening = f"opening {job.env}"
         with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
@@ -136,7 +139,9 @@ class EpisodePlayer:
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
         engine: Engine = self._engine
-        if job.weight_version or claim.oldest_step is not None:
+        if job.adapter:
+            engine = AdapterEngine(self._engine, attempt)
+        elif job.weight_version or claim.oldest_step is not None:
             engine = BoundEngine(self._engine, attempt, claim.oldest_step)
         context = context_factory(job, **asking)
         if context is not None:
@@ -185,6 +190,43 @@ class EpisodePlayer:
             if isinstance(event, Sampled):
                 self._engine.admit(event.ids)
         return events
+
+
+class AdapterEngine:
+    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under the version that the
+    job is pinned to, else under the one that the run has published. That is as new as a bound on staleness asks.
+
+    A turn that waits for an engine with that version goes on with the one that is published meanwhile.
+    """
+
+    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
+        self.room = engine.room
+        self._engine = engine
+        self._attempt = attempt
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`. Waits for the first publication."""
+        version, read_at = self._version(request), time.monotonic()
+
+        def adapter() -> Adapter:
+            nonlocal version, read_at
+            if time.monotonic() - read_at > READ_AGAIN_S:
+                version, read_at = self._wanted() or version, time.monotonic()
+            return Adapter(self._attempt.job.adapter, version)
+
+        pinned = self._attempt.job.weight_version
+        return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))
+
+    def _version(self, request: SampleRequest) -> str:
+        if version := self._wanted():
+            return version
+        with self._engine.waits_for_weights(self._attempt.job.run):
+            while not (version := self._wanted()):
+                wait(READ_AGAIN_S, request.check)
+        return version
+
+    def _wanted(self) -> str | None:
+        return self._attempt.job.weight_version or self._attempt.published()
 
 
 class BoundEngine:

@@ -25,6 +25,7 @@ FIELDS = {
     "top_logprobs_num": int,
     "return_routed_experts": bool,
     "routed_experts_start_len": int,
+    "lora_path": str,
 }
 """The fields that it takes, each with the type of its value."""
 ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})

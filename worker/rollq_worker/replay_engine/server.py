@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from aiohttp import web
 
 import rollq
 from rollq.errors import SettingsError
+from rollq_worker.replay_engine.adapters import AdapterRefused, Adapters
 from rollq_worker.replay_engine.chat_completions import complete
 from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
@@ -45,6 +46,7 @@ class ReplayServer:
         """That of the weights of now."""
         self.weight_version = options.weight_version
         """As /model_info names it."""
+        self.adapters = Adapters()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors], client_max_size=64 << 20)
@@ -56,6 +58,8 @@ class ReplayServer:
                 web.post("/continue_generation", self.continue_generation),
                 web.post("/update_weight_version", self.update_weight_version),
                 web.post("/update_weights_from_disk", self.update_weights_from_disk),
+                web.post("/load_lora_adapter", self.load_lora_adapter),
+                web.post("/unload_lora_adapter", self.unload_lora_adapter),
                 web.post("/weights_checker", self.weights_checker),
                 web.post("/flush_cache", self.flush_cache),
                 web.post("/tokenize", self.tokenize),
@@ -63,6 +67,7 @@ class ReplayServer:
                 web.get("/ready", self.ready),
                 web.get("/health", self.health),
                 web.get("/model_info", self.model_info),
+                web.get("/v1/models", self.models),
                 web.get("/server_info", self.server_info),
                 web.get("/v1/loads", self.loads),
             ]
@@ -80,6 +85,8 @@ class ReplayServer:
             raise asyncio.CancelledError
         body = with_placeholders(await json_body(request), self.tokenizer)
         asked = read_request(body, self.size, self.tokenizer.encode)
+        if adapter := body.get("lora_path"):
+            self.adapters.use(adapter)
         text = json.dumps(await self.engine.generate(asked, rng, fault))
         if fault is Fault.GARBAGE:
             text = text[: len(text) // 2]
@@ -139,6 +146,18 @@ class ReplayServer:
             self.weight_version = version
             message += f" Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
+
+    async def load_lora_adapter(self, request: web.Request) -> web.Response:
+        return _adapter_reply(await json_body(request), self.adapters.load, "lora_name", "lora_path")
+
+    async def unload_lora_adapter(self, request: web.Request) -> web.Response:
+        return _adapter_reply(await json_body(request), self.adapters.unload, "lora_name")
+
+    async def models(self, request: web.Request) -> web.Response:
+        base = self.first_model_path
+        cards = [(base, base, None), *((name, path, base) for name, path in self.adapters.loaded.items())]
+        found = [{"id": name, "object": "model", "root": root, "parent": parent} for name, root, parent in cards]
+        return web.json_response({"object": "list", "data": found})
 
     async def weights_checker(self, request: web.Request) -> web.Response:
         """The checksum of the weights, which are their path."""
@@ -212,6 +231,17 @@ class ReplayServer:
             raise bad_value("The replay engine does not stream.")
         await self.scheduler.wait_while_paused()
         return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
+
+
+def _adapter_reply(body: Mapping[str, Any], act: Callable[..., Mapping[str, str]], *fields: str) -> web.Response:
+    for name in fields:
+        if not isinstance(body.get(name), str):
+            raise bad_body(name, "Field required")
+    try:
+        loaded = act(*(body[name] for name in fields))
+    except AdapterRefused as e:
+        return web.json_response({"success": False, "error_message": str(e), "loaded_adapters": e.loaded}, status=400)
+    return web.json_response({"success": True, "error_message": "", "loaded_adapters": loaded})
 
 
 def _checksum(text: str) -> str:

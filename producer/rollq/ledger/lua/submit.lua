@@ -5,13 +5,13 @@
 --                   job:<job>
 -- ARGV   group size viable purpose send_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
 --        version, and behind a + each field that older workers may not know) spare body (of the first job)
---        template_kwargs (as JSON), then for each job: id digest deadline_s body ('': the first job's)
+--        template_kwargs (as JSON) adapter, then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
---        template_kwargs theirs (the run's first group pins them)
+--        template_kwargs theirs | adapter theirs (the run's first group pins both)
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
-local first, spare, send_in_s, ahead = 16, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
+local first, spare, send_in_s, ahead = 17, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
@@ -46,8 +46,12 @@ if known or acked then
 end
 if jobs ~= size + spare then return { 'incomplete' } end
 if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
-local pinned, other_groups, kwargs = redis.call('HGET', meta, 'template_kwargs'), redis.call('HGET', meta, 'seq'), ARGV[15]
-if (pinned or (other_groups and '{}') or kwargs) ~= kwargs then return { 'template_kwargs', pinned or '{}' } end
+local other_groups = redis.call('HGET', meta, 'seq')
+local pins = { { 'template_kwargs', '{}', ARGV[15] }, { 'adapter', '', ARGV[16] } } -- name, default, this group's
+for _, pin in ipairs(pins) do
+  local theirs = redis.call('HGET', meta, pin[1]) or (other_groups and pin[2]) or pin[3]
+  if theirs ~= pin[3] then return { pin[1], theirs } end
+end
 if not whole(redis.call('HGET', meta, 'seq') or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
 local unacknowledged = 0
 for _, place in ipairs({ 'open:', 'ready:', 'held:' }) do
@@ -65,7 +69,9 @@ end
 
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local send_at = send_in_s > 0 and now() + send_in_s or 0
-if kwargs ~= '{}' then redis.call('HSET', meta, 'template_kwargs', kwargs) end
+for _, pin in ipairs(pins) do
+  if pin[3] ~= pin[2] then redis.call('HSET', meta, pin[1], pin[3]) end
+end
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
   'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14],
   'at', seconds(now()))

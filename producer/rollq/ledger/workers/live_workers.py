@@ -27,7 +27,8 @@ SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
 READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "outdated"
 """What a worker says of its engine. A paused one generates nothing until it is told to continue. A stalled one has
-requests, generates nothing, and does not say why. An outdated one serves weights that a run does not take."""
+requests, generates nothing, and does not say why. An outdated one serves weights that a run does not take, or lacks its
+adapter."""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64

@@ -177,6 +177,24 @@ def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
         assert engines.too_old(settings, found) == []
 
 
+def test_an_engine_that_lacks_the_adapter_of_a_run(
+    engine: ScriptedEngine, tokenizer: Tokenizer, redis_url: str
+) -> None:
+    loaded = [{"id": "m", "parent": None}, {"id": "math@6", "parent": "m"}]
+    engine.paths["/v1/models"] = (200, {"data": loaded})
+    found, settings = engines.check(engine.url, tokenizer), Settings(redis_url=redis_url)
+    assert any(one.says == "version v3; adapters math@6" for one in found)
+    with Client(redis_url, run="r") as client:
+        client.limit_staleness(1, 0)
+        client.publish(6, "6")
+        client.submit(group(adapter="math"))
+        assert engines.too_old(settings, found) == []
+        client.publish(7, "7")
+        (said,) = engines.too_old(settings, found)
+    assert said.level == "warn" and f"its adapter math@7, which is not loaded on {engine.url}" in said.says
+    assert said.remedy == "rollq engines sync --adapter math --path DIR --version 7 loads it"
+
+
 def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "list").write_text(f"{engine.url}\n# none\n")
     (tmp_path / "empty").write_text("# none\n")

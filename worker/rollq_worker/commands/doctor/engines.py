@@ -11,7 +11,9 @@ from itertools import repeat
 from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
+from rollq.job import served_adapter
 from rollq.ledger.reader import LedgerReader
+from rollq.ledger.stored import text
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.ledger.workers.reaping import ActiveRuns
@@ -106,7 +108,7 @@ def _check(
         _version(engine, name, router),
         _context(engine, name, router),
         _vocabulary(engine, proof, name, router),
-        _weights(model, name, router),
+        _weights(engine, model, name, router),
     ]
     return [first, *told, *kept]
 
@@ -148,11 +150,14 @@ def _vocabulary(engine: SGLangEngine, proof: VocabularyProof | None, name: str, 
     return Finding(name, Level.OK, f"gives the same ids for {proof.touched:,} tokens", details=details)
 
 
-def _weights(model: dict[str, Any], name: str, router: bool) -> Finding:
+def _weights(engine: SGLangEngine, model: dict[str, Any], name: str, router: bool) -> Finding:
     name, version = f"{name} weights", model.get("weight_version")
     if version is None:
         return _untold(name, "its weight version", router)
-    return Finding(name, Level.OK, f"version {version}", details={"weight_version": version})
+    listed = _dict(engine.control.get_json("/v1/models")).get("data") or ()
+    adapters = sorted(str(each["id"]) for each in listed if each.get("parent"))
+    says = f"version {version}" + (f"; adapters {', '.join(adapters)}" if adapters else "")
+    return Finding(name, Level.OK, says, details={"weight_version": version, "adapters": adapters, "url": engine.name})
 
 
 def _router(engine: SGLangEngine, tokenizer: Tokenizer, name: str) -> Finding:
@@ -192,7 +197,7 @@ def _one_behind(worker: Mapping[str, Any], tokenizer: Tokenizer | None, name: st
         if role in ("prefill", "decode"):  # it answers the router alone
             model = _dict(engine.control.get_json("/model_info"))
             serves = Finding(name, Level.OK, f"{engine.name}, the {role} server of {model.get('model_path')}")
-            return [serves, _version(engine, name, False), _weights(model, name, False)]
+            return [serves, _version(engine, name, False), _weights(engine, model, name, False)]
         queue = _dict(engine.control.get_json("/server_info")).get("max_queued_requests")
     except NoResponse as e:
         return [Finding(name, Level.WARN, f"{engine.name} went away: {e}", REACH)]
@@ -223,23 +228,42 @@ def versions_differ(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def too_old(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
-    """What is wrong if engines serve weights with which workers play no job of a run."""
+    """What is wrong if engines serve weights with which workers play no job of a run, or lack its adapter."""
     served = sorted({str(one.details["weight_version"]) for one in findings if "weight_version" in one.details})
     client = connect(settings.redis_url, patience_s=0)
     try:
-        return [finding for run in ActiveRuns(client).names() for finding in _too_old(client, run, served)]
+        readers = [LedgerReader(client, run) for run in ActiveRuns(client).names()]
+        return [each for reader in readers for each in [*_too_old(reader, served), *_lacking(reader, findings)]]
     except (LedgerError, *CONNECTION_ERRORS):
         return []  # the check of Redis says so
     finally:
         client.close()
 
 
-def _too_old(client: Any, run: str, served: Sequence[str]) -> list[Finding]:
-    standing = LedgerReader(client, run).standing()
-    policy = standing.published
-    if policy is None or standing.admission is None:
+def _adapter(reader: LedgerReader) -> str:
+    """The LoRA adapter of the run; empty: it has none."""
+    return text(reader.redis.hget(reader.keys.meta, "adapter"))
+
+
+def _lacking(reader: LedgerReader, findings: Sequence[Finding]) -> list[Finding]:
+    adapter, policy = _adapter(reader), reader.standing().published
+    if not adapter or policy is None:
         return []
-    steps = Versions(client, run).steps(served)
+    wanted = served_adapter(adapter, policy.weight_version)
+    told = {str(one.details["url"]): one.details["adapters"] for one in findings if "adapters" in one.details}
+    if not (lack := [url for url, adapters in told.items() if wanted not in adapters]):
+        return []
+    says = f"run {reader.run} is sampled by its adapter {wanted}, which is not loaded on {', '.join(lack)}"
+    remedy = f"rollq engines sync --adapter {adapter} --path DIR --version {policy.weight_version} loads it"
+    return [Finding("weights", Level.WARN, says, remedy)]
+
+
+def _too_old(reader: LedgerReader, served: Sequence[str]) -> list[Finding]:
+    standing, run = reader.standing(), reader.run
+    policy = standing.published
+    if policy is None or standing.admission is None or _adapter(reader):
+        return []
+    steps = Versions(reader.redis, run).steps(served)
     if not (old := [version for version in served if steps.get(version, -1) < policy.step]):
         return []
     says = (

@@ -8,15 +8,17 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import uuid
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollq.errors import JobFailure
+from rollq.events import VersionSpan
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.http import ROUTING_KEY, EngineHttp, WaitCut
 from rollq_worker.engine.api.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
 from rollq_worker.engine.api.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.engine.limits import ANY_ID
 from rollq_worker.http_client import ConnectFailed, NoResponse, ResponseTimeout
-from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.protocols import Adapter, Generated, SampleRequest
 
 PATH = "/generate"
 PROBE = "rollq-start"
@@ -46,10 +48,13 @@ def sample_once(
     group: str,
     stop_ids: Sequence[int],
     vocabulary: int,
+    adapter: Adapter | None = None,
 ) -> Generated:
     """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are sampled are below.
 
-    Raises WaitCut, ContextExceeded, and what `read_refusal` and `read_reply` say of the answer.
+    The versions of a reply that `adapter` sampled are the adapter's: the engine tells those of the model below it.
+
+    Raises WaitCut, ContextExceeded, AdapterMissing, and what `read_refusal` and `read_reply` say of the answer.
     """
     if request.images is not None:
         prompt = write_ids(collapsed(request.ids, request.images.token))
@@ -61,6 +66,7 @@ def sample_once(
         rid=rid,
         routing=request.routing,
         images=request.images,
+        adapter=adapter,
     )
     try:
         response = http.generate(PATH, body, rid=rid, key=request.key, routing_key=group)
@@ -77,7 +83,7 @@ def sample_once(
         raise ConnectionLost(str(e)) from e
     if response.status != 200:
         raise read_refusal(response, request.key)
-    return read_reply(
+    generated = read_reply(
         response.body,
         rid=rid,
         key=request.key,
@@ -86,6 +92,9 @@ def sample_once(
         vocabulary=vocabulary,
         routing=request.routing,
     )
+    if adapter is None or not generated.ids:
+        return generated
+    return replace(generated, versions=(VersionSpan(adapter.version, 0, len(generated.ids)),))
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:

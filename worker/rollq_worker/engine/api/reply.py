@@ -28,6 +28,11 @@ _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
 CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
+ADAPTER_MISSING = re.compile(
+    "Got LoRA adapter that has never been loaded|The following requested LoRA adapters are not loaded"
+    "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but LoRA is not enabled"
+)
+"""How the messages begin. A name that was unloaded is loaded again by the engine itself, which may fail."""
 NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
 """Statuses that say something about the engine or the way to it, as redirects do, and nothing about this request."""
 
@@ -48,6 +53,10 @@ class EngineAborted(RequestFailed):
     """The engine ended this request for a reason of its own."""
 
 
+class AdapterMissing(Exception):
+    """The engine has not loaded the adapter that the request names."""
+
+
 class ContextExceeded(Exception):
     """The engine's context is shorter than we knew: send the request again for fewer tokens."""
 
@@ -57,14 +66,18 @@ class ContextExceeded(Exception):
         """In tokens; 0 when the engine did not say."""
 
 
-def read_refusal(response: Response, key: str) -> EngineUnavailable | RequestFailed | ContextExceeded | JobFailure:
+def read_refusal(
+    response: Response, key: str
+) -> EngineUnavailable | RequestFailed | ContextExceeded | AdapterMissing | JobFailure:
     """What a status other than 200 means for the job `key`."""
-    status = response.status
-    message = f"the engine answered {status}: {read_error(response.body)}"
+    status, said = response.status, read_error(response.body)
+    message = f"the engine answered {status}: {said}"
     if status in NOT_THE_REQUEST or 300 <= status < 400:
         return EngineUnavailable(message)
     if not 400 <= status < 500 or status == 408 or "duplicate request id" in message.lower():
         return RequestFailed(message)
+    if ADAPTER_MISSING.match(said):
+        return AdapterMissing(message)
     if CONTEXT_FULL.search(message):
         limit = CONTEXT_TOKENS.search(message)
         return ContextExceeded(message, int(limit[1]) if limit else 0)

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from rollq.job import Json
-from rollq_worker.protocols import PromptImages, Routing
+from rollq_worker.protocols import Adapter, PromptImages, Routing
 
 BLOCK = 256
 """Number of ids that are written at a time. Thousands would hold the interpreter for long."""
@@ -107,6 +107,7 @@ def write_request(
     rid: str,
     routing: Routing | None = None,
     images: PromptImages | None = None,
+    adapter: Adapter | None = None,
 ) -> Sequence[bytes]:
     """The pieces of the body of a request for at most `max_new_tokens` tokens after the prompt.
 
@@ -128,6 +129,8 @@ def write_request(
         fields |= {"return_routed_experts": True, "routed_experts_start_len": routing.start}
     if images is not None:
         fields["image_data"] = [image.data_url for image in images.images]
+    if adapter is not None:
+        fields["lora_path"] = adapter.served
     return b'{"input_ids":[', *prompt.pieces, b"],", _json(fields)[1:]
 
 

@@ -218,6 +218,11 @@ class Attempt:
         """Whether these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
         return self._call(lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest))
 
+    def published(self) -> str | None:
+        """The version of the run's weights that was published last; None before the first."""
+        found = self._call(Versions(self.ledger.redis, self.job.run).published)
+        return found.weight_version if found else None
+
     def check(self) -> None:
         """Raises Fenced, Drained or DeadlineExceeded when the attempt must stop."""
         if self.lost.is_set():

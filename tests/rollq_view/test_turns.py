@@ -40,9 +40,10 @@ def exported(of: Trajectory) -> dict[str, object]:
     return found
 
 
-@given(sound_traces, st.integers(0, 4))
-def test_a_journal_and_its_record_have_the_same_turns(shape: list, cut: int) -> None:  # type: ignore[type-arg]
+@given(sound_traces, st.integers(0, 4), st.sampled_from([{}, {"kind": "window", "over": 9, "turns": 1}]))
+def test_a_journal_and_its_record_have_the_same_turns(shape: list, cut: int, context: dict) -> None:  # type: ignore[type-arg]
     whole = sound(shape)
+    whole = replace(whole, job=replace(whole.job, context=context))
     part = replace(whole, events=whole.events[: len(whole.events) - cut] if cut < len(whole.events) else whole.events)
     assert same(of_record(exported(part))) == same(of_trajectory(part))
 

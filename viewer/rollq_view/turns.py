@@ -50,7 +50,7 @@ class Turn:
     reward: float | None = None
     """Of its actions, where the environment gave them one."""
     opens: Opening | None = None
-    """The trace that it is the first turn of, where an agent program opened several."""
+    """The trace that it is the first turn of, where each is a conversation of its own."""
     number: int = 0
     """Of the turn in the episode."""
     asked: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def of_record(record: Mapping[str, Any]) -> Episode:
 
 
 def _of_traces(record: Mapping[str, Any]) -> Episode:
-    """The turns of an agent program's episode, trace by trace."""
+    """The turns of an episode whose traces are conversations of their own, trace by trace."""
     episode, pieces, at = Episode(opening=[], prompt=0, turns=[]), iter(record.get("pieces") or ()), 0
     for number, (trace, length) in enumerate(zip(record["conversations"], record["traces"], strict=True)):
         own = {name: record[name][at : at + length] for name in ("tokens", "mask", "logprobs", "versions")}
@@ -180,8 +180,8 @@ def _divide_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
 
 def of_trajectory(trajectory: Trajectory) -> Episode:
     """The turns of a journal, finished or not."""
-    if trajectory.of_agent:
-        return _of_agent(trajectory)
+    if trajectory.of_agent or trajectory.job.context:
+        return _by_traces(trajectory)
     first = next((event for event in trajectory.events if isinstance(event, Prompt)), None)
     episode = Episode(opening=list(first.messages) if first else [], prompt=0, turns=[])
     episode.tools = first.tools if first else ()
@@ -200,8 +200,8 @@ def of_trajectory(trajectory: Trajectory) -> Episode:
     return _with_times(episode, times_of(trajectory))
 
 
-def _of_agent(trajectory: Trajectory) -> Episode:
-    """The turns of its record, with what only the journal has."""
+def _by_traces(trajectory: Trajectory) -> Episode:
+    """The turns of its record, whose traces are conversations of their own, with what only the journal has."""
     episode = of_record(exported(trajectory))
     by_number = {turn.number: turn for turn in episode.turns}
     for event in trajectory.events:

@@ -67,8 +67,8 @@ def test_what_cannot_be_had_is_refused_before_it_is_submitted(given: dict[str, A
     assert message in str(raised.value)
 
 
-def test_the_worker_names_the_job_and_the_endpoint() -> None:
-    with pytest.raises(JobFailure, match="job r/g/0: context 'window'"):
+def test_the_worker_names_the_context_and_the_endpoint() -> None:
+    with pytest.raises(JobFailure, match="context 'window': over must be"):
         context_factory(job(kind="window"), endpoints={})
     with pytest.raises(JobFailure, match="summary endpoint 'local' is unknown to this worker"):
         context_factory(job(kind="summary", over=1, endpoint="local", model="m"), endpoints={})

@@ -14,15 +14,15 @@ from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Stop
 from rollq.job import Budget, History, Job
 from rollq.trajectory import Trajectory
+from rollq_worker.context import context_factory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
-from rollq_worker.protocols import TurnRefused
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
-from tests.rollq_worker.tokens.template_habits import TURN, chatml
+from tests.rollq_worker.tokens.template_habits import chatml
 
 CALL = '<tool_call>\n{"name": "get_order", "arguments": {"x": "#W123"}}\n</tool_call>'
 HARMONY_CALL = '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"x": "#W123"}<|call|>'
@@ -41,13 +41,15 @@ def played(renderer: ChatRenderer, texts: Sequence[str], **job: Any) -> tuple[Tr
     """An episode in which these texts are sampled."""
     encode = renderer.tokenizer.encode
     engine = ScriptedEngine([Piece(encode(text)) for text in texts])
+    playing = Job(run="r", group="g", env="fake", task=0, **{"history": History.TEMPLATE, **job})
     trajectory = play(
-        Job(run="r", group="g", env="fake", task=0, **{"history": History.TEMPLATE, **job}),
+        playing,
         engine=engine,
         renderer=renderer,
         environment=FakeEnvironment(tools=TOOLS),
         user=FakeUser(["hello", *["and <|im_end|> then?"] * 9]),
         journal=FakeJournal(),
+        context=context_factory(playing, endpoints={}),
     )
     return trajectory, engine
 
@@ -140,63 +142,44 @@ TAGS = [*["<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<thi
 WORDS = [*TAGS, "Well.", "\n", "</tool_call>", " to=functions.get_order", '{"x": 1}', "<|im_end", "|>", "{{ x }}", "é"]
 
 
-@pytest.mark.parametrize("history", History)
-@pytest.mark.parametrize("name", NAMES)
-def test_no_words_of_the_policy_fail_the_job(real: RealTemplates, name: str, history: History):
-    """Turns of random words, calls and control tokens, which may end with any stop token."""
-    renderer = checked_renderer(real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE)
+def of_random_words(renderer: ChatRenderer, rng: random.Random) -> str:
+    """A turn of random words, calls and control tokens, which may end with any stop token."""
     tokenizer = renderer.tokenizer
     stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
     words = [*WORDS, *[token for token in tokenizer.added_tokens if token not in stops]]
     calls = [text.removesuffix(stop) for text in sampled_turns(renderer) for stop in stops if text.endswith(stop)]
+    return "".join(rng.choice([*words, *calls]) for _ in range(rng.randrange(1, 9))) + rng.choice(stops)
+
+
+@pytest.mark.parametrize("history", History)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_words_of_the_policy_fail_the_job(real: RealTemplates, name: str, history: History):
+    renderer = checked_renderer(real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE)
     for seed in range(6):
         rng = random.Random(seed)
-        texts = [
-            "".join(rng.choice([*words, *calls]) for _ in range(rng.randrange(1, 9))) + rng.choice(stops)
-            for _ in range(8)
-        ]
+        texts = [of_random_words(renderer, rng) for _ in range(8)]
         trajectory, _ = played(renderer, texts, history=history, budget=Budget(max_turns=8))
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
-        assert sum(trajectory.mask) == trajectory.sampled_tokens
 
 
-REFUSES = "{%- if 'forbidden' in m.content %}{{ raise_exception('it is forbidden') }}{%- endif %}"
-
-
-def test_words_that_the_template_refuses_end_the_episode_without_reward():
-    tokenizer = tokenizer_with("refuses", chatml(turn=REFUSES + TURN))
-    renderer = checked_renderer(tokenizer, TOOLS, rerender=True)
-    trajectory, _ = played(renderer, ["Hello.<|im_end|>", "This is forbidden.<|im_end|>"])
-    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
-    last = [event for event in trajectory.events if isinstance(event, Observed)][-1]
-    assert "it is forbidden" in last.errors[-1] and not last.ids
-    kept, _ = played(renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget=Budget(max_turns=3))
-    assert kept.stop is Stop.TURNS  # a bridge does not hold the policy's words
-    call = called() | {"content": "forbidden"}
-    with pytest.raises(TurnRefused, match="it is forbidden"):
-        rewritten(renderer, "forbidden" + CALL + "<|im_end|>", call, result("x"))
-
-
-def test_words_of_a_reply_that_the_template_refuses_fail_the_job():
-    renderer = ChatRenderer(tokenizer_with("refuses", chatml(tool=REFUSES)), TOOLS)
-    with pytest.raises(JobFailure, match="it is forbidden"):
-        rewritten(renderer, f"{CALL}<|im_end|>", called(), result("This is forbidden."))
-
-
-def two_calls() -> Message:
-    calls = [called(id, name=tool["function"]["name"])["tool_calls"][0] for id, tool in zip("ab", TOOLS, strict=True)]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def test_gpt_oss_names_each_result_by_its_own_tool(real: RealTemplates):
-    """Its template names the tool of a turn's first call at each result."""
-    renderer = checked_renderer(real.tokenizer("gpt-oss"), TOOLS, rerender=True)
-    replies = [result("one", "a"), result("two", "b")]
-    bridge = renderer.tokenizer.decode(renderer.bridge(two_calls(), replies))
-    written = [
-        f'<|start|>functions.{tool["function"]["name"]} to=assistant<|channel|>commentary<|message|>"{word}"<|end|>'
-        for tool, word in zip(TOOLS, ("one", "two"), strict=True)
-    ]
-    assert bridge == "".join(written) + "<|start|>assistant"
-    text = renderer.prompt([*OPENING, two_calls(), *replies, REPLY, USER], TOOLS)
-    assert all(one in text for one in written) and text.count("<|call|>") == 2
+@pytest.mark.parametrize("kind", [{"kind": "window", "turns": 1}, {"kind": "summary"}])
+@pytest.mark.parametrize("name", NAMES)
+def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind: dict[str, Any]):
+    if name == "mistral-nemo" and kind["kind"] == "summary":
+        pytest.skip("it takes no two messages of the user in a row")
+    opened = 0
+    for seed in range(4):
+        rng, history = random.Random(seed), [*History][seed % 2]
+        renderer = checked_renderer(real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE)
+        over = len(
+            renderer.open([{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}], TOOLS)
+        )
+        texts = [of_random_words(renderer, rng) for _ in range(10)]
+        context, budget = {**kind, "over": over + 10 * (1 + seed)}, Budget(max_turns=10)
+        trajectory, engine = played(renderer, texts, history=history, context=context, budget=budget)
+        assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
+        sampled = texts[: len(engine.requests)]
+        rows = [bytes(row.mask) for row in trajectory.segments()]
+        assert sum(map(sum, rows)) == sum(len(renderer.tokenizer.encode(text)) for text in sampled)
+        opened += len(trajectory.traces) - 1
+    assert opened > 1

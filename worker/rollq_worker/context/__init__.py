@@ -48,12 +48,16 @@ def context_factory(
         return Context(shorten=_checked(partial(function, **options)))
     over = _whole(job, options, "over")
     if over >= job.budget.max_tokens:
-        raise JobFailure(f"{_where(job)}: over must be below budget.max_tokens, which is {job.budget.max_tokens}")
+        raise JobFailure(
+            f"context {job.context['kind']!r}: over must be below budget.max_tokens, which is {job.budget.max_tokens}"
+        )
     if kind == SUMMARY:
         return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
     turns = _whole(job, options, "turns")
     if options:
-        raise JobFailure(f"{_where(job)}: it takes over and turns, not {', '.join(map(str, options))}")
+        raise JobFailure(
+            f"context {job.context['kind']!r}: it takes over and turns, not {', '.join(map(str, options))}"
+        )
     return Context(shorten=Window(over, turns), over=over)
 
 
@@ -67,7 +71,7 @@ def _summary(
 ) -> Context:
     ask = options.pop("ask", ASK_MODEL if options else ASK)
     if not isinstance(ask, str) or not ask.strip():
-        raise JobFailure(f"{_where(job)}: ask must be a text, not {ask!r:.60}")
+        raise JobFailure(f"context {job.context['kind']!r}: ask must be a text, not {ask!r:.60}")
     if not options:
         own = OwnSummary(over, ask)
         return Context(shorten=own, asks=own.asks, over=over)
@@ -82,12 +86,10 @@ def _summary(
 def _whole(job: Job, options: dict[str, Json], name: str) -> int:
     value = options.pop(name, None)
     if type(value) is not int or value < 1:
-        raise JobFailure(f"{_where(job)}: {name} must be a whole number of at least 1, not {value!r:.60}")
+        raise JobFailure(
+            f"context {job.context['kind']!r}: {name} must be a whole number of at least 1, not {value!r:.60}"
+        )
     return value
-
-
-def _where(job: Job) -> str:
-    return f"{job.title}: context {job.context['kind']!r}"
 
 
 def _checked(hook: ContextHook) -> ContextHook:

@@ -16,6 +16,9 @@ from rollq.pip_extras import install_line
 from rollq.wire.codec import encode_job
 from rollq.worker_package import for_clients
 
+KEY_OF = {"agent": "agent", "reward": "reward", "judge": "reward_args", "context": "context", "summary": "context"}
+"""The key to blame by the first word of a check's refusal; else it is `user`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tasks:
@@ -95,15 +98,15 @@ class Plan:
         """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
 
         Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent strategy, a user
-        simulator or a reward function that no worker can play.
+        simulator, a reward function or a context that no worker can play.
         """
         try:
             return str(for_clients().check_job(job, self.of.tasks))
         except ImportError:
             return ""
         except JobFailure as e:
-            key = next((key for key in ("agent", "reward", "judge") if str(e).startswith(key)), "user")
-            raise SettingsError(f"{'reward_args' if key == 'judge' else key}: {e}") from e
+            key = next((key for role, key in KEY_OF.items() if str(e).startswith(role)), "user")
+            raise SettingsError(f"{key}: {e}") from e
 
     def pin_tokenizer(self, client: Client) -> None:
         """Pins the tokenizer and the chat template that were named for the run.

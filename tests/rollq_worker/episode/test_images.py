@@ -64,6 +64,14 @@ class TestRequests:
         run(engine=engine, environment=Gallery(), agent_args={"calls": "all"})
         assert engine.images[-1] is not None and list(engine.images[-1].images) == [ONE, TWO, THREE]
 
+    def test_a_trace_behind_a_shortened_conversation_carries_those_that_it_shows(self) -> None:
+        engine = FakeEngine([CALL, CALL, "done"])
+        window = {"kind": "window", "over": 150, "turns": 1}
+        trajectory = play_with_fakes(engine=engine, environment=Gallery(), context=window)
+        assert [list(sent.images) if sent else [] for sent in engine.images] == [[ONE], [ONE, TWO], [ONE, THREE]]
+        assert [ids.count(FakeRenderer.image_token) for ids in engine.requests] == [6, 6 + 4, 6 + 9]
+        assert images_of_segments(trajectory) == [[ONE.data, TWO.data], [ONE.data, THREE.data]]
+
     def test_an_iterator_of_images_is_shown_too(self) -> None:
         class Lazy(FakeEnvironment):
             def reset(self, user: User) -> Observation:

@@ -239,10 +239,12 @@ class _Episode:
         stop: Stop | None,
     ) -> Stop | None:
         """Record what the turn led to and the prompt of the next turn, if there is one. Returns the stop."""
+        seconds = time.time() - at
         message = assistant_message(read, [(result.id, result.action) for result in results if result.id])
+        self.messages.append(message)
         found, left = NextPrompt(replies), self.job.budget.max_turns - turn - 1
         if stop is None and left:
-            trace = Trace(self.ids, [*self.messages, message], self.sampled)
+            trace = Trace(self.ids, self.messages, self.sampled)
             try:
                 found = self.next_prompts.behind(trace, replies, left)
             except TurnRefused as e:
@@ -250,7 +252,7 @@ class _Episode:
                 stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
         stop = stop or found.stop
         self.ids.extend(found.bridge)
-        self.messages += [message, *found.replies]
+        self.messages += found.replies
         self.record(
             Observed(
                 turn=turn,
@@ -262,7 +264,7 @@ class _Episode:
                 extra_calls=max(0, len(read.calls) - max(1, len(results))),
                 done=stop is Stop.DONE,
                 at=at,
-                seconds=time.time() - at,
+                seconds=seconds,
             )
         )
         if found.opened is not None:

@@ -100,7 +100,7 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     what, _ = attempt.waits_for
     if what.startswith("environment"):
         return "environment"
-    if what.startswith("the user"):
+    if what.startswith(("the user", "the context", "the summary")):  # they ask a model
         return "user"
     if what == "the agent":
         return "agent"

@@ -1,11 +1,15 @@
 """Time limits on foreign code: what its errors become, and whose clock runs."""
 
+import re
+from typing import Any
+
 import pytest
 
 from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits, timed_context
+from rollq_worker.protocols import Context
 from tests.clock import Clock
 
 
@@ -86,3 +90,15 @@ def test_a_call_that_waits_for_what_is_away_is_not_overdue(monkeypatch: pytest.M
         assert not call.overdue and limits.away_s == pytest.approx(1000, abs=0.5)
         clock.ahead += 2
         assert call.overdue
+
+
+def test_a_context_has_a_limit_and_a_failure_of_its_own() -> None:
+    limits = TimeLimits()
+
+    def shorten(*given: Any) -> Any:
+        assert limits.current is not None
+        raise ValueError(f"at most {limits.current.limit_s:g} s for {given}")
+
+    timed = timed_context(Context(shorten=shorten, failure=UserFailure, longest_s=7.0), limits)
+    with pytest.raises(UserFailure, match=re.escape("the context: ValueError: at most 7 s for ([], [], 3)")):
+        timed.shorten([], [], 3)

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -20,13 +20,13 @@ learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
 # What needs more than the test tools: torch and trainers, Chromium, a container engine, a real SGLang server.
-OTHERS := sglang or trainers or browser or containers or agents
+OTHERS := sglang or routers or trainers or browser or containers or agents
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
 	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
 
-test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-browser  ## all but those of containers and of a real SGLang server
+test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers and of a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 # The property tests with other random numbers each time. ARGS="-k wire"; a failure names the seed that repeats it.
@@ -52,6 +52,10 @@ test-verifiers: $(VENV)/verifiers-0.3/.done $(VENV)/verifiers-0.4/.done
 # The adapters of experiment trackers, with the real packages. MLflow wants older versions of much.
 test-trackers: $(VENV)/trackers/.done
 	$(VENV)/trackers/bin/python -m pytest -q tests/rollq_integrations/trackers $(ARGS)
+
+# sglang-router and smg in front of replay engines. In front of a real server they are tried by test-sglang, once they are here.
+test-routers: $(VENV)/.test $(VENV)/routers/.done
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "routers and not sglang" $(ARGS)
 
 # The adapters of tau-bench and tau2-bench on the real packages, which are on no index.
 test-tau: $(VENV)/tau/.done
@@ -146,6 +150,13 @@ $(VENV)/trackers/.done: pyproject.toml | $(VENV)/.pip
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
 	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -e '.[demo,wandb,mlflow,trackio]' pytest pytest-timeout hypothesis
+	@touch $@
+
+# Both have a command named smg, so the tests start their modules.
+$(VENV)/routers/.done: | $(VENV)/.pip
+	@echo "Installing sglang-router and smg in an environment of their own (274 MB) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check 'sglang-router>=0.3.2,<0.4' 'smg>=1.13,<2'
 	@touch $@
 
 TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b

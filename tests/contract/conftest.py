@@ -28,7 +28,7 @@ from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
-QUICK = ("test_audit", "test_client", "test_generate", "test_tokenize")
+QUICK = ("test_audit", "test_client", "test_generate", "test_routers", "test_tokenize")
 """Modules whose tests on the real server CI runs for each change; those of the others are slow."""
 
 
@@ -108,15 +108,15 @@ def spans_of(meta: dict[str, Any]) -> list[tuple[str, int, int]]:
 class Process:
     """A server's process group, at one address."""
 
-    def __init__(self, command: list[str], url: str, seconds: float, log: Path) -> None:
-        self.command, self.url, self.seconds, self.log = command, url, seconds, log
+    def __init__(self, command: list[str], url: str, seconds: float, log: Path, ready: str) -> None:
+        self.command, self.url, self.seconds, self.log, self.ready = command, url, seconds, log, ready
 
     def start(self) -> None:
         """Wait until it is ready."""
         with self.log.open("wb") as out:
             self.popen = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         until = time.monotonic() + self.seconds
-        while not _ready(self.url):
+        while not _ready(self.url + self.ready):
             if self.popen.poll() is not None or time.monotonic() > until:
                 pytest.fail(f"{self.command[:3]} did not come up; its log ends with:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.2)
@@ -141,9 +141,9 @@ class Process:
 
 
 @contextmanager
-def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[Process]:
-    """The server, ready."""
-    process = Process(command, url, seconds, log)
+def running(command: list[str], url: str, seconds: float, log: Path, ready: str = "/ready") -> Iterator[Process]:
+    """The server, ready, as its path `ready` says."""
+    process = Process(command, url, seconds, log, ready)
     try:
         process.start()
         yield process
@@ -153,7 +153,7 @@ def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator
 
 def _ready(url: str) -> bool:
     try:
-        return requests.get(f"{url}/ready", timeout=2).status_code == 200
+        return requests.get(url, timeout=2).status_code == 200
     except requests.RequestException:
         return False
 

@@ -134,6 +134,7 @@ def test_another_model_writes_the_summary() -> None:
     system, told = asked[1]
     assert system["content"] == "Sum up."
     assert [line[:30] for line in told["content"].split("\n")] == [
+        '{"role": "system", "content": ',
         '{"role": "user", "content": "h',
         '{"role": "assistant", "content',
         '{"role": "tool", "tool_call_id',

@@ -10,6 +10,7 @@ from rollq_worker.context import context_factory
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
+from rollq_worker.protocols import Context
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from rollq_worker.users.scripted import ScriptedUser
@@ -21,7 +22,7 @@ SHOP = domain("shop")
 TASKS = SHOP.splits()[SPLIT]
 
 
-def play_task(engine: Any, index: int, **job: Any) -> Trajectory:
+def play_task(engine: Any, index: int, summaries: Context | None = None, **job: Any) -> Trajectory:
     environment, task = SHOP.open(SPLIT, index, {}), SHOP.task(SPLIT, index)
     played = Job(run="run", group="group", env="shop", split=SPLIT, task=index, **job)
     return play(
@@ -31,7 +32,7 @@ def play_task(engine: Any, index: int, **job: Any) -> Trajectory:
         environment=environment,
         user=ScriptedUser(task.opening, task.replies),
         journal=FakeJournal(),
-        context=context_factory(played, endpoints={}),
+        context=summaries or context_factory(played, endpoints={}),
     )
 
 

@@ -14,7 +14,9 @@ from rollq.env import Task
 from rollq.errors import SettingsError
 from rollq.events import Finish, Stop, VersionSpan
 from rollq.trajectory import Trajectory
-from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.context.summary import ASK_MODEL, ModelSummary
+from rollq_worker.protocols import Context, Generated, SampleRequest
+from rollq_worker.replay_engine.chat_completions import next_line
 from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
@@ -70,11 +72,15 @@ def test_every_task_is_played_to_its_reward(ground_truth: GroundTruth, agent: st
 
 
 @pytest.mark.parametrize("agent", ["tool-calling", "react"])
-@pytest.mark.parametrize("kind", [{"kind": "window", "turns": 2}, {"kind": "summary"}])
-def test_a_conversation_that_is_shortened_goes_on(ground_truth: GroundTruth, agent: str, kind: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", [{"kind": "window", "turns": 2}, {"kind": "summary"}, {}], ids=str)
+def test_a_conversation_that_is_shortened_goes_on(
+    ground_truth: GroundTruth, tasks: TaskIndex, agent: str, kind: dict[str, Any]
+) -> None:
     engine, traces = GroundTruthEngine(lambda: ground_truth), 0
+    model = Context(shorten=ModelSummary(2600, ASK_MODEL, lambda messages: next_line(messages, tasks)))
+    given = {"context": {**kind, "over": 2600}} if kind else {"summaries": model}
     for index in range(TASKS):
-        trajectory = play_task(engine, index, agent=agent, context={**kind, "over": 2600})
+        trajectory = play_task(engine, index, agent=agent, **given)
         assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
         traces += len(trajectory.traces)
     assert traces > 2 * TASKS  # so most are shortened twice or more

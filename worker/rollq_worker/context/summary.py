@@ -69,6 +69,6 @@ class ModelSummary:
     ) -> Sequence[Message] | None:
         if tokens <= self.over:
             return None
-        lines = [json.dumps(each, ensure_ascii=False) for each in messages if each["role"] != "system"]
+        lines = [json.dumps(each, ensure_ascii=False) for each in messages]
         told = [{"role": "system", "content": self.ask}, {"role": "user", "content": "\n".join(lines)}]
         return with_summary(opening, self.model(told))

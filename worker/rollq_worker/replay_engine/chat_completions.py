@@ -56,7 +56,9 @@ def summary(conversation: str, tasks: TaskIndex) -> str:
     progress = TaskProgress()
     for line in conversation.split("\n"):
         message = json.loads(line)
-        if message["role"] == "user":
+        if message["role"] == "system":
+            progress = progress.after_system(message["content"])
+        elif message["role"] == "user":
             progress = progress.after_user(text_of(message["content"]), tasks)
         elif message["role"] == "assistant":
             made = [call["function"] for call in message.get("tool_calls", ())]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import OtherWeights
 from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.bound_engines import bound_engine
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import (
@@ -38,19 +38,15 @@ from rollq_worker.process.attempts.time_limits import (
     timed_context,
     timed_reward,
 )
-from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
-from rollq_worker.waiting import wait
 
 if TYPE_CHECKING:
     from rollq_worker.agents.endpoint import AgentEndpoint
 
 SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
 """Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
-READ_AGAIN_S = 1.0
-"""Seconds after which a turn that waits for weights looks again which version is published."""
 
 
 class EpisodePlayer:
@@ -138,11 +134,6 @@ class EpisodePlayer:
         timed = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
-        engine: Engine = self._engine
-        if job.adapter:
-            engine = AdapterEngine(self._engine, attempt)
-        elif job.weight_version or claim.oldest_step is not None:
-            engine = BoundEngine(self._engine, attempt, claim.oldest_step)
         context = context_factory(job, **asking)
         if context is not None:
             context = timed_context(context, attempt.time_limits)
@@ -150,7 +141,7 @@ class EpisodePlayer:
         play = self._program(attempt) if is_program(job.agent) else alone
         return play(
             job,
-            engine=engine,
+            engine=bound_engine(self._engine, attempt, claim),
             environment=timed,
             user=user,
             journal=attempt,
@@ -190,71 +181,3 @@ class EpisodePlayer:
             if isinstance(event, Sampled):
                 self._engine.admit(event.ids)
         return events
-
-
-class AdapterEngine:
-    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under the version that the
-    job is pinned to, else under the one that the run has published. That is as new as a bound on staleness asks.
-
-    A turn that waits for an engine with that version goes on with the one that is published meanwhile.
-    """
-
-    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
-        self.room = engine.room
-        self._engine = engine
-        self._attempt = attempt
-
-    def generate(self, request: SampleRequest) -> Generated:
-        """See `protocols.Engine`. Waits for the first publication."""
-        version, read_at = self._version(request), time.monotonic()
-
-        def adapter() -> Adapter:
-            nonlocal version, read_at
-            if time.monotonic() - read_at > READ_AGAIN_S:
-                version, read_at = self._wanted() or version, time.monotonic()
-            return Adapter(self._attempt.job.adapter, version)
-
-        pinned = self._attempt.job.weight_version
-        return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))
-
-    def _version(self, request: SampleRequest) -> str:
-        if version := self._wanted():
-            return version
-        with self._engine.waits_for_weights(self._attempt.job.run):
-            while not (version := self._wanted()):
-                wait(READ_AGAIN_S, request.check)
-        return version
-
-    def _wanted(self) -> str | None:
-        return self._attempt.job.weight_version or self._attempt.published()
-
-
-class BoundEngine:
-    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it names one, and only
-    those of the `oldest` step or a later one, if its run has a bound on staleness.
-
-    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the step that was published
-    when its job was claimed, and of later steps, keep the run's bound.
-    """
-
-    def __init__(self, engine: Engine, attempt: Attempt, oldest: int | None) -> None:
-        self.room = engine.room
-        self._engine = engine
-        self._attempt = attempt
-        self._oldest = oldest
-        self._accepted: set[str] = set()
-
-    def generate(self, request: SampleRequest) -> Generated:
-        """See `protocols.Engine`."""
-        pinned = self._attempt.job.weight_version
-        return self._engine.generate(replace(request, accepts=self._accepts, pinned=pinned))
-
-    def _accepts(self, version: str) -> bool:
-        if version in self._accepted:
-            return True
-        if version != (self._attempt.job.weight_version or version):
-            return False
-        if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
-            return False
-        self._accepted.add(version)
-        return True

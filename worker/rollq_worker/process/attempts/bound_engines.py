@@ -1,0 +1,90 @@
+"""The engines as one attempt may use them: which weights sample for it."""
+
+import time
+from dataclasses import replace
+
+from rollq.ledger.replies import Claim
+from rollq_worker.engine.pool import EnginePool
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
+from rollq_worker.waiting import wait
+
+READ_AGAIN_S = 1.0
+"""Seconds after which a turn that waits for weights looks again which version is published."""
+
+
+def bound_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
+    """What samples for the attempt."""
+    if attempt.job.adapter:
+        return AdapterEngine(engine, attempt)
+    if attempt.job.weight_version or claim.oldest_step is not None:
+        return BoundEngine(engine, attempt, claim.oldest_step)
+    return engine
+
+
+class AdapterEngine:
+    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under the version that the
+    job is pinned to, else under the one that the run has published. That is as new as a bound on staleness asks.
+
+    A turn that waits for an engine with that version goes on with the one that is published meanwhile.
+    """
+
+    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
+        self.room = engine.room
+        self._engine = engine
+        self._attempt = attempt
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`. Waits for the first publication."""
+        version, read_at = self._version(request), time.monotonic()
+
+        def adapter() -> Adapter:
+            nonlocal version, read_at
+            if time.monotonic() - read_at > READ_AGAIN_S:
+                version, read_at = self._wanted() or version, time.monotonic()
+            return Adapter(self._attempt.job.adapter, version)
+
+        pinned = self._attempt.job.weight_version
+        return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))
+
+    def _version(self, request: SampleRequest) -> str:
+        if version := self._wanted():
+            return version
+        with self._engine.waits_for_weights(self._attempt.job.run):
+            while not (version := self._wanted()):
+                wait(READ_AGAIN_S, request.check)
+        return version
+
+    def _wanted(self) -> str | None:
+        return self._attempt.job.weight_version or self._attempt.published()
+
+
+class BoundEngine:
+    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it names one, and only
+    those of the `oldest` step or a later one, if its run has a bound on staleness.
+
+    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the step that was published
+    when its job was claimed, and of later steps, keep the run's bound.
+    """
+
+    def __init__(self, engine: Engine, attempt: Attempt, oldest: int | None) -> None:
+        self.room = engine.room
+        self._engine = engine
+        self._attempt = attempt
+        self._oldest = oldest
+        self._accepted: set[str] = set()
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
+        pinned = self._attempt.job.weight_version
+        return self._engine.generate(replace(request, accepts=self._accepts, pinned=pinned))
+
+    def _accepts(self, version: str) -> bool:
+        if version in self._accepted:
+            return True
+        if version != (self._attempt.job.weight_version or version):
+            return False
+        if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
+            return False
+        self._accepted.add(version)
+        return True

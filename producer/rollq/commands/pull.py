@@ -72,6 +72,9 @@ def add(commands: Commands) -> None:
         metavar="NAME[:PROJECT[:ROLLOUTS]]",
         help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its rollouts as text (none)",
     )
+    parser.add_argument(
+        "--name", help="go on where the last pull with this name stopped, also with the steps that --track names"
+    )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     add_redis(parser)
     add_json(
@@ -215,7 +218,7 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
     with (
         contextlib.redirect_stdout(sys.stderr) if args.track else contextlib.nullcontext(),
         client.consumer(
-            args.purpose, where=args.where, reward=args.reward, extras=args.extras, track=args.track
+            args.purpose, name=args.name, where=args.where, reward=args.reward, extras=args.extras, track=args.track
         ) as consumer,
     ):
         why = partial(holdup, reader, args.purpose)

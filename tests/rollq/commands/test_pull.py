@@ -42,6 +42,15 @@ def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
     ledger.redis.lset(key, entry, msgpack.packb(fields))
 
 
+def test_the_steps_of_a_name_go_on_from_pull_to_pull(ledger: Ledger, redis_url: str, out: Path, pull: Pulls) -> None:
+    finish_groups(ledger, "a", "b", "c")
+    for _ in range(2):
+        pull(1, "--out", out, "--name", "shop")
+    with Client(redis_url, run="r") as client, client.consumer(name="shop") as consumer:
+        batch = consumer.next(1)
+        assert batch is not None and (batch.step, [group.id for group in batch.groups]) == (2, ["c"])
+
+
 @pytest.mark.parametrize(("entry", "texts"), [(3, "observed"), (6, "closed")])
 @pytest.mark.parametrize("min_viable", [1, 2])
 def test_texts_that_cannot_be_read_cost_that_job_alone(

@@ -18,7 +18,7 @@ from rollq_view.turns import Episode, Turn, of_record, of_trajectory
 
 SHOWN = (
     *("job", "run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling", "template_kwargs"),
-    *("attempt", "stop", "failure", "reward", "turns", "began"),
+    *("adapter", "attempt", "stop", "failure", "reward", "turns", "began"),
 )
 """Fields of a record that the page has as they are."""
 IMAGE_TYPES = ("image/png", "image/jpeg")

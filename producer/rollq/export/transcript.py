@@ -45,7 +45,8 @@ class Transcript:
         traces = f" in {len(r['traces'])} traces" if len(r.get("traces") or ()) > 1 else ""
         yield "tokens", f"{len(sampled)} sampled of {len(r['tokens'])}{traces}, {r['turns']} turns{low}"
         versions = sorted({str(v) for v in r["versions"] if v is not None})
-        yield "versions", ", ".join(versions) or "-"
+        of = f" of adapter {r['adapter']}" if r.get("adapter") else ""
+        yield "versions", (", ".join(versions) or "-") + of
         if r.get("labels"):
             yield "labels", clip(json.dumps(r["labels"], ensure_ascii=False))
         info = {name: value for name, value in (r.get("info") or {}).items() if name != "agent_output"}

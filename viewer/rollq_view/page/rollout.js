@@ -117,6 +117,7 @@ function facts(page, links) {
     ['times', page.tokens.sampled && !page.times.length ? 'not in this file' : null],
     ['queue', page.queue === 'rollq' ? null : page.queue], ['environment', page.env_version],
     ['sampling', asText(page.sampling)], ['labels', asText(page.labels)], ['template', asText(page.template_kwargs)],
+    ['adapter', page.adapter],
     ['failures', Object.entries(page.failures || {}).map(([kind, times]) => `${times} ${kind}`).join(', ')],
   ].filter(([, value]) => value !== null && value !== undefined && value !== '' && value !== '–');
   return el('aside.facts-of', { 'aria-label': 'Facts' },

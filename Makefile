@@ -55,7 +55,7 @@ test-trackers: $(VENV)/trackers/.done
 
 # sglang-router and smg in front of replay engines. In front of a real server they are tried by test-sglang, once they are here.
 test-routers: $(VENV)/.test $(VENV)/routers/.done
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "routers and not sglang" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not sglang" tests/contract/test_routers.py $(ARGS)
 
 # The adapters of tau-bench and tau2-bench on the real packages, which are on no index.
 test-tau: $(VENV)/tau/.done

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rollq.client.client import internals
 from rollq.client.producing.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
@@ -79,6 +80,8 @@ def sync(args: argparse.Namespace) -> int:
     fleet = Fleet(_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
+        if client and (of_run := internals(client).versions.adapter()) not in ("", args.adapter):
+            raise SettingsError(f"run {args.run_name} is played with adapter {of_run}: name it with --adapter {of_run}")
         try:
             with open_progress(sys.stderr) as display:
                 report = _reporter(display)

@@ -48,6 +48,9 @@ def test_an_adapter_is_loaded_published_and_the_version_before_the_last_unloaded
             capsys.readouterr()
             assert cli.main([*sync, *engine_flags(*urls), *run]) == 0
         said = capsys.readouterr().out
+        for other in ([], ["--adapter", "code"]):
+            assert cli.main([*LINE, *other, *engine_flags(*urls), *run]) == 2
+            assert "run r is played with adapter math: name it with --adapter math" in capsys.readouterr().err
     assert engine.adapters == {"math@v1": "/a/1", "math@v2": "/a/2"}
     assert (
         said == f"{urls[0]}  unchanged\nversion v2 of adapter math on 1 of 1 engines\npublished: run r is at step 2\n"

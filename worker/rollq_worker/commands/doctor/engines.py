@@ -13,7 +13,6 @@ from typing import Any
 from rollq.errors import LedgerError, SettingsError
 from rollq.job import served_adapter
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.stored import text
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.ledger.workers.reaping import ActiveRuns
@@ -240,13 +239,8 @@ def too_old(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
         client.close()
 
 
-def _adapter(reader: LedgerReader) -> str:
-    """The LoRA adapter of the run; empty: it has none."""
-    return text(reader.redis.hget(reader.keys.meta, "adapter"))
-
-
 def _lacking(reader: LedgerReader, findings: Sequence[Finding]) -> list[Finding]:
-    adapter, policy = _adapter(reader), reader.standing().published
+    adapter, policy = Versions(reader.redis, reader.run).adapter(), reader.standing().published
     if not adapter or policy is None:
         return []
     wanted = served_adapter(adapter, policy.weight_version)
@@ -259,11 +253,11 @@ def _lacking(reader: LedgerReader, findings: Sequence[Finding]) -> list[Finding]
 
 
 def _too_old(reader: LedgerReader, served: Sequence[str]) -> list[Finding]:
-    standing, run = reader.standing(), reader.run
+    standing, run, versions = reader.standing(), reader.run, Versions(reader.redis, reader.run)
     policy = standing.published
-    if policy is None or standing.admission is None or _adapter(reader):
+    if policy is None or standing.admission is None or versions.adapter():
         return []
-    steps = Versions(reader.redis, run).steps(served)
+    steps = versions.steps(served)
     if not (old := [version for version in served if steps.get(version, -1) < policy.step]):
         return []
     says = (

@@ -92,7 +92,7 @@ def test_an_engine_without_it_is_left_alone_and_no_job_is_blamed(stack: ExitStac
     pool = pool_of(stack, lacks, has)
     for number in range(10):
         assert generate(pool, f"r/g{number}/0", "7").ids
-    assert [use.engine.outdated for use in pool.usage()] == [True, False]
+    assert [use.engine.policies.outdated for use in pool.usage()] == [True, False]
     assert len(lacks.asked) < 5, "an engine that lacks it is asked too often"
 
 
@@ -103,11 +103,11 @@ def test_a_call_waits_until_it_is_loaded_and_deadlines_stand_still(stack: ExitSt
     until(lambda: pool.awaits_weights("r") and pool.stopped_s("r") > 0.2)
     other = sample_request([1, 2, 3], key="other/g/0", adapter=lambda: Adapter("code", "1"))
     assert pool.generate(other).ids and not pool.awaits_weights("other")
-    assert pool.usage()[0].engine.outdated  # another run's adapter changes nothing
+    assert pool.usage()[0].engine.policies.outdated  # another run's adapter changes nothing
     engine.served.add("math@7")
     thread.join(30)
     assert found[0].versions == (VersionSpan("7", 0, 3),)
-    assert not pool.usage()[0].engine.outdated
+    assert not pool.usage()[0].engine.policies.outdated
 
 
 def test_a_call_that_waits_goes_on_with_the_version_that_is_published_meanwhile(stack: ExitStack) -> None:

@@ -41,7 +41,7 @@ class Served:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("weights", "sglang_client"):
+    for module in ("weights", "served_policies"):
         monkeypatch.setattr(f"rollq_worker.engine.{module}.ASK_S", 0.05)
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.05)
 
@@ -87,7 +87,7 @@ def test_an_outdated_engine_is_left_alone_while_others_are_there(stack: ExitStac
     for number in range(10):
         assert version(generate(pool, f"r/g{number}/0", accepts={"5", "6"}.__contains__)) == "5"
     assert old.asked == []
-    assert [use.engine.outdated for use in pool.usage()] == [True, False]
+    assert [use.engine.policies.outdated for use in pool.usage()] == [True, False]
     old.version = "6"
     until(lambda: version(generate(pool, "r/g0/0", accepts={"6"}.__contains__)) == "6")
 

@@ -119,7 +119,7 @@ def test_a_job_waits_for_a_publication_and_for_an_engine_that_has_it(
     thread, found = in_background(runner, submit(ledger, adapter="math"))
     until(lambda: runner.engine.awaits_weights("r"))
     publish(ledger, 0, "6")  # no engine has it
-    until(lambda: runner.engine.usage()[0].engine.outdated)
+    until(lambda: runner.engine.usage()[0].engine.policies.outdated)
     assert runner.engine.stopped_s("r") > 0
     fleet.load_adapter("math", tmp_path, "6")
     thread.join(60)
@@ -136,7 +136,7 @@ def test_an_engine_that_was_restarted_in_the_middle_gets_it_again(ledger: Ledger
         runner.run(job_id)
     with replaying(port=port) as url, running(ledger, url) as runner:
         thread, found = in_background(runner, job_id)
-        until(lambda: runner.engine.usage()[0].engine.outdated)
+        until(lambda: runner.engine.usage()[0].engine.policies.outdated)
         [done] = Fleet([url]).load_adapter("math", tmp_path, "6")  # the same line as before
         thread.join(60)
     assert done.loaded and found[0]["stop"] == "done" and versions(ledger) == ["6"]

@@ -93,7 +93,7 @@ class EnginePool:
 
     def serves(self, version: str) -> bool:
         """Whether an engine may have weights of that version. One that is away, or does not tell, may."""
-        return any(not engine.available or engine.serves(version) for engine in self._engines)
+        return any(not engine.available or engine.policies.serve(version) for engine in self._engines)
 
     def waits_for_weights(self, run: str) -> AbstractContextManager[None]:
         """A turn of the run waits for weights; its deadlines stand still."""
@@ -229,7 +229,7 @@ class EnginePool:
         """The engines whose weights the call accepts. One that is away is asked for them when it is back."""
         if call.request.accepts is None and call.request.adapter is None:
             return self._engines
-        return [engine for engine in self._engines if not engine.available or engine.suits(call)]
+        return [engine for engine in self._engines if not engine.available or engine.policies.suit(call)]
 
     def _has_better(self, call: Call, url: str) -> bool:
         engines = self._engines
@@ -241,4 +241,4 @@ class EnginePool:
         if here.available and url not in call.avoided:
             return False
         others = [engine for engine in engines if engine is not here and engine.url not in call.avoided]
-        return any(engine.available and engine.suits(call) for engine in others)
+        return any(engine.available and engine.policies.suit(call) for engine in others)

@@ -20,7 +20,6 @@ from functools import partial
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
-from rollq_worker.engine.adapters import MissingAdapters
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.api.http import READ_TIMEOUT_S, EngineHttp, WaitCut
@@ -30,8 +29,8 @@ from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
+from rollq_worker.engine.served_policies import ServedPolicies
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
-from rollq_worker.engine.weights import ASK_S, ServedWeights
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.waiting import backoff, wait
 
@@ -88,8 +87,7 @@ class SGLangEngine:
         self._limits = EngineLimits(self.control.get_json)
         self._tokenizer = TokenizerCheck(self.control.tokenize, proof)
         self._proof = proof
-        self._weights = ServedWeights(self.control.get_json, self.name)
-        self._adapters = MissingAdapters(self.name)
+        self.policies = ServedPolicies(self.control.get_json, self.name, self._shared.weight_waits)
         self._hung = False
 
     @property
@@ -97,22 +95,6 @@ class SGLangEngine:
         """Whether the engine takes requests, as far as this process knows. While it does not, claiming jobs is
         pointless."""
         return self._availability.up
-
-    @property
-    def outdated(self) -> bool:
-        """Whether it serves weights that are too old for a run, or lacks its adapter, as far as this process has seen
-        lately."""
-        return self._weights.outdated or self._adapters.any
-
-    def suits(self, call: Call) -> bool:
-        """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
-        if call.request.adapter is not None:
-            return self._adapters.suit(call.request.adapter())
-        return call.request.accepts is None or self._weights.suit(call.request.accepts)
-
-    def serves(self, version: str) -> bool:
-        """Whether it serves weights of that version, as far as it tells."""
-        return self._weights.suit(version.__eq__)
 
     @property
     def outage_s(self) -> float:
@@ -140,7 +122,7 @@ class SGLangEngine:
         check = partial(self._check, call)
         while True:
             check()
-            if self.available and not self.suits(call):
+            if self.available and not self.policies.suit(call):
                 raise EngineLeft
             adapter = request.adapter() if request.adapter else None
             room = min(request.max_new_tokens, self.room(len(request.ids)))
@@ -164,7 +146,7 @@ class SGLangEngine:
             except AdapterMissing as e:
                 self._mark_up()
                 if adapter:
-                    self._adapters.refused(adapter, str(e))
+                    self.policies.adapters.refused(adapter, str(e))
                 raise EngineLeft from e
             except RequestFailed as e:
                 call.engine_failed(self._shared.quarantine)  # before the wait, because others look whether it is there
@@ -180,8 +162,8 @@ class SGLangEngine:
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
                 if adapter:
-                    self._adapters.served(adapter)
-                if not self._keeps(generated, call):
+                    self.policies.adapters.served(adapter)
+                if not self.policies.may_keep(generated, call):
                     continue
                 self._shared.vocabulary.admit(generated.ids)
                 return generated
@@ -284,7 +266,7 @@ class SGLangEngine:
             )
         asked = {"sampling": {}, "max_new_tokens": 1} if call.probes else {"max_new_tokens": room}
         if adapter:
-            self._adapters.asked(adapter)
+            self.policies.adapters.asked(adapter)
         return sample_once(
             self._http,
             replace(call.request, **asked),
@@ -307,21 +289,6 @@ class SGLangEngine:
         if call.has_better(call, self.url):
             raise EngineLeft
 
-    def _keeps(self, generated: Generated, call: Call) -> bool:
-        """Whether the call accepts all weights that sampled the reply. If not, it waits for a moment.
-
-        A router does not tell what its engines serve, so it is asked for single tokens then.
-        """
-        if (accepts := call.request.accepts) is None:
-            return True
-        accepted = self._weights.sampled([span.version for span in generated.versions], accepts)
-        only_asked, call.probes = call.probes, not accepted and not self._weights.told
-        if not accepted:
-            waits = nullcontext() if call.request.pinned else self._shared.weight_waits.of(call.run)
-            with waits:
-                wait(ASK_S, call.check)
-        return accepted and not only_asked
-
     def _turn(self, call: Call, check: Check) -> AbstractContextManager[None]:
         """The turn of a suspect among those of all workers."""
         if call.suspect is None or self._suspect_lock is None:
@@ -331,7 +298,7 @@ class SGLangEngine:
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         self._availability.mark_down(str(error), unreachable=error.unreachable, refused=not error.unreachable)
         if error.unreachable:
-            self._weights.forget()
+            self.policies.forget()
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
             call.engine_died(self.url, self._shared.quarantine)
@@ -343,7 +310,7 @@ class SGLangEngine:
         failures."""
         lost = isinstance(error, ConnectionLost)
         if lost:
-            self._weights.forget()
+            self.policies.forget()
         pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
         if self._wait_until_ready(pause_s, call) and lost:
             call.engine_died(self.url, self._shared.quarantine)
@@ -379,4 +346,4 @@ class SGLangEngine:
         """The engine was unreachable, so it may be another one now."""
         self._limits.forget()
         self._tokenizer.forget()
-        self._weights.forget()
+        self.policies.forget()

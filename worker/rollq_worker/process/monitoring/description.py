@@ -71,7 +71,9 @@ class Description:
     def _engines(self) -> list[EngineUse]:
         found = []
         for use in self._engine.usage()[:MAX_ENGINES]:
-            state = AWAY if not use.engine.available else OUTDATED if use.engine.outdated else use.idle or READY
+            state = (
+                AWAY if not use.engine.available else OUTDATED if use.engine.policies.outdated else use.idle or READY
+            )
             load = (use.load.running, use.load.waiting, round(use.load.token_usage, 3)) if use.load else ()
             found.append(EngineUse(use.engine.name, state, use.episodes, *load))
         return found

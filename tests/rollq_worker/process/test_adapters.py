@@ -118,6 +118,7 @@ def test_a_job_waits_for_a_publication_and_for_an_engine_that_has_it(
 ) -> None:
     thread, found = in_background(runner, submit(ledger, adapter="math"))
     until(lambda: runner.engine.awaits_weights("r"))
+    assert runner.engine.traffic.asking["r/g/0"] == 1  # its time is the engine's
     publish(ledger, 0, "6")  # no engine has it
     until(lambda: runner.engine.usage()[0].engine.policies.outdated)
     assert runner.engine.stopped_s("r") > 0

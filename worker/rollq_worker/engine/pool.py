@@ -6,11 +6,12 @@ an engine that is away only when no other one is up. It knows nothing of where t
 
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from rollq.job import parse_id
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
@@ -95,9 +96,15 @@ class EnginePool:
         """Whether an engine may have weights of that version. One that is away, or does not tell, may."""
         return any(not engine.available or engine.policies.serve(version) for engine in self._engines)
 
-    def waits_for_weights(self, run: str) -> AbstractContextManager[None]:
-        """A turn of the run waits for weights; its deadlines stand still."""
-        return self._shared.weight_waits.of(run)
+    @contextmanager
+    def waits_for_weights(self, key: str) -> Iterator[None]:
+        """A turn of that job waits for weights, as `generate` does; the deadlines of its run stand still."""
+        self.traffic.begin(key)
+        try:
+            with self._shared.weight_waits.of(parse_id(key)[0]):
+                yield
+        finally:
+            self.traffic.end(key, 0, None)
 
     def usage(self) -> list[Usage]:
         """How each engine is used."""

@@ -50,7 +50,7 @@ class AdapterEngine:
     def _version(self, request: SampleRequest) -> str:
         if version := self._wanted():
             return version
-        with self._engine.waits_for_weights(self._attempt.job.run):
+        with self._engine.waits_for_weights(request.key):
             while not (version := self._wanted()):
                 wait(READ_AGAIN_S, request.check)
         return version

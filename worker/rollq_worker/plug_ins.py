@@ -93,7 +93,7 @@ def check_arguments(what: str, name: str, function: Callable[..., Any], given: i
     try:
         inspect.signature(function).bind(*[None] * given, **args)
     except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
-        raise JobFailure(f"{what} {name!r} with {what}_args {dict(args)!r:.200}: {e}") from e
+        raise JobFailure(f"{what} {name!r} with the arguments {dict(args)!r:.200}: {e}") from e
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -29,8 +29,8 @@ def last_reply(opening: Sequence[Message], messages: Sequence[Message], tokens: 
     return [*opening, messages[-1]] if tokens > over else None
 
 
-def odd(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Any:
-    return messages[:-1]
+def odd(opening: Sequence[Message], messages: Sequence[Message], tokens: int, *, gives: Any) -> Any:
+    return gives
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             {"kind": "windwo", "over": 500},
             "context 'windwo' is unknown here; there are last_reply, odd, summary, window",
         ),
-        ({"kind": "last_reply", "most": 1}, "context 'last_reply' with context_args {'most': 1}"),
+        ({"kind": "last_reply", "most": 1}, "context 'last_reply' with the arguments {'most': 1}"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_it_is_submitted(given: dict[str, Any], message: str) -> None:
@@ -115,5 +115,25 @@ def test_a_summary_stands_behind_what_the_user_said_and_showed() -> None:
 def test_a_package_adds_a_kind() -> None:
     played = play_with_fakes(CALL, "bye", context={"kind": "last_reply", "over": 60})
     assert [len(row.prompt_messages) for row in played.segments()] == [2, 3]
-    with pytest.raises(AgentFailure, match="the context: ValueError: its messages must end with what the policy"):
-        play_with_fakes(CALL, "bye", context={"kind": "odd"})
+
+
+IMAGE = {"type": "image", "sha256": "0", "mime": "image/png", "width": 1, "height": 1, "bytes": 9}
+END = "ValueError: its messages must end with what the policy answers, not "
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        ([], f"{END}[]"),
+        ([USER, {"role": "assistant", "content": "hm"}], f"{END}[{{'role': 'assistant'"),
+        ([{"role": "system", "content": "s"}], f"{END}[{{'role': 'system'"),
+        (3, "TypeError: 'int' object is not iterable"),
+        (["text"], "TypeError: "),
+        (["text", USER], "AttributeError: "),
+        ([{"role": "user", "content": [IMAGE]}], "ValueError: it shows an image that the conversation does not: Im"),
+    ],
+)
+def test_what_a_package_returns_fails_the_attempt_by_name(gives: Any, message: str) -> None:
+    with pytest.raises(AgentFailure) as raised:
+        play_with_fakes(CALL, "bye", context={"kind": "odd", "gives": gives})
+    assert str(raised.value).startswith(f"the context: {message}")

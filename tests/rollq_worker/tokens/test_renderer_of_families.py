@@ -55,6 +55,9 @@ def test_gpt_oss_returns_and_calls(real: RealTemplates):
     assert decode(renderer.bridge(called(), [result("x\ny")], ids["<|call|>"])) == tool
     user = "<|start|>user<|message|>Thanks.<|end|><|start|>assistant"
     assert decode(renderer.bridge(REPLY, [USER], ids["<|return|>"])) == user
+    two = called("a", "b"), [result("x\ny", "a"), result("x\ny", "b"), USER]  # a user's message behind several results
+    header = "<|start|>assistant"
+    assert decode(renderer.bridge(*two, ids["<|call|>"])) == tool.removesuffix(header) * 2 + user
     assert (
         renderer.close(REPLY, [USER]) == ids["<|end|>"] and renderer.close(called(), [result("x")]) == ids["<|call|>"]
     )

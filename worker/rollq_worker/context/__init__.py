@@ -15,6 +15,7 @@ from typing import Any
 from rollq.env import ContextHook
 from rollq.errors import JobFailure, UserFailure
 from rollq.events import Message
+from rollq.images import references
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.context.summary import ASK, ASK_MODEL, ModelSummary, OwnSummary
@@ -93,15 +94,18 @@ def _whole(job: Job, options: dict[str, Json], name: str) -> int:
 
 
 def _checked(hook: ContextHook) -> ContextHook:
-    """The hook of another package, whose messages are plain ones that a turn can follow."""
+    """The hook of another package, whose messages are plain ones that the policy can answer, with images it knows."""
 
     def checked(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
         found = hook(opening, messages, tokens)
         if found is None:
             return None
         plain: list[Message] = json.loads(json.dumps(list(found), allow_nan=False))
-        if not plain or plain[-1]["role"] == "assistant":
+        if not plain or plain[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}")
+        known = references([*opening, *messages])
+        if new := [image for image in references(plain) if image not in known]:
+            raise ValueError(f"it shows an image that the conversation does not: {new[0]!r:.100}")
         return plain
 
     return checked

@@ -94,10 +94,11 @@ class MadeUpConversation:
         calls = message.get("tool_calls") or ()
         if not self._family.one_call or len(calls) < 2:
             return self._answer(message, replies, guard)
-        last = len(replies) - 1
+        last = len(calls) - 1
+        own = [*([reply] for reply in replies[:last]), replies[last:]]  # what is asked behind the results goes last
         each = [
-            self._answer({**message, "tool_calls": [call]}, [reply], guard, header=n == last)
-            for n, (call, reply) in enumerate(zip(calls, replies, strict=True))
+            self._answer({**message, "tool_calls": [call]}, answers, guard, header=n == last)
+            for n, (call, answers) in enumerate(zip(calls, own, strict=True))
         ]
         if not all(one.head for one in each):
             return Answered("", "", "")

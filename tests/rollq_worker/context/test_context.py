@@ -52,7 +52,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"kind": "window", "over": 8000, "turns": 1}, "over must be below budget.max_tokens, which is 8000"),
         ({"kind": "window", "over": 500, "turns": 1, "ask": "?"}, "it takes over and turns, not ask"),
         ({"kind": "summary", "over": 500, "ask": ""}, "ask must be a text, not ''"),
-        ({"kind": "summary", "over": 500, "turns": 2}, "summary model takes no turns; it takes endpoint, model"),
+        (
+            {"kind": "summary", "over": 500, "asks": "?"},
+            "it takes over and ask, and for another model endpoint and model",
+        ),
+        ({"kind": "summary", "over": 500, "model": "m"}, "endpoint and model, not model"),
+        (
+            {"kind": "summary", "over": 500, "endpoint": "local", "model": "m", "turns": 2},
+            "summary model takes no turns; it takes endpoint, model",
+        ),
         ({"kind": "summary", "over": 500, "endpoint": "local"}, "summary model needs model"),
         (
             {"kind": "windwo", "over": 500},

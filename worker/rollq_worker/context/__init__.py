@@ -55,10 +55,7 @@ def context_factory(
     if kind == SUMMARY:
         return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
     turns = _whole(job, options, "turns")
-    if options:
-        raise JobFailure(
-            f"context {job.context['kind']!r}: it takes over and turns, not {', '.join(map(str, options))}"
-        )
+    _no_more(job, options, "over and turns")
     return Context(shorten=Window(over, turns), over=over)
 
 
@@ -70,10 +67,11 @@ def asks_policy(job: Job) -> bool:
 def _summary(
     job: Job, options: dict[str, Json], over: int, endpoints: Mapping[str, Endpoint], **asking: Any
 ) -> Context:
-    ask = options.pop("ask", ASK_MODEL if options else ASK)
+    ask = options.pop("ask", ASK if asks_policy(job) else ASK_MODEL)
     if not isinstance(ask, str) or not ask.strip():
         raise JobFailure(f"context {job.context['kind']!r}: ask must be a text, not {ask!r:.60}")
-    if not options:
+    if asks_policy(job):
+        _no_more(job, options, "over and ask, and for another model endpoint and model")
         own = OwnSummary(over, ask)
         return Context(shorten=own, asks=own.asks, over=over)
     from rollq_worker.chat_model import ChatModel, ChatOptions  # which needs requests
@@ -91,6 +89,11 @@ def _whole(job: Job, options: dict[str, Json], name: str) -> int:
             f"context {job.context['kind']!r}: {name} must be a whole number of at least 1, not {value!r:.60}"
         )
     return value
+
+
+def _no_more(job: Job, options: Mapping[str, Json], known: str) -> None:
+    if options:
+        raise JobFailure(f"context {job.context['kind']!r}: it takes {known}, not {', '.join(map(str, options))}")
 
 
 def _checked(hook: ContextHook) -> ContextHook:

@@ -116,7 +116,7 @@ def _last_line(line: tuple[str, ...], *more: str) -> str:
         ("agent=telepathy", "agent: agent 'telepathy' is unknown here; there are act, few-shot, react"),
         ("agent_args.call=all", "agent: agent_args of tool-calling"),
         ('context={"kind": "window", "over": 9}', "context: context 'window': turns must be a whole number"),
-        ('context={"kind": "summary", "over": 9, "model": "m"}', "context: summary model needs endpoint"),
+        ('context={"kind": "summary", "over": 9, "endpoint": "sim"}', "context: summary model needs model"),
         ('user={"kind": "oracle", "x": 1}', "user: user kind 'oracle' takes no x"),
         ('user={"kind": "openai", "model": "q"}', "user: user model needs endpoint"),
         ('user={"kind": "foo"}', "user: "),

@@ -19,7 +19,7 @@ from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_out, add_purpose, add_redis, add_run, add_timeout
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import name, whole
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
@@ -73,7 +73,10 @@ def add(commands: Commands) -> None:
         help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its rollouts as text (none)",
     )
     parser.add_argument(
-        "--name", help="go on where the last pull with this name stopped, also with the steps that --track names"
+        "--name",
+        type=name,
+        metavar="NAME",
+        help="go on where the last pull with this name stopped, also with the steps that --track names",
     )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     add_redis(parser)

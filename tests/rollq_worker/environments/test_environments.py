@@ -1,5 +1,6 @@
 """The registry: builtins, entry points of installed packages, one load a process, errors that say what to do."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -96,7 +97,7 @@ def test_the_example_is_found_and_played(package: Package) -> None:
 
 def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text()
-    code = text[text.index("```python\n") + 10 :].partition("```")[0]
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def load(" in block]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 32
     package("doubles", code, "doubles = doubles:load")
     domain = environments.domain("doubles")

@@ -15,6 +15,7 @@ import pytest
 import requests
 
 from rollq.errors import JobFailure
+from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
 from rollq_worker.engine.sglang_client import DROPPED, SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.conftest import REPO, free_port
@@ -108,6 +109,9 @@ def test_a_turn_and_what_it_asks_for_pass_unchanged(route: Route, server: Server
         assert {name: arrived[name] for name in body if name != "sampling_params"} == {
             name: value for name, value in body.items() if name != "sampling_params"
         }
+        answer = requests.post(f"{url}/generate", json=body | {"lora_path": "math@7"}, timeout=60)
+        assert engine.calls()[-1]["request"]["lora_path"] == "math@7"
+        assert ADAPTER_MISSING.match(read_error(answer.content))
         for sampling, says in (({"temperature": -1.0}, "temperature must be"), ({"logit_bias": {"1": 1.0}}, "drop")):
             with pytest.raises(JobFailure, match=says):
                 generate(url, prompt, **sampling)

@@ -24,6 +24,7 @@ from tests.rollq_worker.engine.clients import (
     is_waiting,
     one_text,
     port,
+    raise_drained,
 )
 from tests.rollq_worker.engine.engine_servers import Answer, good_reply, reply, scripted_engine
 from tests.waiting import until
@@ -71,14 +72,23 @@ class TestRequest:
             cached_tokens=1,
         )
 
-    def test_what_a_router_would_drop_in_silence_is_not_sent(self, connect: Connect) -> None:
+    def test_what_a_router_drops_in_silence_fails_the_job(self, connect: Connect) -> None:
         lost: dict[str, Any] = {"logit_bias": {"5": 1.0}, "stop_regex": "a+"}
-        with scripted_engine() as engine, pytest.raises(JobFailure, match="drop logit_bias and stop_regex"):
+        then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])  # noqa: E731
+        with scripted_engine(then=then) as engine, pytest.raises(JobFailure, match="drop logit_bias and stop_regex"):
             generate(connect(engine), **lost)
-        assert not engine.bodies()
+        assert [body["sampling_params"]["max_new_tokens"] for body in engine.bodies()] == [1]
         with scripted_engine(server_info=(200, {"context_length": 1000})) as engine:
             generate(connect(engine), **lost)
         assert engine.bodies()[0]["sampling_params"].items() >= lost.items()
+
+    @pytest.mark.parametrize("status", [401, 404])
+    def test_a_wrong_key_or_address_is_not_taken_for_a_router(self, connect: Connect, status: int) -> None:
+        wrong = (status, {})
+        with scripted_engine(then=wrong, server_info=wrong) as engine:
+            client = connect(engine)
+            with pytest.raises(Drained):
+                generate(client, logit_bias={"5": 1.0}, check=lambda: None if client.available else raise_drained())
 
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:

@@ -81,7 +81,8 @@ class EngineLimits:
 
     @property
     def untold(self) -> bool:
-        """Whether the server was asked and reported none, as a router does."""
+        """Whether the server reports none, as a router, or one that is no engine."""
+        self.current()
         return self._known is not None and not self._known.reported
 
     def forget(self) -> None:

@@ -161,6 +161,11 @@ class SGLangEngine:
                 if self.tokenizer_differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
+                if dropped := self._dropped(call):
+                    raise JobFailure(
+                        f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(dropped)}:"
+                        " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
+                    )
                 if adapter:
                     self.policies.adapters.served(adapter)
                 if not self.policies.may_keep(generated, call):
@@ -258,13 +263,10 @@ class SGLangEngine:
         return prompt
 
     def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None) -> Generated:
-        """One request for at most `room` tokens; for one token, if the call only asks which weights sample it."""
-        if self._limits.untold and (lost := [name for name in DROPPED if name in call.request.sampling]):
-            raise JobFailure(
-                f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(lost)}:"
-                " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
-            )
-        asked = {"sampling": {}, "max_new_tokens": 1} if call.probes else {"max_new_tokens": room}
+        """One request for at most `room` tokens; for one token, if the call only asks which weights sample it,
+        or whether it is a router that answers."""
+        probes = call.probes or self._dropped(call)
+        asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
         if adapter:
             self.policies.adapters.asked(adapter)
         return sample_once(
@@ -277,6 +279,10 @@ class SGLangEngine:
             vocabulary=self._shared.vocabulary.end,
             adapter=adapter,
         )
+
+    def _dropped(self, call: Call) -> list[str]:
+        """The sampling parameters of the call that would not get through, if the server generates."""
+        return [name for name in DROPPED if name in call.request.sampling and self._limits.untold]
 
     def _mark_up(self) -> None:
         """The engine has answered a request."""

@@ -18,6 +18,7 @@ from rollq.commands.flags.types import name, one_of, whole, words
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.job import LONGEST_VERSION
+from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode
@@ -45,7 +46,7 @@ def _add_sync(commands: Commands) -> None:
         description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
         " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
         " and --step, the version is published once all engines have it. With --adapter, loads a version of a LoRA"
-        " adapter without a pause, and unloads those that are older than the one before.",
+        " adapter without a pause, and then unloads the others but for the one before.",
     )
     add_engines(parser)
     parser.add_argument(
@@ -80,8 +81,9 @@ def sync(args: argparse.Namespace) -> int:
     fleet = Fleet(_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
-        if client and (of_run := internals(client).versions.adapter()) not in ("", args.adapter):
-            raise SettingsError(f"run {args.run_name} is played with adapter {of_run}: name it with --adapter {of_run}")
+        if client and (of_run := internals(client).versions.adapter()) not in (None, args.adapter or ""):
+            remedy = f"name it with --adapter {of_run}" if of_run else "leave --adapter out, or use another run"
+            raise SettingsError(f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}")
         try:
             with open_progress(sys.stderr) as display:
                 report = _reporter(display)
@@ -92,18 +94,21 @@ def sync(args: argparse.Namespace) -> int:
         except SyncError as e:
             _print(args, e.updated, e)
             raise
+        before = client.published() if client else None
         if client:
-            before = client.published()
             client.publish(args.step, args.version)
-            if args.adapter and before and before.weight_version != args.version:
-                _unload(fleet, args.adapter, keep=(before.weight_version, args.version))
-    _print(args, updates)
+        _print(args, updates)
+        if client and args.adapter:
+            _unload(fleet, args, before)
     return 0
 
 
-def _unload(fleet: Fleet, adapter: str, keep: Sequence[str]) -> None:
-    for url, reason in fleet.unload_adapter(adapter, keep).items():
-        print(f"{url}: older versions of {adapter} stay loaded until the next sync: {reason}", file=sys.stderr)
+def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) -> None:
+    """Unload the versions of the adapter that no turn begins with. After a step back to a checkpoint, those that were
+    trained since then are made again."""
+    keep = [args.version, *([before.weight_version] if before and before.step < args.step else [])]
+    for url, reason in fleet.unload_adapter(args.adapter, keep).items():
+        print(f"{url}: other versions of {args.adapter} stay loaded until the next sync: {reason}", file=sys.stderr)
 
 
 def _addresses(args: argparse.Namespace) -> list[str]:

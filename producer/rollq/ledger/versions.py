@@ -48,10 +48,11 @@ class Versions:
         step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
         return Published(whole(step, key, "step"), text(version)) if step else None
 
-    def adapter(self) -> str:
-        """The LoRA adapter of which these are versions; empty: the run has none, or no jobs yet."""
+    def adapter(self) -> str | None:
+        """The LoRA adapter of which these are versions; empty: the run has none; None: it has no jobs yet."""
         key = self.keys.meta
-        return text(self.scripts.guard(key, lambda: self.redis.hget(key, "adapter")))
+        seq, name = self.scripts.guard(key, lambda: self.redis.hmget(key, "seq", "adapter"))
+        return None if seq is None else text(name)
 
     def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
         """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and

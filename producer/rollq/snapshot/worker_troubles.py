@@ -54,13 +54,14 @@ def unplayed(w: RunWait) -> str:
             f"{jobs}, and nothing was heard of {_live(able)} for {silent:g} s: if it died, start `rollq"
             f" worker{_queues(w)}`{back}"
         )
+    if text := _engines(able):
+        return f"{text} {jobs}"
     if w.run.adapter and not s.published:
         return (
             f"{jobs}, and no version of their adapter {w.run.adapter} is published: `rollq engines sync --adapter"
             f" {w.run.adapter} --path DIR --version V --run {w.name} --step 0` loads one and publishes it"
+            "; jobs that are pinned to a version need none"
         )
-    if text := _engines(able):
-        return f"{text} {jobs}"
     if not s.leased and all(worker.busy >= worker.slots for worker in able):
         slots, wrong = sum(worker.slots for worker in able), troubles(w)
         more = "" if wrong else "; more workers would help"

@@ -243,6 +243,9 @@ class TestWorkers:
         live(ledger)
         said = waiting(client, **side)
         assert "no version of their adapter math is published: `rollq engines sync --adapter math --path DIR" in said
+        live(ledger, engines=(used("http://a", OUTDATED),))  # of jobs that are pinned to a version
+        assert "or lacks a run's adapter" in waiting(client, **side)
+        live(ledger)
         client.publish(0)
         assert waiting(client, **side) == ""
 

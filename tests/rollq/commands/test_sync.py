@@ -37,26 +37,47 @@ def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsy
     assert published and (published.step, published.weight_version) == (7, "v7")
 
 
+def of_adapter(step: int, folder: str = "") -> list[str]:
+    return ["engines", "sync", "--adapter", "math", "--path", folder or f"/a/{step}", "--version", f"v{step}"]
+
+
 def test_an_adapter_is_loaded_published_and_the_version_before_the_last_unloaded(
     redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run = ["--run", "r", "--redis", redis_url, "--step"]
     assert cli.main([*SUBMIT, "--set", "adapter=math", "--redis", redis_url]) == 0
     with serving(engine := FakeEngine()) as urls:
-        for step in (0, 1, 2, 2):
-            sync = ["engines", "sync", "--adapter", "math", "--path", f"/a/{step}", "--version", f"v{step}"]
-            run = ["--run", "r", "--step", str(step), "--redis", redis_url]
+        for step in (0, 1, 2):
             capsys.readouterr()
-            assert cli.main([*sync, *engine_flags(*urls), *run]) == 0
+            assert cli.main([*of_adapter(step), *engine_flags(*urls), *run, str(step)]) == 0
         said = capsys.readouterr().out
         for other in ([], ["--adapter", "code"]):
-            assert cli.main([*LINE, *other, *engine_flags(*urls), *run]) == 2
+            assert cli.main([*LINE, *other, *engine_flags(*urls), *run, "2"]) == 2
             assert "run r is played with adapter math: name it with --adapter math" in capsys.readouterr().err
     assert engine.adapters == {"math@v1": "/a/1", "math@v2": "/a/2"}
-    assert (
-        said == f"{urls[0]}  unchanged\nversion v2 of adapter math on 1 of 1 engines\npublished: run r is at step 2\n"
-    )
+    assert said == f"{urls[0]}  loaded\nversion v2 of adapter math on 1 of 1 engines\npublished: run r is at step 2\n"
     with Client(redis_url, run="r") as client:
         assert client.published() == Published(2, "v2")
+
+
+def test_a_step_back_unloads_what_was_trained_since_so_that_it_is_read_anew(redis_url: str) -> None:
+    run = ["--run", "r", "--redis", redis_url, "--step"]
+    with serving(engine := FakeEngine()) as urls:
+        engine.adapters = {"math@v9": "/of an earlier sync, which failed elsewhere"}
+        assert cli.main([*SUBMIT, "--set", "adapter=math", "--redis", redis_url]) == 0
+        for step in (7, 8, 7):
+            assert cli.main([*of_adapter(step), *engine_flags(*urls), *run, str(step)]) == 0
+        assert engine.adapters == {"math@v7": "/a/7"}
+        assert cli.main([*of_adapter(8, "/other/8"), *engine_flags(*urls), *run, "8"]) == 0
+    assert engine.adapters == {"math@v7": "/a/7", "math@v8": "/other/8"}
+
+
+def test_a_run_without_an_adapter_gets_none(redis_url: str, fails: Fails) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    with serving(engine := FakeEngine()) as urls:
+        said = fails(*of_adapter(0), *engine_flags(*urls), "--run", "r", "--step", "0", "--redis", redis_url)
+    assert "run r is played with adapter none: leave --adapter out, or use another run" in said
+    assert engine.adapters == {}
 
 
 def test_without_a_run_the_next_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:

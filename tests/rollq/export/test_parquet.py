@@ -157,12 +157,12 @@ def test_arguments_of_the_template_are_a_column_of_json(out: Path) -> None:
     other = trajectory(of=job(sample=1))
     save(out, replace(made, header=replace(made.header, template_kwargs={"enable_thinking": False})), other)
     assert [row["template_kwargs"] for row in lines(out)] == ['{"enable_thinking":false}', None]
+    assert [checked.faults for checked in check(out)] == [[], []]
 
 
 def test_the_adapter_is_a_column(out: Path) -> None:
     save(out, trajectory(of=job(adapter="math")), trajectory(of=job(sample=1)))
     assert [row["adapter"] for row in lines(out)] == ["math", None]
-    assert [checked.faults for checked in check(out)] == [[], []]
     assert [checked.faults for checked in check(out)] == [[], []]
 
 

@@ -2,7 +2,9 @@
 
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,6 +221,18 @@ class TestAdapters:
             assert bad.adapters == {"math@6": "/adapters/6"}
             bad.answers.clear()
             assert [done.loaded for done in fleet.load_adapter("math", "/adapters/7", "7")] == [False, True]
+
+    def test_two_calls_at_once_both_succeed(self) -> None:
+        class Slow(FakeEngine):
+            def load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+                both.wait(10)
+                return super().load_lora_adapter(body)
+
+        both = threading.Barrier(2)
+        with serving(engine := Slow()) as urls, ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(Fleet(urls).load_adapter, "math", "/adapters/7", "7") for _ in range(2)]
+            assert all(call.result(30) for call in calls)
+        assert engine.adapters == {"math@7": "/adapters/7"}
 
     def test_a_version_stays_bound_to_its_folder(self) -> None:
         with serving(engine := FakeEngine()) as urls:

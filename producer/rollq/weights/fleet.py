@@ -88,8 +88,7 @@ class Fleet:
         its weights may be half written, and so is one that cannot say whether it is paused. So the same call repairs
         what a failed one has left. Raises SyncError with the engines that failed; the others continue.
         """
-        if not (folder := str(path)):
-            raise SettingsError("path is empty: name the folder of the weights, as the engines see it")
+        folder = _folder(path)
         wanted = Serving(_checked(version), folder, paused=False)
 
         def one(engine: Engine) -> EngineUpdate:
@@ -111,7 +110,7 @@ class Fleet:
         Nothing is paused, and other versions stay: turns that run end under the one that they began with. An engine
         that has it is left alone, so the same call repairs what failed. Raises SyncError with the engines that lack it.
         """
-        served, folder = served_adapter(_checked_adapter(name), _checked(version)), str(path)
+        served, folder = served_adapter(_checked_adapter(name), _checked(version)), _folder(path)
 
         def one(engine: Engine) -> EngineUpdate:
             engine.look()
@@ -313,6 +312,12 @@ def _checked(version: str) -> str:
     if not isinstance(version, str) or not version:
         raise SettingsError(f"a weight version is a name such as '41', not {version!r}")
     return version
+
+
+def _folder(path: str | Path) -> str:
+    if folder := str(path):
+        return folder
+    raise SettingsError("path is empty: name the folder of the weights, as the engines see it")
 
 
 def _checked_adapter(name: str) -> str:

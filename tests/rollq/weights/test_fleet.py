@@ -255,6 +255,10 @@ class TestAdapters:
         with pytest.raises(SettingsError, match="the name of an adapter must match"):
             Fleet(["http://a"]).load_adapter(name, "/x", "1")
 
+    def test_no_folder(self) -> None:
+        with pytest.raises(SettingsError, match="path is empty"):
+            Fleet(["http://a"]).load_adapter("math", "", "1")
+
 
 class TestChecksums:
     def corrupt(self, *contents: str) -> list[FakeEngine]:

@@ -206,7 +206,8 @@ def _one_behind(worker: Mapping[str, Any], tokenizer: Tokenizer | None, name: st
     if queue is None:
         return told
     says = (
-        f"holds {queue} requests: when it is full, the router sends nothing to any engine for a minute, again and again"
+        f"holds {queue} requests: when it is full, a router with a circuit breaker sends nothing to any engine for a"
+        " minute, again and again"
     )
     return [*told, Finding(f"{name} queue", Level.WARN, says, UNBOUNDED)]
 

@@ -99,9 +99,11 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
 
 def test_a_summary_without_words_is_asked_for_again_and_then_ends_it() -> None:
     environment = FakeEnvironment()
-    played = play_with_fakes(CALL, CALL, CALL, "did things", "bye", context=SHORT, environment=environment)
+    talk = (CALL, CALL, CALL, " ", "did things", "{oops", "bye")  # two without words, and after them one that is odd
+    played = play_with_fakes(*talk, context=SHORT, environment=environment)
     assert (played.stop, len(environment.actions)) == (Stop.DONE, 3)  # two calls and the farewell
-    assert "Error: write the summary as plain text, without a call." in texts(played)[0]
+    assert texts(played)[0].count("Error: write the summary as plain text, without a call.") == 2
+    assert texts(played)[0].count("In short?") == 1
     played = play_with_fakes(CALL, context=SHORT)
     assert (played.stop, played.turns, len(played.traces)) == (Stop.MALFORMED, 5, 1)
 

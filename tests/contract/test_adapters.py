@@ -117,13 +117,12 @@ def test_a_reply_tells_the_version_of_the_model(lora: Serving) -> None:
     assert {span["version"] for span in lora.ask("told@7").json()["meta_info"]["weight_versions"]} == {"default"}
 
 
-def test_an_engine_without_adapters_refuses_to_load_one(server: Server) -> None:
-    if server.real:
-        assert value_refusal(server.post("/generate", {"input_ids": server.prompt(), "lora_path": "a@1"})).startswith(
-            "LoRA adapter 'a@1' was requested, but LoRA is not enabled."
-        )
-        answer = server.post("/load_lora_adapter", {"lora_name": "a@1", "lora_path": "/x"})
-        assert refused(answer).startswith("LoRA is not enabled. Please set `--enable-lora`")
+@pytest.mark.sglang
+def test_an_engine_without_adapters_refuses_to_load_one(sglang_server: Server) -> None:
+    answer = sglang_server.post("/generate", {"input_ids": sglang_server.prompt(), "lora_path": "a@1"})
+    assert value_refusal(answer).startswith("LoRA adapter 'a@1' was requested, but LoRA is not enabled.")
+    answer = sglang_server.post("/load_lora_adapter", {"lora_name": "a@1", "lora_path": "/x"})
+    assert refused(answer).startswith("LoRA is not enabled. Please set `--enable-lora`")
 
 
 def submit(ledger: Ledger, adapter: str) -> list[str]:

@@ -156,6 +156,16 @@ def test_a_first_prompt_over_the_limit_is_the_jobs_failure() -> None:
         play_with_fakes(CALL, context={"kind": "window", "over": 35, "turns": 1})
 
 
+def test_nothing_is_asked_about_a_trace_that_goes_on_in_the_journal() -> None:
+    recorded, asked = play_with_fakes(CALL, "bye").events[:3], list[int]()
+
+    def shorten(opening: Any, messages: Any, tokens: int) -> None:
+        asked.append(tokens)
+
+    assert play_with_fakes("bye", recorded=recorded, context=Context(shorten=shorten)).turns == 2
+    assert asked == []
+
+
 def test_a_kept_turn_that_the_template_refuses_ends_the_episode_and_not_the_job() -> None:
     played = play_with_fakes(
         CALL,

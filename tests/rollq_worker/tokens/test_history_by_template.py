@@ -17,8 +17,10 @@ from rollq.trajectory import Trajectory
 from rollq_worker.context import context_factory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.protocols import TurnRefused
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
+from tests.rollq_worker.tokens import template_habits
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
@@ -183,3 +185,14 @@ def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind
         assert sum(map(sum, rows)) == sum(len(renderer.tokenizer.encode(text)) for text in sampled)
         opened += len(trajectory.traces) - 1
     assert opened
+
+
+def test_a_template_that_refuses_a_turn_ends_the_episode_and_one_that_refuses_the_rest_the_job():
+    no = "{% if 'grr' in m.content %}{{ raise_exception('no') }}{% endif %}"
+    template = chatml(turn=no + template_habits.TURN, user=no + template_habits.USER)
+    renderer = checked_renderer(tokenizer_with("plain", template), TOOLS)
+    odd = {"content": "grr"}
+    with pytest.raises(TurnRefused):
+        renderer.reopen([*OPENING, REPLY | odd, USER, called() | odd, result("x")], TOOLS)
+    with pytest.raises(JobFailure):
+        renderer.reopen([*OPENING, REPLY | odd, USER | odd], TOOLS)

@@ -88,12 +88,15 @@ def as_function(what: str, name: str, found: object, where: str) -> Callable[...
     return found
 
 
-def check_arguments(what: str, name: str, function: Callable[..., Any], given: int, args: Mapping[str, Json]) -> None:
-    """Raises JobFailure for a function that does not take so many values, and the job's arguments by keyword."""
+def check_arguments(
+    what: str, name: str, function: Callable[..., Any], given: int, key: str, args: Mapping[str, Json]
+) -> None:
+    """Raises JobFailure for a function that does not take so many values, and by keyword the `args`, which the job has
+    under `key`."""
     try:
         inspect.signature(function).bind(*[None] * given, **args)
     except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
-        raise JobFailure(f"{what} {name!r} with the arguments {dict(args)!r:.200}: {e}") from e
+        raise JobFailure(f"{what} {name!r} with {key} {dict(args)!r:.200}: {e}") from e
 
 
 def _distribution(entry: EntryPoint) -> str:

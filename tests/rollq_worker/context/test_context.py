@@ -66,7 +66,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             {"kind": "windwo", "over": 500},
             "context 'windwo' is unknown here; there are last_reply, odd, summary, window",
         ),
-        ({"kind": "last_reply", "most": 1}, "context 'last_reply' with the arguments {'most': 1}"),
+        ({"kind": "last_reply", "most": 1}, "context 'last_reply' with context {'most': 1}"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_it_is_submitted(given: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ def agent_starter(job: Job) -> Starter:
         function = _function_in(file)
     else:
         function = function_named("agent", name, GROUP, frozenset(AGENTS))
-    check_arguments("agent", name, function, 1, args)
+    check_arguments("agent", name, function, 1, "agent_args", args)
     return lambda given, on_end: AgentThread(name, function, given, args, on_end)
 
 

@@ -45,7 +45,7 @@ def context_factory(
     kind = options.pop("kind")
     if kind not in (WINDOW, SUMMARY):
         function = function_named("context", kind, GROUP, frozenset({WINDOW, SUMMARY}))
-        check_arguments("context", kind, function, 3, options)
+        check_arguments("context", kind, function, 3, "context", options)
         return Context(shorten=_checked(partial(function, **options)))
     over = _whole(job, options, "over")
     if over >= job.budget.max_tokens:

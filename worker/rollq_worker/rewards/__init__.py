@@ -47,7 +47,7 @@ def reward_factory(
         made = Judge if name == JUDGE else Assertions
         return made(args, endpoints, seed=seed, check=check, away=away)
     function = function_named("reward", name, GROUP, frozenset({JUDGE, ASSERTIONS}))
-    check_arguments("reward", name, function, 2, args)
+    check_arguments("reward", name, function, 2, "reward_args", args)
     bound = partial(function, **args)
     if (limit_s := getattr(function, "longest_s", None)) is not None:
         bound.longest_s = _seconds(name, limit_s)  # type: ignore[attr-defined]

@@ -23,6 +23,9 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
             "template_kwargs: the chat template of the bundled tokenizer does",
         ),
         (("--set", "queue=q"), "there is no key queue"),
+        (("--set", 'context={"kind": "window", "over": 2600}'), "context: context 'window': turns must be"),
+        (("--set", "reward=nope"), "reward: reward 'nope' is unknown here"),
+        (("--set", 'user={"kind": "openai", "endpoint": "sim"}'), "user: "),
     ],
 )
 def test_a_wrong_line_starts_and_destroys_nothing(

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -89,24 +89,10 @@ class Plan:
             encode_job(last.replacement(refill))  # with the largest seed and the longest name
         except ContractError as e:
             raise SettingsError(str(e)) from e
-        if unknown := self._installed_checks(last):
+        if unknown := unknown_part(last, self.of.tasks):
             if not self.of.force:
                 raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
             print(f"rollq: warning: {unknown}", file=sys.stderr)
-
-    def _installed_checks(self, job: Job) -> str:
-        """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
-
-        Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent strategy, a user
-        simulator, a reward function or a context that no worker can play.
-        """
-        try:
-            return str(for_clients().check_job(job, self.of.tasks))
-        except ImportError:
-            return ""
-        except JobFailure as e:
-            key = next((key for role, key in KEY_OF.items() if str(e).startswith(role)), "user")
-            raise SettingsError(f"{key}: {e}") from e
 
     def pin_tokenizer(self, client: Client) -> None:
         """Pins the tokenizer and the chat template that were named for the run.
@@ -125,6 +111,21 @@ class Plan:
         except JobFailure as e:
             raise SettingsError(str(e)) from e
         client.pin_tokenizer(*hashes)
+
+
+def unknown_part(job: Job, tasks: Sequence[int]) -> str:
+    """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
+
+    Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent, a user simulator, a
+    reward function or a context that no worker can play.
+    """
+    try:
+        return str(for_clients().check_job(job, tasks))
+    except ImportError:
+        return ""
+    except JobFailure as e:
+        key = next((key for role, key in KEY_OF.items() if str(e).startswith(role)), "user")
+        raise SettingsError(f"{key}: {e}") from e
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from rollq.commands.connect import settings
 from rollq.commands.flags import keys
 from rollq.commands.flags.files import environment, given_name
 from rollq.commands.flags.parser import Commands
+from rollq.commands.flags.plan import unknown_part
 from rollq.commands.flags.shared import add_json, add_tokenizer
 from rollq.commands.flags.types import http_url, whole
 from rollq.commands.progress import open_progress
@@ -84,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     found = settings(args)
     tokenizer, template = found.tokenizer, found.template
     own, jobs = demo_jobs(args)
-    _check_agent(jobs[0])
+    if unknown := unknown_part(jobs[0], [job.task for job in jobs]):
+        raise SettingsError(unknown)
     _check_tokenizer(tokenizer, template, jobs[0])
     for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
@@ -132,16 +134,6 @@ def _check_tokenizer(tokenizer: str | None, template: str | None, job: Job) -> N
         load_tokenizer(tokenizer, template).with_arguments(job.template_kwargs)
     except JobFailure as e:
         raise SettingsError(str(e)) from e
-
-
-def _check_agent(job: Job) -> None:
-    from rollq_worker.agents.known_agents import agent_starter, is_program
-
-    if is_program(job.agent):
-        try:
-            agent_starter(job)
-        except JobFailure as e:
-            raise SettingsError(f"agent: {e}") from e
 
 
 def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:

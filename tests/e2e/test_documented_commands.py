@@ -26,7 +26,7 @@ TYPED = (
     "docs/commands.md",
 )
 """The pages whose commands run here, but for those that the patterns below leave out."""
-LEFT_OUT = r"^pip |^make |sglang\.|MODEL|--versions step-40|train-run@"
+LEFT_OUT = r"^pip |^make |sglang\.|MODEL|--versions step-40|train-run|eval-1"
 SERVES = {
     "redis": "Ready to accept connections",
     "engine": "ready at",

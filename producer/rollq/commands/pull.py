@@ -173,7 +173,10 @@ class Pull:
 
 
 def run(args: argparse.Namespace) -> int:
+    stdout = sys.stdout
     with contextlib.ExitStack() as stack:
+        if args.track:  # trackers print, until the client closes them, and stdout is for what the pull says
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
         reader = internals(client).reader
@@ -189,7 +192,8 @@ def run(args: argparse.Namespace) -> int:
         except PullTimeout:
             why = f"no more within {args.timeout:g} s"
         except KeyboardInterrupt:
-            _report(args, pull)
+            with contextlib.redirect_stdout(stdout):
+                _report(args, pull)
             raise KeyboardInterrupt("unacknowledged groups are handed out again") from None
         progress.close()
         if pull.missing:
@@ -217,13 +221,9 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    # Trackers print, and stdout is for what the pull says.
-    with (
-        contextlib.redirect_stdout(sys.stderr) if args.track else contextlib.nullcontext(),
-        client.consumer(
-            args.purpose, name=args.name, where=args.where, reward=args.reward, extras=args.extras, track=args.track
-        ) as consumer,
-    ):
+    with client.consumer(
+        args.purpose, name=args.name, where=args.where, reward=args.reward, extras=args.extras, track=args.track
+    ) as consumer:
         why = partial(holdup, reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:

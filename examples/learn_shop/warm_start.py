@@ -18,7 +18,7 @@ from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.protocols import Generated, SampleRequest
-from rollq_worker.replay_engine.ground_truth import turn_text
+from rollq_worker.replay_engine.policy.ground_truth import turn_text
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users.scripted import ScriptedUser

@@ -12,7 +12,7 @@ from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.replay_engine import made_up
+from rollq_worker.replay_engine.policy import made_up
 from tests.rollq.routed_experts import ASKED, SHAPE
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.env import Task
-from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT, TASKS
 

@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from rollq.env import Task
-from rollq_worker.replay_engine.ground_truth import POLITE
+from rollq_worker.replay_engine.policy.ground_truth import POLITE
 from rollq_worker.users.openai import GREETING, PROMPT
 
 HELLO = {"role": "user", "content": "Hi"}

@@ -13,9 +13,9 @@ from rollq.images import text_of
 from rollq.job import Json
 from rollq_worker.context.summary import ASK_MODEL
 from rollq_worker.protocols import ReadTurn
-from rollq_worker.replay_engine.ground_truth import POLITE
 from rollq_worker.replay_engine.http_bodies import bad_body
-from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
+from rollq_worker.replay_engine.policy.ground_truth import POLITE
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from rollq.errors import SettingsError
 from rollq.trajectory_extras import ExpertShape
-from rollq_worker.replay_engine import made_up
 from rollq_worker.replay_engine.generate_request import GenerateRequest
-from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth
+from rollq_worker.replay_engine.policy import made_up
+from rollq_worker.replay_engine.policy.ground_truth import POLITE, GroundTruth
 from rollq_worker.replay_engine.scheduler import Generation, Scheduler
 from rollq_worker.replay_engine.stop_conditions import (
     Completion,

@@ -19,10 +19,10 @@ from rollq_worker.replay_engine.adapters import AdapterRefused, Adapters
 from rollq_worker.replay_engine.chat_completions import complete
 from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
-from rollq_worker.replay_engine.ground_truth import GroundTruth
 from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
 from rollq_worker.replay_engine.images import with_placeholders
-from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.replay_engine.policy.ground_truth import GroundTruth
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 UNFLUSHED = (

@@ -17,8 +17,8 @@ from rollq.trajectory import Trajectory
 from rollq_worker.context.summary import ASK_MODEL, ModelSummary
 from rollq_worker.protocols import Context, Generated, SampleRequest
 from rollq_worker.replay_engine.chat_completions import next_line
-from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
-from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.replay_engine.policy.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 from tests.rollq_worker.replay_engine.shop_episodes import END, SHOP, SPLIT, TASKS, TOKENIZER, first_prompt, play_task
 

@@ -5,7 +5,7 @@ import pytest
 from rollq.env import RESPOND, STOP_MARKER, Action, Task
 from rollq.errors import JobFailure
 from rollq_worker.protocols import ReadTurn
-from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
 
 ASK, LOOK, WRITE, TELL = MOVES = (

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from rollq.env import RESPOND, Task
-from rollq_worker.replay_engine.made_up_moves import CALLS, made_up_moves
-from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.replay_engine.policy.made_up_moves import CALLS, made_up_moves
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 
 
 def task(id: str) -> Task:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.env import RESPOND, Task
-from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, last_call, spoiled_move
+from rollq_worker.replay_engine.policy.mistakes import Mistake, chance_per_turn, draw_mistake, last_call, spoiled_move
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
 
 

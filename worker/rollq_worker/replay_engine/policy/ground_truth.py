@@ -21,8 +21,8 @@ from rollq.env import RESPOND, Action
 from rollq.errors import SettingsError
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.replay_engine.images import without_images
-from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
-from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
+from rollq_worker.replay_engine.policy.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
+from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import readers

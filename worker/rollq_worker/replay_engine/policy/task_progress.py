@@ -17,7 +17,7 @@ from rollq_worker.context.summary import ASK, HEADING
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import ReadTurn
-from rollq_worker.replay_engine.made_up_moves import made_up_moves
+from rollq_worker.replay_engine.policy.made_up_moves import made_up_moves
 
 _MADE = re.compile(r"(\d+) moves of this task are made")
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.replay_engine import made_up
+from rollq_worker.replay_engine.policy import made_up
 
 
 @given(ids=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=50), data=st.data())

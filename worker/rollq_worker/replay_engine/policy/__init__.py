@@ -1,0 +1,1 @@
+"""What the replay engine says: the next move of the task that a conversation is about, or a made-up one."""

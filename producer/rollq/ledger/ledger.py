@@ -109,11 +109,10 @@ class Ledger:
             return conflict(self.scripts, rest[0].decode(), jobs)
         if status == b"sealed":
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
-        if status in (b"template_kwargs", b"adapter"):
-            ours = kwargs_text(jobs[0]) if status == b"template_kwargs" else repr(jobs[0].adapter)
-            theirs = text(rest[0]) if status == b"template_kwargs" else repr(text(rest[0]))
+        if status == b"other":
+            name, theirs, ours = (text(word) or "none" for word in rest)
             return SettingsError(
-                f"run {self.run} is played with {text(status)} {theirs}, not {ours}: use the run's, or another run"
+                f"run {self.run} is played with {name} {theirs}, not {ours}: use the run's, or another run"
             )
         return ContractError(
             f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].members} samples: submit it whole"

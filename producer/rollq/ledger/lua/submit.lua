@@ -7,7 +7,7 @@
 --        version, and behind a + each field that older workers may not know) spare body (of the first job)
 --        template_kwargs (as JSON) adapter, then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
---        template_kwargs theirs | adapter theirs (the run's first group pins both)
+--        other name theirs ours (of template_kwargs and adapter, which the run's first group pins)
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
@@ -46,13 +46,13 @@ if known or acked then
 end
 if jobs ~= size + spare then return { 'incomplete' } end
 if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
-local other_groups = redis.call('HGET', meta, 'seq')
+local groups = redis.call('HGET', meta, 'seq')
 local pins = { { 'template_kwargs', '{}', ARGV[15] }, { 'adapter', '', ARGV[16] } } -- name, default, this group's
 for _, pin in ipairs(pins) do
-  local theirs = redis.call('HGET', meta, pin[1]) or (other_groups and pin[2]) or pin[3]
-  if theirs ~= pin[3] then return { pin[1], theirs } end
+  local theirs = redis.call('HGET', meta, pin[1]) or (groups and pin[2]) or pin[3]
+  if theirs ~= pin[3] then return { 'other', pin[1], theirs, pin[3] } end
 end
-if not whole(redis.call('HGET', meta, 'seq') or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
+if not whole(groups or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
 local unacknowledged = 0
 for _, place in ipairs({ 'open:', 'ready:', 'held:' }) do
   unacknowledged = unacknowledged + redis.call('ZCARD', prefix .. place .. purpose)

@@ -63,9 +63,9 @@ COLUMNS = {
     "turn_rewards": "list float64",
     "extras": "string",
     "template_kwargs": "string",
-    "adapter": "string",
     "conversations": "string",
     "steps": "string",
+    "adapter": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
 LATER = ("adapter",)

@@ -13,7 +13,7 @@ from rollq.trajectory import Segment, Trajectory
 
 OPTIONAL = ("adapter", "template_kwargs", "extras", "conversations", "steps")
 """Facts that only some trajectories have."""
-AS_JSON = ("labels", "sampling", "messages", "info", *OPTIONAL[1:])
+AS_JSON = ("labels", "sampling", "messages", "info", "template_kwargs", "extras", "conversations", "steps")
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""

@@ -15,6 +15,15 @@ SHOWN = 20
 
 def as_json(result: Result) -> dict[str, Any]:
     """Every number of the result (docs/evaluate.md has the fields)."""
+    return {
+        **summary_json(result),
+        "per_task": [_task(result, task) for task in result.worst_first],
+        "failures": [failure._asdict() for failure in result.failures],
+    }
+
+
+def summary_json(result: Result) -> dict[str, Any]:
+    """The result as a whole."""
     reward, pass_hat_k = result.reward, result.pass_hat_k
     return {
         "run": result.run,
@@ -39,8 +48,6 @@ def as_json(result: Result) -> dict[str, Any]:
         "versions": sorted(result.versions),
         "version_tokens": result.versions,
         "other_versions": result.other_versions,
-        "per_task": [_task(result, task) for task in result.worst_first],
-        "failures": [failure._asdict() for failure in result.failures],
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rollq.evaluation.report import as_json, numbers, short, title
+from rollq.evaluation.report import numbers, short, summary_json, title
 from rollq.evaluation.result import Result
 from rollq.evaluation.statistics import Estimate, estimate
 
@@ -40,11 +40,11 @@ def _difference(result: Result, before: Result | None) -> Estimate | None:
 
 
 def series_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """As `--json` has them: what `as_json` says of a result as a whole, with `step` and `reward_difference`."""
+    """As `--json` has them: what it says of a result as a whole, with `step` and `reward_difference`."""
     return [
         {
             "step": point.step,
-            **{name: value for name, value in as_json(point.result).items() if name not in ("per_task", "failures")},
+            **summary_json(point.result),
             "reward_difference": point.difference and numbers(point.difference),
         }
         for point in points

@@ -309,8 +309,13 @@ MAPPINGS = tuple(field.name for field in fields(Job) if get_origin(field.type) i
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
     """The name of a task's group. Characters that a name may not have become `-`."""
-    base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
+    base = part_of_name(f"{env}.{split}.{task}")
     return f"{base}.e{epoch}" if epoch else base
+
+
+def part_of_name(text: str) -> str:
+    """The text with `-` for each character that a name may not have."""
+    return re.sub(rf"[^{NAME_CHARACTERS}]", "-", text)
 
 
 def served_adapter(adapter: str, version: str) -> str:

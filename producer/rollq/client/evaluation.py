@@ -5,7 +5,6 @@ The groups of an evaluation are handed only to consumers that ask for them, so a
 
 import hashlib
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from rollq.client.tracking import Tracking
 from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
-from rollq.job import NAME_CHARACTERS, Job, Purpose
+from rollq.job import Job, Purpose, part_of_name
 from rollq.servers.connection import RetryLoop, retry
 from rollq.wire.codec import job_digest
 
@@ -67,7 +66,7 @@ def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[J
 
 def _short(name: str) -> str:
     """The name as a part of group names. Different names stay different."""
-    plain = re.sub(rf"[^{NAME_CHARACTERS}]", "-", name)
+    plain = part_of_name(name)
     if plain == name and len(name) <= LONGEST_NAME:
         return name
     return f"{plain[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,6 +1,5 @@
 """What a tracker is told of a training step or of an evaluation: numbers, and a few rollouts as text."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from rollq.batch import Batch
 from rollq.evaluation.result import Result
 from rollq.evaluation.statistics import SUCCESS
 from rollq.events import Message
-from rollq.job import NAME_CHARACTERS
+from rollq.job import part_of_name
 from rollq.snapshot.run import RunSnapshot
 from rollq.trajectory import Trajectory
 
@@ -42,7 +41,7 @@ def evaluation_metrics(result: Result, step: int) -> StepMetrics:
     numbers = {}
     for env, split in dict.fromkeys((task.env, task.split) for task in result.tasks):
         part = replace(result, tasks=[task for task in result.tasks if (task.env, task.split) == (env, split)])
-        place = "/".join(re.sub(rf"[^{NAME_CHARACTERS}]", "-", name) for name in (env, split))
+        place = f"{part_of_name(env)}/{part_of_name(split)}"
         for name, value in _of_result(part):
             if value is not None:
                 numbers[f"rollq/eval/{place}/{name}"] = float(value)

@@ -121,11 +121,10 @@ class Tracking:
     def close(self) -> None:
         """The same, and it ends."""
         with self._lock:
-            if self._closed or not self._thread.ident:
-                self._closed = True
-                return
-            self._closed = True
-            self._acts.put((END, self._end))
+            over, self._closed = self._closed or not self._thread.ident, True
+        if over:
+            return
+        self._acts.put((END, self._end))
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             self._give_up()

@@ -16,7 +16,8 @@ import requests
 
 from rollq.errors import JobFailure
 from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
-from rollq_worker.engine.sglang_client import DROPPED, SGLangEngine
+from rollq_worker.engine.limits import DROPPED
+from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.conftest import REPO, free_port
 from tests.contract.conftest import Server, replay, running

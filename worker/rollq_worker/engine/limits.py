@@ -1,4 +1,5 @@
-"""Facts about an engine: how long its prompts may be, which token ids it takes, whether its tokenizer is ours.
+"""Facts about an engine: how long its prompts may be, which parameters and token ids it takes, whether its tokenizer is
+ours.
 
 The invariant: what the engine does not report is no limit, because a server refuses too long a prompt by itself and
 names the limit. It knows nothing of jobs.
@@ -7,7 +8,7 @@ names the limit. It knows nothing of jobs.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
@@ -20,6 +21,8 @@ UNLIMITED = 2**30
 ANY_ID = 1 << 32
 PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
+DROPPED = ("logit_bias", "stop_regex")
+"""Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
 
@@ -79,11 +82,11 @@ class EngineLimits:
                         self._ask_at = time.monotonic() + RETRY_S
         return self._known or ContextLimits()
 
-    @property
-    def untold(self) -> bool:
-        """Whether the server reports none, as a router, or one that is no engine."""
-        self.current()
-        return self._known is not None and not self._known.reported
+    def dropped(self, sampling: Collection[str]) -> list[str]:
+        """Those of the parameters that get lost: a server that generates and reports no limits is a router."""
+        if self.current().reported or self._known is None:
+            return []
+        return [name for name in DROPPED if name in sampling]
 
     def forget(self) -> None:
         """The engine may be another one now."""

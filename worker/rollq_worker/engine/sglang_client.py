@@ -42,8 +42,6 @@ BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
 """The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
-DROPPED = ("logit_bias", "stop_regex")
-"""Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
@@ -161,7 +159,7 @@ class SGLangEngine:
                 if self.tokenizer_differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
-                if dropped := self._dropped(call):
+                if dropped := self._limits.dropped(request.sampling):
                     raise JobFailure(
                         f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(dropped)}:"
                         " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
@@ -265,7 +263,7 @@ class SGLangEngine:
     def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None) -> Generated:
         """One request for at most `room` tokens; for one token, if the call only asks which weights sample it,
         or whether it is a router that answers."""
-        probes = call.probes or self._dropped(call)
+        probes = call.probes or self._limits.dropped(call.request.sampling)
         asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
         if adapter:
             self.policies.adapters.asked(adapter)
@@ -279,10 +277,6 @@ class SGLangEngine:
             vocabulary=self._shared.vocabulary.end,
             adapter=adapter,
         )
-
-    def _dropped(self, call: Call) -> list[str]:
-        """The sampling parameters of the call that would not get through, if the server generates."""
-        return [name for name in DROPPED if name in call.request.sampling and self._limits.untold]
 
     def _mark_up(self) -> None:
         """The engine has answered a request."""

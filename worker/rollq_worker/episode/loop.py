@@ -123,15 +123,15 @@ class _Episode:
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
             shown = self.images.add(images)
         messages: list[Message] = [{"role": "user", "content": content_with(first, shown)}]
-        if prompt := self.agent.system_prompt(policy, schemas):
-            messages.insert(0, {"role": "system", "content": prompt})
+        if system := self.agent.system_prompt(policy, schemas):
+            messages.insert(0, {"role": "system", "content": system})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
-        self.next_prompts.check_first(len(ids))
-        self.next_prompts.opening, self.next_prompts.schemas = messages, self.schemas
+        prompt = Prompt(ids=ids, messages=messages, tools=self.schemas, at=at)
+        self.next_prompts.begin(prompt)
         self.messages += messages
         self.ids.extend(ids)
-        self.record(Prompt(ids=ids, messages=messages, tools=self.schemas, at=at))
+        self.record(prompt)
 
     def turn(self, turn: int) -> Stop | None:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rollq.errors import JobFailure
 from rollq.events import Message, Prompt, Stop
-from rollq.job import History, Job, Json
+from rollq.job import History, Job
 from rollq_worker.episode.resume import Recording
 from rollq_worker.episode.sampler import room
 from rollq_worker.failures import errors_become
@@ -48,10 +48,6 @@ class NextPrompts:
     def __init__(
         self, job: Job, engine: Engine, renderer: Renderer, recording: Recording, context: Context | None
     ) -> None:
-        self.opening: list[Message] = []
-        """The messages of the first prompt."""
-        self.schemas: Sequence[Json] = ()
-        """The tools that the chat template shows."""
         self.summing_up = False
         """The policy was asked what the context asks, and has not answered."""
         self._job = job
@@ -59,9 +55,11 @@ class NextPrompts:
         self._renderer = renderer
         self._recording = recording
         self._context = context
+        self._first: Prompt
 
-    def check_first(self, length: int) -> None:
+    def begin(self, first: Prompt) -> None:
         """Raises JobFailure for a first prompt that the context would have to shorten."""
+        self._first, length = first, len(first.ids)
         over = self._context.over if self._context else 0
         if 0 < over < length:
             raise JobFailure(f"the first prompt of {length} tokens is longer than over={over} in the job's context")
@@ -99,21 +97,21 @@ class NextPrompts:
         if self._job.history is not History.TEMPLATE:
             return None
         with errors_become(JobFailure, "rendering the conversation again"):
-            ids = self._renderer.rewritten(trace.messages, trace.sampled, replies, self.schemas)
+            ids = self._renderer.rewritten(trace.messages, trace.sampled, replies, self._first.tools)
         return None if ids is None else self._prompt(ids, [*trace.messages, *replies])
 
     def _shortened(self, context: Context, messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
         """The messages that take the place of these; None: they stay."""
         with errors_become(context.failure, "the context"):
-            return self._recording.opened(lambda: context.shorten(self.opening, messages, tokens))
+            return self._recording.opened(lambda: context.shorten(self._first.messages, messages, tokens))
 
     def _opened(self, messages: Sequence[Message]) -> Prompt:
         """The prompt of a trace that begins with these messages. Raises TurnRefused."""
         with errors_become(JobFailure, "rendering the shortened conversation"):
-            return self._prompt(self._renderer.reopen(messages, self.schemas), messages)
+            return self._prompt(self._renderer.reopen(messages, self._first.tools), messages)
 
     def _prompt(self, ids: array[int], messages: Sequence[Message]) -> Prompt:
-        return Prompt(ids=ids, messages=messages, tools=self.schemas, at=time.time())
+        return Prompt(ids=ids, messages=messages, tools=self._first.tools, at=time.time())
 
     def _fits(self, length: int, new_trace: bool) -> bool:
         """Whether there is room for another turn."""

@@ -17,6 +17,9 @@ class Drained(RollqError):
 class OtherWeights(RollqError):
     """No engine serves the weights that the job is pinned to, so it goes back at no cost, and comes again later."""
 
+    def __init__(self, key: str, version: str) -> None:
+        super().__init__(f"{key} is pinned to weights {version!r}, and no engine serves them")
+
 
 def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> RolloutFailure | None:
     """The `failure` that foreign code's exception becomes; None for an error that has a type already. `what` names the

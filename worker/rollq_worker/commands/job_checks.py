@@ -24,11 +24,11 @@ def check(job: Job, tasks: Sequence[int]) -> str:
     if not is_program(job.agent):
         agent_factory(job.agent, job.agent_args)
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
-    endpoints = {str(job.user.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
+    known = Endpoint("http://known.to.the.workers/v1")
+    endpoints = {str(part.get("endpoint")): known for part in (job.user, job.reward_args, job.context)}
     user_factory(job.user, task, seed=0, endpoints=endpoints)
-    judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
-    reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
-    context_factory(job, endpoints={str(job.context.get("endpoint")): Endpoint("http://known.to.the.workers/v1")})
+    reward_factory(job.reward, job.reward_args, seed=0, endpoints=endpoints)
+    context_factory(job, endpoints=endpoints)
     return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job) or _unplayable(job, tasks)
 
 

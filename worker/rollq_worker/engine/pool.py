@@ -217,7 +217,7 @@ class EnginePool:
             wait(CHECK_S, call.check)
         if not (fit := self._fit(call)):
             if pinned := call.request.pinned:
-                raise OtherWeights(f"{call.key} is pinned to weights {pinned!r}, and no engine serves them")
+                raise OtherWeights(call.key, pinned)
             with self._shared.weight_waits.of(call.run):
                 while not (fit := self._fit(call)):
                     wait(CHECK_S, call.check)

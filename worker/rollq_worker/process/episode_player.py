@@ -77,7 +77,7 @@ class EpisodePlayer:
         it must stop."""
         job = claim.job
         if job.weight_version and not job.adapter and not self._engine.serves(job.weight_version):
-            raise OtherWeights(f"{job.id} is pinned to weights {job.weight_version!r}, and no engine serves them")
+            raise OtherWeights(job.id, job.weight_version)
         opening = f"opening {job.env}"
         with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
             found = domain(job.env)
@@ -135,8 +135,7 @@ class EpisodePlayer:
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
         context = context_factory(job, **asking)
-        if context is not None:
-            context = timed_context(context, attempt.time_limits)
+        context = context and timed_context(context, attempt.time_limits)
         alone = partial(loop.play, renderer=renderer, context=context)
         play = self._program(attempt) if is_program(job.agent) else alone
         return play(

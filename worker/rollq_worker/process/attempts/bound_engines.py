@@ -82,7 +82,7 @@ class BoundEngine:
     def _accepts(self, version: str) -> bool:
         if version in self._accepted:
             return True
-        if version != (self._attempt.job.weight_version or version):
+        if (pinned := self._attempt.job.weight_version) and version != pinned:
             return False
         if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
             return False

@@ -11,7 +11,6 @@ from itertools import repeat
 from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
-from rollq.job import served_adapter
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.engine_addresses import read_list
@@ -24,6 +23,7 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.http_client import NoResponse
 from rollq_worker.process.startup_checks import check_engine
+from rollq_worker.protocols import Adapter
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 TESTED = ((0, 5, 15), (0, 5, 23))
@@ -233,39 +233,38 @@ def too_old(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
     client = connect(settings.redis_url, patience_s=0)
     try:
         readers = [LedgerReader(client, run) for run in ActiveRuns(client).names()]
-        return [each for reader in readers for each in [*_too_old(reader, served), *_lacking(reader, findings)]]
+        return [finding for reader in readers for finding in _unsuited(reader, served, findings)]
     except (LedgerError, *CONNECTION_ERRORS):
         return []  # the check of Redis says so
     finally:
         client.close()
 
 
-def _lacking(reader: LedgerReader, findings: Sequence[Finding]) -> list[Finding]:
-    adapter, policy = Versions(reader.redis, reader.run).adapter(), reader.standing().published
-    if not adapter or policy is None:
+def _unsuited(reader: LedgerReader, served: Sequence[str], findings: Sequence[Finding]) -> list[Finding]:
+    standing, versions = reader.standing(), Versions(reader.redis, reader.run)
+    if (policy := standing.published) is None:
         return []
-    wanted = served_adapter(adapter, policy.weight_version)
-    told = {str(one.details["url"]): one.details["adapters"] for one in findings if "adapters" in one.details}
-    if not (lack := [url for url, adapters in told.items() if wanted not in adapters]):
-        return []
-    says = f"run {reader.run} is sampled by its adapter {wanted}, which is not loaded on {', '.join(lack)}"
-    remedy = f"rollq engines sync --adapter {adapter} --path DIR --version {policy.weight_version} loads it"
-    return [Finding("weights", Level.WARN, says, remedy)]
-
-
-def _too_old(reader: LedgerReader, served: Sequence[str]) -> list[Finding]:
-    standing, run, versions = reader.standing(), reader.run, Versions(reader.redis, reader.run)
-    policy = standing.published
-    if policy is None or standing.admission is None or versions.adapter():
+    if adapter := versions.adapter():
+        return _lacking(reader.run, Adapter(adapter, policy.weight_version), findings)
+    if standing.admission is None:
         return []
     steps = versions.steps(served)
     if not (old := [version for version in served if steps.get(version, -1) < policy.step]):
         return []
     says = (
-        f"run {run} bounds staleness and has published version {policy.weight_version} (step {policy.step}); engines"
-        f" that serve version {', '.join(old)} play none of its jobs"
+        f"run {reader.run} bounds staleness and has published version {policy.weight_version} (step {policy.step});"
+        f" engines that serve version {', '.join(old)} play none of its jobs"
     )
     remedy = "rollq engines sync loads the published weights, or publish under the name that the engines give theirs"
+    return [Finding("weights", Level.WARN, says, remedy)]
+
+
+def _lacking(run: str, adapter: Adapter, findings: Sequence[Finding]) -> list[Finding]:
+    told = {str(one.details["url"]): one.details["adapters"] for one in findings if "adapters" in one.details}
+    if not (lack := [url for url, adapters in told.items() if adapter.served not in adapters]):
+        return []
+    says = f"run {run} is sampled by its adapter {adapter.served}, which is not loaded on {', '.join(lack)}"
+    remedy = f"rollq engines sync --adapter {adapter.name} --path DIR --version {adapter.version} loads it"
     return [Finding("weights", Level.WARN, says, remedy)]
 
 

@@ -187,11 +187,52 @@ def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind
     assert opened
 
 
+REFUSES = "{%- if 'forbidden' in m.content %}{{ raise_exception('it is forbidden') }}{%- endif %}"
+
+
+def test_words_that_the_template_refuses_end_the_episode_without_reward():
+    tokenizer = tokenizer_with("refuses", chatml(turn=REFUSES + template_habits.TURN))
+    renderer = checked_renderer(tokenizer, TOOLS, rerender=True)
+    trajectory, _ = played(renderer, ["Hello.<|im_end|>", "This is forbidden.<|im_end|>"])
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
+    last = [event for event in trajectory.events if isinstance(event, Observed)][-1]
+    assert "it is forbidden" in last.errors[-1] and not last.ids
+    kept, _ = played(renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget=Budget(max_turns=3))
+    assert kept.stop is Stop.TURNS  # a bridge does not hold the policy's words
+    call = called() | {"content": "forbidden"}
+    with pytest.raises(TurnRefused, match="it is forbidden"):
+        rewritten(renderer, "forbidden" + CALL + "<|im_end|>", call, result("x"))
+
+
+def test_words_of_a_reply_that_the_template_refuses_fail_the_job():
+    renderer = ChatRenderer(tokenizer_with("refuses", chatml(tool=REFUSES)), TOOLS)
+    with pytest.raises(JobFailure, match="it is forbidden"):
+        rewritten(renderer, f"{CALL}<|im_end|>", called(), result("This is forbidden."))
+
+
+def two_calls() -> Message:
+    calls = [called(id, name=tool["function"]["name"])["tool_calls"][0] for id, tool in zip("ab", TOOLS, strict=True)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def test_gpt_oss_names_each_result_by_its_own_tool(real: RealTemplates):
+    """Its template names the tool of a turn's first call at each result."""
+    renderer = checked_renderer(real.tokenizer("gpt-oss"), TOOLS, rerender=True)
+    replies = [result("one", "a"), result("two", "b")]
+    bridge = renderer.tokenizer.decode(renderer.bridge(two_calls(), replies))
+    written = [
+        f'<|start|>functions.{tool["function"]["name"]} to=assistant<|channel|>commentary<|message|>"{word}"<|end|>'
+        for tool, word in zip(TOOLS, ("one", "two"), strict=True)
+    ]
+    assert bridge == "".join(written) + "<|start|>assistant"
+    text = renderer.prompt([*OPENING, two_calls(), *replies, REPLY, USER], TOOLS)
+    assert all(one in text for one in written) and text.count("<|call|>") == 2
+
+
 def test_a_template_that_refuses_a_turn_ends_the_episode_and_one_that_refuses_the_rest_the_job():
-    no = "{% if 'grr' in m.content %}{{ raise_exception('no') }}{% endif %}"
-    template = chatml(turn=no + template_habits.TURN, user=no + template_habits.USER)
+    template = chatml(turn=REFUSES + template_habits.TURN, user=REFUSES + template_habits.USER)
     renderer = checked_renderer(tokenizer_with("plain", template), TOOLS)
-    odd = {"content": "grr"}
+    odd = {"content": "forbidden"}
     with pytest.raises(TurnRefused):
         renderer.reopen([*OPENING, REPLY | odd, USER, called() | odd, result("x")], TOOLS)
     with pytest.raises(JobFailure):

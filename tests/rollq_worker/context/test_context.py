@@ -75,9 +75,7 @@ def test_what_cannot_be_had_is_refused_before_it_is_submitted(given: dict[str, A
     assert message in str(raised.value)
 
 
-def test_the_worker_names_the_context_and_the_endpoint() -> None:
-    with pytest.raises(JobFailure, match="context 'window': over must be"):
-        context_factory(job(kind="window"), endpoints={})
+def test_the_worker_names_the_endpoint_that_it_does_not_know() -> None:
     with pytest.raises(JobFailure, match="summary endpoint 'local' is unknown to this worker"):
         context_factory(job(kind="summary", over=1, endpoint="local", model="m"), endpoints={})
 

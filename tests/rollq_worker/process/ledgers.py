@@ -46,12 +46,17 @@ def running(
 
 def drain_at(runner: JobRunner, ledger: Ledger, job_id: str, entries: int) -> None:
     """The worker is stopped once the job's journal has that many entries."""
+    act_at(runner, ledger, job_id, entries, runner.draining.set)
+
+
+def act_at(runner: JobRunner, ledger: Ledger, job_id: str, entries: int, act: Callable[[], object]) -> None:
+    """`act` once the job's journal has that many entries."""
     real_append = runner.ledger(ledger.run).append
 
     def append(*args: Any, **options: Any) -> None:
         real_append(*args, **options)
         if len(ledger.journal(job_id)) == entries:
-            runner.draining.set()
+            act()
 
     runner.ledger(ledger.run).append = append  # type: ignore[method-assign]
 

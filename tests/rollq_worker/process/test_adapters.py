@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rollq.weights import Fleet
 from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.process.ledgers import drain_at, running, submit
+from tests.rollq_worker.process.ledgers import act_at, drain_at, running, submit
 from tests.waiting import until
 
 
@@ -63,23 +63,11 @@ def in_background(runner: JobRunner, job_id: str) -> tuple[threading.Thread, lis
     return thread, found
 
 
-def at(runner: JobRunner, ledger: Ledger, entries: int, act: Callable[[], object]) -> None:
-    """`act` once the journal of r/g/0 has that many entries."""
-    real_append, left = runner.ledger("r").append, [act]
-
-    def append(*args: Any, **options: Any) -> None:
-        real_append(*args, **options)
-        if left and len(ledger.journal("r/g/0")) >= entries:
-            left.pop()()
-
-    runner.ledger("r").append = append  # type: ignore[method-assign]
-
-
 def test_each_turn_is_sampled_by_the_published_version(
     runner: JobRunner, ledger: Ledger, fleet: Fleet, tmp_path: Path
 ) -> None:
     sync(fleet, ledger, tmp_path, 0, "6")
-    at(runner, ledger, 4, lambda: sync(fleet, ledger, tmp_path, 1, "7"))
+    act_at(runner, ledger, "r/g/0", 4, lambda: sync(fleet, ledger, tmp_path, 1, "7"))
     summary = runner.run(submit(ledger, adapter="math"))
     assert (summary["stop"], summary["reward"]) == ("done", 1.0)
     assert versions(ledger) == ["6", "7"]
@@ -163,6 +151,6 @@ def test_a_version_that_is_unloaded_in_the_middle_fails_no_job(
 ) -> None:
     """The engine loads it again by itself."""
     sync(fleet, ledger, tmp_path, 0, "6")
-    at(runner, ledger, 4, lambda: fleet.unload_adapter("math", keep=[]))
+    act_at(runner, ledger, "r/g/0", 4, lambda: fleet.unload_adapter("math", keep=[]))
     assert runner.run(submit(ledger, adapter="math"))["stop"] == "done"
     assert versions(ledger) == ["6"]

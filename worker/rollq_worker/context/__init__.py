@@ -49,9 +49,7 @@ def context_factory(
         return Context(shorten=_checked(partial(function, **options)))
     over = _whole(job, options, "over")
     if over >= job.budget.max_tokens:
-        raise JobFailure(
-            f"context {job.context['kind']!r}: over must be below budget.max_tokens, which is {job.budget.max_tokens}"
-        )
+        raise _refusal(job, f"over must be below budget.max_tokens, which is {job.budget.max_tokens}")
     if kind == SUMMARY:
         return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
     turns = _whole(job, options, "turns")
@@ -69,7 +67,7 @@ def _summary(
 ) -> Context:
     ask = options.pop("ask", ASK if asks_policy(job) else ASK_MODEL)
     if not isinstance(ask, str) or not ask.strip():
-        raise JobFailure(f"context {job.context['kind']!r}: ask must be a text, not {ask!r:.60}")
+        raise _refusal(job, f"ask must be a text, not {ask!r:.60}")
     if asks_policy(job):
         _no_more(job, options, "over and ask, and for another model endpoint and model")
         own = OwnSummary(over, ask)
@@ -85,15 +83,17 @@ def _summary(
 def _whole(job: Job, options: dict[str, Json], name: str) -> int:
     value = options.pop(name, None)
     if type(value) is not int or value < 1:
-        raise JobFailure(
-            f"context {job.context['kind']!r}: {name} must be a whole number of at least 1, not {value!r:.60}"
-        )
+        raise _refusal(job, f"{name} must be a whole number of at least 1, not {value!r:.60}")
     return value
 
 
 def _no_more(job: Job, options: Mapping[str, Json], known: str) -> None:
     if options:
-        raise JobFailure(f"context {job.context['kind']!r}: it takes {known}, not {', '.join(map(str, options))}")
+        raise _refusal(job, f"it takes {known}, not {', '.join(map(str, options))}")
+
+
+def _refusal(job: Job, why: str) -> JobFailure:
+    return JobFailure(f"context {job.context['kind']!r}: {why}")
 
 
 def _checked(hook: ContextHook) -> ContextHook:

@@ -40,11 +40,12 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 
 def trained(trajectory: Trajectory) -> list[str]:
-    return ["".join(map(chr, event.ids)) for row in trajectory.segments() for event in row.events if is_sampled(event)]
-
-
-def is_sampled(event: Event) -> bool:
-    return isinstance(event, Sampled)
+    return [
+        "".join(map(chr, event.ids))
+        for row in trajectory.segments()
+        for event in row.events
+        if isinstance(event, Sampled)
+    ]
 
 
 def test_a_window_keeps_whole_turns_behind_the_first_prompt() -> None:
@@ -237,23 +238,19 @@ def test_any_episode_is_trained_once_and_goes_on_from_any_event(data: st.DataObj
     history = data.draw(st.sampled_from(list(History)))
     asked: list[Sequence[Mapping[str, str]]] = []
 
-    def context() -> Any:
-        if kind == "model":
-            return Context(shorten=ModelSummary(over, "Sum up.", answer), over=over)
-        more = {"turns": data.draw(st.integers(1, 3), "turns")} if kind == "window" else {"ask": "In short?"}
-        return {"kind": kind, "over": over, **more}
-
     def answer(messages: Sequence[Mapping[str, str]]) -> str:
         asked.append(messages)
         return f"{len(messages[1]['content'])} characters"
 
-    given_context = context()
+    more = {"turns": data.draw(st.integers(1, 3), "turns")} if kind == "window" else {"ask": "In short?"}
+    of_model = Context(shorten=ModelSummary(over, "Sum up.", answer), over=over)
+    context = of_model if kind == "model" else {"kind": kind, "over": over, **more}
 
     def go(recorded: Sequence[Event], engine: FakeEngine, journal: FakeJournal) -> Trajectory:
         return play_with_fakes(
             engine=engine,
             user=FakeUser(["hello", *["go on"] * 6]),
-            context=given_context,
+            context=context,
             history=history,
             budget=most,
             agent_args={"calls": "all"},

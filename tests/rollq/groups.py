@@ -1,5 +1,6 @@
 """Groups that are finished, and holds that end, without a worker and without waiting."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.batch import Batch
@@ -9,7 +10,8 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import TakenGroup
-from tests.rollq.samples import group, play
+from tests.rollq.samples import group, play, reader
+from tests.waiting import until
 
 
 def play_groups(ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0, version: str = "1") -> None:
@@ -26,6 +28,14 @@ def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float
         play_groups(ledger, name, reward=reward)
     if seal:
         ledger.seal()
+
+
+def play_when_submitted(ledger: Ledger, rewards: Mapping[str, Sequence[float]], version: str = "1") -> None:
+    """Plays a try for each reward of a group, once the group is there."""
+    for name, of_group in rewards.items():
+        until(lambda name=name: reader(ledger).group_states([name]) != [""])  # type: ignore[misc]
+        for sample, reward in enumerate(of_group):
+            play(ledger, f"{ledger.run}/{name}/{sample}", reward, version)
 
 
 def names(batch: Batch | None) -> list[str]:

@@ -13,7 +13,7 @@ from rollq.client.evaluation import evaluation_jobs
 from rollq.errors import LedgerError
 from rollq.ledger.evaluations import Store
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import ack, finish_groups, take
+from tests.rollq.groups import ack, finish_groups, play_when_submitted, take
 from tests.rollq.samples import group, play, reader
 from tests.waiting import until
 
@@ -23,11 +23,8 @@ GROUPS = ("eval.1.shop.test.0", "eval.1.shop.test.1")
 
 
 def play_tasks(ledger: Ledger, *rewards: Sequence[float], groups: Sequence[str] = GROUPS) -> None:
-    """Plays a try for each reward, once its group is submitted."""
-    for name, of_task in zip(groups, rewards, strict=False):
-        until(lambda name=name: reader(ledger).group_states([name]) != [""])  # type: ignore[misc]
-        for sample, reward in enumerate(of_task):
-            play(ledger, f"r/{name}/{sample}", reward)
+    """The rewards are those of the tries of each group."""
+    play_when_submitted(ledger, dict(zip(groups, rewards, strict=False)))
 
 
 def test_it_runs_beside_training(client: Client, ledger: Ledger) -> None:

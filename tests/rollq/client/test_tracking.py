@@ -15,10 +15,9 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import report_time
 from rollq.snapshot.run import RunSnapshot
 from tests.rollq.agent_episodes import branching
-from tests.rollq.groups import finish_groups
-from tests.rollq.samples import claim, closed, group, observed, play, prompt, reader, sampled, trajectory
+from tests.rollq.groups import finish_groups, play_when_submitted
+from tests.rollq.samples import claim, closed, group, observed, play, prompt, sampled, trajectory
 from tests.rollq.token_rows import batch_of
-from tests.waiting import until
 
 
 class Notes:
@@ -143,11 +142,10 @@ def test_evaluations_report_to_the_tracker_of_the_batches(
             assert consumer.next(1, 60)
             evaluations = [client.evaluate(tasks, 2, version, track=notes) for version in ("policy-20", "other")]
             for version in ("policy-20", "other"):
-                for task, rewards in enumerate([(1.0, 0.0), (1.0, 1.0)]):
-                    name = f"eval.{version}.tau2-x.test.{task}"
-                    until(lambda name=name: reader(ledger).group_states([name]) != [""])  # type: ignore[misc]
-                    for sample, reward in enumerate(rewards):
-                        play(ledger, f"r/{name}/{sample}", reward)
+                rewards = {0: (1.0, 0.0), 1: (1.0, 1.0)}
+                play_when_submitted(
+                    ledger, {f"eval.{version}.tau2-x.test.{task}": tries for task, tries in rewards.items()}
+                )
             for evaluation in evaluations:
                 evaluation.result(60)
             assert consumer.next(1, 60)
@@ -182,8 +180,7 @@ def test_a_tracker_ends_with_its_client(ledger: Ledger, redis_url: str, caplog: 
             with client.consumer(track=notes) as consumer:
                 assert consumer.next(1, 60)
             assert (len(notes.steps), notes.closed) == (step + 1, 0)
-        until(lambda: reader(ledger).group_states(["eval.7.shop.train.0"]) != [""])
-        play(ledger, "r/eval.7.shop.train.0/0", 1.0, version="7")
+        play_when_submitted(ledger, {"eval.7.shop.train.0": [1.0]}, "7")
         evaluation.result(60)
     assert ([step.step for step in notes.steps], notes.closed) == ([0, 0, 7], 1)
     assert caplog.text == ""

@@ -13,9 +13,8 @@ from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from rollq.wire.events import encode_event
 from tests.rollq.commands.conftest import Says
-from tests.rollq.groups import ack, take
-from tests.rollq.samples import closed, play, reader
-from tests.waiting import until
+from tests.rollq.groups import ack, play_when_submitted, take
+from tests.rollq.samples import closed, play
 
 REWARDS = {0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0]}
 LINE = ("--env", "shop", "--tasks", "0-2", "--size", "2")
@@ -130,8 +129,7 @@ def test_the_evaluations_of_a_trainer_are_a_series(ledger: Ledger, redis_url: st
         for step, reward in ((0, 0.0), (10, 1.0)):
             client.publish(step)
             evaluation = client.evaluate([Job(env="shop", task=0)], 1)
-            until(lambda step=step: reader(ledger).group_states([f"eval.{step}.shop.train.0"]) != [""])  # type: ignore[misc]
-            play(ledger, f"r/eval.{step}.shop.train.0/0", reward, version=str(step))
+            play_when_submitted(ledger, {f"eval.{step}.shop.train.0": [reward]}, str(step))
             evaluation.result(60)
     assert [line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()] == [
         ["step", "name", "tasks", "reward", "pass^1", "against", "r@0"],

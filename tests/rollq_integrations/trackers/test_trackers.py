@@ -19,9 +19,8 @@ import pytest
 from rollq import Client, Job
 from rollq.ledger.ledger import Ledger
 from tests.conftest import free_port
-from tests.rollq.groups import finish_groups
-from tests.rollq.samples import play, reader
-from tests.waiting import until
+from tests.rollq.groups import finish_groups, play_when_submitted
+from tests.rollq.samples import reader
 
 pytestmark = pytest.mark.filterwarnings("default")  # theirs
 TRAINER = """
@@ -85,8 +84,7 @@ def test_each_takes_the_result_of_an_evaluation(run: Any, ledger: Ledger, redis_
     of_run = Ledger(ledger.redis, "e")
     with Client(redis_url, run="e") as client:
         evaluation = client.evaluate([Job(env="shop", task=0)], 1, "7")
-        until(lambda: reader(of_run).group_states(["eval.7.shop.train.0"]) != [""])
-        play(of_run, "e/eval.7.shop.train.0/0", 1.0, version="7")
+        play_when_submitted(of_run, {"eval.7.shop.train.0": [1.0]}, "7")
         evaluation.result(60)
     for name in ("wandb", "mlflow", "trackio"):
         run("-c", EVALUATOR, f"{name}:shop")

@@ -1,5 +1,6 @@
 """The engine that serves the policy: a real SGLang server where there is one, else the sampler of this folder."""
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from examples.learn_shop.policy import CONTEXT
+from examples.learn_shop.train import Options
 from rollq.errors import RollqError
 from rollq.processes.child import Child
 from rollq.processes.embedded_redis import free_port
@@ -19,9 +20,17 @@ from rollq.processes.embedded_redis import free_port
 START_S = 300.0
 CPU_FLAGS = (
     "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph"
-    " --disable-overlap-schedule --mem-fraction-static 0.1 --max-total-tokens 100000"
+    " --disable-overlap-schedule --max-total-tokens 100000"
 ).split()
-CPU_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+CPU_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+CORES = 2
+MEMORY = "0.3"
+"""What SGLang takes of the memory: a GPU has the trainer, too."""
+
+
+def threads(options: Options) -> str:
+    """On policy, trainer and engine take turns; else they share the cores."""
+    return str(1 if options.staleness else CORES)
 
 
 def find_sglang() -> Path | None:
@@ -33,23 +42,37 @@ def find_sglang() -> Path | None:
     return None
 
 
-def command(model: str, port: int, sglang: Path | None, seed: int) -> tuple[list[str], dict[str, str]]:
+def choose_sglang(args: argparse.Namespace) -> Path | None:
+    """The Python of SGLang; None where a server runs already, and for the sampler of this folder."""
+    if args.engine:
+        return None
+    sglang = args.sglang / "bin/python" if args.sglang else find_sglang()
+    if args.model and sglang is None:
+        raise SystemExit(
+            "a pretrained model needs SGLang: name its environment with --sglang, or a server with --engine"
+        )
+    return sglang
+
+
+def command(model: str, port: int, sglang: Path | None, options: Options) -> tuple[list[str], dict[str, str]]:
     """The engine's command line and environment."""
     if sglang is None:
-        line = [sys.executable, "-m", "examples.learn_shop.server", model, "--port", str(port), "--seed", str(seed)]
+        line = [sys.executable, "-m", "examples.learn_shop.server", model, "--port", str(port)]
+        line += ["--seed", str(options.seed)]
         return line, {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    flags = ["--model-path", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    flags += ["--context-length", str(CONTEXT), "--weight-version", "0"]
+    flags = ["--model-path", model, "--host", "127.0.0.1", "--port", str(port), "--weight-version", "0"]
+    flags += ["--dtype", "bfloat16" if options.bf16 else "float32", "--context-length", str(options.context)]
+    flags += ["--mem-fraction-static", MEMORY]
     gpu = shutil.which("nvidia-smi") is not None
     line = [str(sglang), "-m", "sglang.launch_server", *flags, *(() if gpu else CPU_FLAGS)]
-    return line, {} if gpu else CPU_ENV
+    return line, {} if gpu else {**CPU_ENV, "OMP_NUM_THREADS": threads(options)}
 
 
 @contextmanager
-def engine(model: str, folder: Path, sglang: Path | None, seed: int) -> Iterator[str]:
+def engine(model: str, folder: Path, sglang: Path | None, options: Options) -> Iterator[str]:
     """The address of an engine that serves `model` until the block ends. Raises RollqError when it does not start."""
     port = free_port()
-    line, env = command(model, port, sglang, seed)
+    line, env = command(model, port, sglang, options)
     child = Child("engine", line, log=folder / "engine.log", env=env)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,6 +1,6 @@
 """What a trainer does wrong, and whether the policy still learns: one change of the rows at a time.
 
-    python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--steps 40] [--out FOLDER]
+    python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--model DIR] [--steps 40] [--out FOLDER]
 
 All runs begin with the same policy, take the same tasks and have the same budget. A run that has its results in the
 folder is not made again; that of the correct trainer is `make learn`'s.
@@ -9,7 +9,7 @@ folder is not made again; that of the correct trainer is `make learn`'s.
 import argparse
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from examples.learn_shop.courses import add_flags, course_of
+from examples.learn_shop.engines import choose_sglang
 from examples.learn_shop.figure import draw
-from examples.learn_shop.learn import make_start, run
-from examples.learn_shop.policy import logprobs_of
-from examples.learn_shop.train import Change, Options, Rows
+from examples.learn_shop.learn import run
+from examples.learn_shop.policy import Rows, logprobs_of
+from examples.learn_shop.train import Change, Options
 
 
 def shift_mask(rows: Rows, model: PreTrainedModel) -> Rows:
@@ -72,16 +74,13 @@ def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
         return None
     kept = json.loads(file.read_text())
     finished = kept["steps"][-1]["step"] == options.steps
-    return kept["steps"] if finished and kept["options"] == vars(options) else None
+    return kept["steps"] if finished and kept["options"] == asdict(options) else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build/learn"))
+    add_flags(parser)
     parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
-    parser.add_argument("--steps", type=int, default=Options.steps)
-    parser.add_argument("--warm-steps", type=int, default=160)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     transformers.logging.disable_progress_bar()
     began = time.monotonic()
@@ -89,15 +88,16 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    start = make_start(args.out, args.warm_steps, args.seed, say)
+    course, sglang = course_of(args), choose_sglang(args)
+    start = course.start(args.out, say)
     histories = {}
     for name in args.only.split(","):
         control = CONTROLS[name]
         say(f"control: {control.title}")
-        options = Options(steps=args.steps, staleness=control.staleness, seed=args.seed)
-        folder = args.out / control.folder
-        found = results(folder, options) or run(start, folder, options, say, change=control.change)
-        histories[control.title] = found
+        options, folder = replace(course.options, staleness=control.staleness), args.out / control.folder
+        histories[control.title] = results(folder, options) or run(
+            start, folder, options, say, sglang=sglang, engine_url=args.engine, change=control.change
+        )
         picture = draw(histories, args.out / "controls.png")
     for title, history in histories.items():
         say(f"{title}: {history[0]['held_out']:.2f} -> {history[-1]['held_out']:.2f}")

@@ -1,16 +1,25 @@
-"""The policy: a tiny model of the Qwen3 architecture with rollq's own tokenizer, and the logprobs that it gives."""
+"""The policy: a tiny model of the Qwen3 architecture with rollq's own tokenizer, or a pretrained one; and the logprobs
+and gradients that a trainer takes of it.
+"""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from rollq.training.arrays import PaddedArrays
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 
 CONTEXT = 1024
 WIDTH, LAYERS, HEADS = 64, 2, 4
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+TEMPLATE = "chat_template.jinja"
+
+Rows = PaddedArrays[Tensor]
 
 
 def make(tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
@@ -32,12 +41,46 @@ def make(tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
     return Qwen3ForCausalLM(config)
 
 
-def save(model: PreTrainedModel, folder: Path) -> str:
-    """A folder that an engine loads: weights, configuration and tokenizer. Returns its name."""
+def save(model: PreTrainedModel, folder: Path, vocabulary: Path = BUNDLED) -> str:
+    """A folder that an engine loads: weights, configuration, the tokenizer of the folder `vocabulary`, and rollq's own
+    chat template, which is ChatML and keeps calls in the history. Returns its name."""
     model.save_pretrained(folder)
-    for file in BUNDLED.iterdir():
-        shutil.copy(file, folder)
+    for file in TOKENIZER_FILES:
+        shutil.copy(vocabulary / file, folder)
+    shutil.copy(BUNDLED / TEMPLATE, folder)
     return str(folder)
+
+
+def backward(
+    model: PreTrainedModel, rows: Rows, loss_of: Callable[[Rows, Tensor], Tensor], *, at_once: int, bf16: bool
+) -> dict[str, float]:
+    """Add the gradient of a loss that is a mean over the sampled tokens. Returns means over these.
+
+    `loss_of` gets some of the rows and the policy's logprobs, and gives the loss of each of their sampled tokens.
+    `at_once` rows are held in memory at a time, the longest ones first.
+    """
+    sums = torch.zeros(3)
+    for part in rows.attention_mask.sum(1).argsort(descending=True).split(at_once):
+        few = _part(rows, part, model.device)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            logprobs, entropy = logprobs_of(model, few.tokens, few.mask)
+        losses = loss_of(few, logprobs)
+        (losses.sum() / rows.mask.sum()).backward()
+        ratios = (logprobs.detach() - few.logprobs)[few.mask].abs()
+        sums += torch.stack([losses.detach().sum(), entropy[few.mask].sum(), ratios.sum()]).cpu()
+    means = sums / rows.mask.sum()
+    return dict(zip(("loss", "entropy", "mean_abs_log_ratio"), means.tolist(), strict=True))
+
+
+def _part(rows: Rows, part: Tensor, device: torch.device) -> Rows:
+    """Some of the rows, as long as their longest one."""
+    length = int(rows.attention_mask[part].sum(1).max())
+
+    def cut(values: Tensor) -> Tensor:
+        return values[part, :length].to(device)
+
+    tokens, mask, logprobs = cut(rows.tokens), cut(rows.mask), cut(rows.logprobs)
+    return replace(rows, tokens=tokens, mask=mask, logprobs=logprobs, advantages=rows.advantages[part].to(device))
 
 
 def logprobs_of(model: PreTrainedModel, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,8 +97,8 @@ def logprobs_of(model: PreTrainedModel, tokens: Tensor, mask: Tensor) -> tuple[T
         layer.values = layer.values.expand(len(tokens), -1, -1, -1)
     hidden = model.model(tokens[:, shared:], cache=cache, use_cache=True).last_hidden_state
     predicted = mask[:, shared + 1 :]  # the output at place i - 1 is about token i
-    scores = torch.log_softmax(model.lm_head(hidden[:, :-1][predicted]), -1)
-    logprobs, entropy = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    scores = torch.log_softmax(model.lm_head(hidden[:, :-1][predicted]).float(), -1)
+    logprobs, entropy = torch.zeros_like(tokens, dtype=torch.float32), torch.zeros_like(tokens, dtype=torch.float32)
     logprobs[mask] = scores.gather(1, tokens[mask][:, None])[:, 0]
-    entropy[mask] = -(scores.exp() * scores).sum(-1).detach()
+    entropy[mask] = -(scores.detach().exp() * scores.detach()).sum(-1)
     return logprobs, entropy

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,24 +17,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from examples.learn_shop.policy import logprobs_of, save
+from examples.learn_shop.policy import CONTEXT, Rows, backward, save
 from rollq import Batch, Budget, Client, Job
 from rollq.client.evaluation import Evaluation
-from rollq.training.arrays import PaddedArrays
 from rollq.weights import Fleet
-from rollq_worker.environments.shop.desk import KINDS, SPLITS
+from rollq_worker.environments import domain
 
-ENV = "shop:desk"
-BUDGET = Budget(max_turns=4, max_new_tokens=64)
-RATE, WARM_UP, CLIP = 5e-4, 5, 0.2
-WAIT_S = 300.0
+WARM_UP, CLIP = 5, 0.2
+WAIT_S = 1200.0
+"""For a batch or an evaluation. A pretrained policy plays it in many minutes on two cores."""
 
-Rows = PaddedArrays[Tensor]
 Change = Callable[[Rows, PreTrainedModel], Rows]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    env: str = "shop:desk"
+    budget: Budget = field(default=Budget(max_turns=4, max_new_tokens=64))
+    context: int = CONTEXT
+    """Tokens of the engine's context."""
+    rate: float = 5e-4
+    at_once: int = 128
+    """Rows of one backward pass."""
+    bf16: bool = False
+    """Whether trainer and engine compute in bfloat16. The trainer's weights are float32."""
     steps: int = 50
     staleness: int = 0
     groups: int = 16
@@ -45,79 +51,93 @@ class Options:
     """Tasks of an evaluation."""
     evaluate_every: int = 5
     seed: int = 0
+    audited: bool = False
+    """Whether the last policy plays one more batch, for an audit."""
 
 
 def learn(
-    client: Client, fleet: Fleet, model: PreTrainedModel, folder: Path, options: Options, change: Change | None = None
+    client: Client,
+    fleet: Fleet,
+    model: PreTrainedModel,
+    start: Path,
+    folder: Path,
+    options: Options,
+    change: Change | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Train, and yield the numbers of each step. `change` falsifies the rows of a batch, for the negative controls."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    """Train the model of the folder `start`, and yield the numbers of each step.
+
+    `change` falsifies the rows of a batch, for the negative controls."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=WARM_UP)
     client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
-    publish(client, fleet, model, folder, 0)
+
+    def publish(step: int) -> None:
+        """Have the engines serve the policy of this step, then tell the run."""
+        fleet.update(save(model, folder / f"weights-{step % 2}", start), version=str(step))
+        client.publish(step)
+
+    publish(0)
     threading.Thread(target=client.submit, args=(tasks(options),), daemon=True).start()
     batches = client.batches(groups=options.groups, timeout=WAIT_S)
     for step in range(options.steps + 1):
         began = time.monotonic()
         due = step % options.evaluate_every == 0 or step == options.steps
-        evaluation = evaluate(client, options.held_out) if due else None
+        evaluation = evaluate(client, options) if due else None
         if step == options.steps:
             yield {"step": step, **held_out(evaluation)}
             return
         batch = next(batches)
         waited = time.monotonic()
         rows = batch.arrays().torch()
-        loss, numbers = policy_loss(model, change(rows, model) if change else rows)
         optimizer.zero_grad()
-        loss.backward()
+        changed = change(rows, model) if change else rows
+        numbers: dict[str, Any] = backward(model, changed, policy_loss, at_once=options.at_once, bf16=options.bf16)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warm_up.step()
         trained = time.monotonic()
         numbers |= held_out(evaluation)  # before the weights change
-        publish(client, fleet, model, folder, step + 1)
+        publish(step + 1)
         batch.ack()
         ended = time.monotonic()
         seconds = {"wait_s": waited - began, "train_s": trained - waited, "sync_s": ended - trained}
         yield {"step": step, **facts(batch, rows, ended - began), **numbers, **seconds}
 
 
-def policy_loss(model: PreTrainedModel, rows: Rows) -> tuple[Tensor, dict[str, float]]:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, mean over sampled tokens."""
-    logprobs, entropy = logprobs_of(model, rows.tokens, rows.mask)
+def policy_loss(rows: Rows, logprobs: Tensor) -> Tensor:
+    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, of each sampled token."""
     ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
     advantages = rows.advantages[:, None].expand(rows.mask.shape)[rows.mask]
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).mean()
-    distance = (ratio.detach().log().abs()).mean().item()
-    return loss, {"entropy": entropy[rows.mask].mean().item(), "mean_abs_log_ratio": distance}
-
-
-def publish(client: Client, fleet: Fleet, model: PreTrainedModel, folder: Path, step: int) -> None:
-    """Have the engines serve the policy of this step, then tell the run."""
-    fleet.update(save(model, folder / f"weights-{step % 2}"), version=str(step))
-    client.publish(step)
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
 def tasks(options: Options) -> Iterator[Job]:
     """Tasks for all batches, drawn at random."""
-    rng = random.Random(options.seed)
-    for number in range(options.steps * options.groups):
-        task, seed = rng.randrange(SPLITS["train"]), options.seed + number * options.size
-        yield Job(env=ENV, task=task, group=f"train-{number}", size=options.size, budget=BUDGET, seed=seed)
+    rng, known = random.Random(options.seed), domain(options.env).splits()["train"]
+    for number in range((options.steps + options.audited) * options.groups):
+        yield Job(
+            env=options.env,
+            task=rng.randrange(known),
+            group=f"train-{number}",
+            size=options.size,
+            budget=options.budget,
+            seed=options.seed + number * options.size,
+        )
 
 
-def evaluate(client: Client, tasks: int) -> Evaluation:
+def evaluate(client: Client, options: Options) -> Evaluation:
     """Begin an evaluation of the policy that is published now."""
-    return client.evaluate([Job(env=ENV, split="test", task=task, budget=BUDGET) for task in range(tasks)], k=1)
+    tasks = range(options.held_out)
+    return client.evaluate(
+        [Job(env=options.env, split="test", task=task, budget=options.budget) for task in tasks], k=1
+    )
 
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
-    """Its mean reward, in all and by kind of request."""
+    """Its mean reward."""
     if evaluation is None:
         return {}
-    tasks = evaluation.result(timeout=WAIT_S).tasks
-    kinds = [fmean(task.reward for task in tasks if task.task % KINDS == kind) for kind in range(KINDS)]
-    return {"held_out": fmean(task.reward for task in tasks), "held_out_kinds": kinds}
+    return {"held_out": fmean(task.reward for task in evaluation.result(timeout=WAIT_S).tasks)}
 
 
 def facts(batch: Batch, rows: Rows, seconds: float) -> dict[str, Any]:

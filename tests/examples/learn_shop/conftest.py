@@ -9,6 +9,7 @@ import transformers
 
 from examples.learn_shop import policy
 from examples.learn_shop.engines import engine
+from examples.learn_shop.train import Options
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -32,7 +33,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> li
 def url(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A sampler that serves the first policy as version 0."""
     folder: Path = tmp_path_factory.mktemp("engine")
-    with engine(models[0], folder, None, seed=0) as address:
+    with engine(models[0], folder, None, Options()) as address:
         yield address
 
 

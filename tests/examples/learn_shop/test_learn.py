@@ -15,7 +15,7 @@ from examples.learn_shop.train import Options
 def test_a_run_of_two_steps(models: list[str], tmp_path: Path, name: str) -> None:
     options = Options(steps=2, groups=2, size=2, held_out=8, evaluate_every=2)
     lines: list[str] = []
-    history = run(models[0], tmp_path, options, lines.append, change=CONTROLS[name].change)
+    history = run(Path(models[0]), tmp_path, options, lines.append, change=CONTROLS[name].change)
     assert [numbers["step"] for numbers in history] == [0, 1, 2]
     assert json.loads((tmp_path / "results.json").read_text())["steps"] == history
     assert ["held_out" in numbers for numbers in history] == [True, False, True]

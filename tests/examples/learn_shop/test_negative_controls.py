@@ -5,8 +5,7 @@ from dataclasses import fields
 import torch
 
 from examples.learn_shop.negative_controls import CONTROLS
-from examples.learn_shop.policy import logprobs_of, make
-from examples.learn_shop.train import Rows
+from examples.learn_shop.policy import Rows, logprobs_of, make
 from rollq.training.arrays import PaddedArrays
 from rollq_worker.tokens.tokenizer import Tokenizer
 

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | learn-gpu | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
+.PHONY: demo learn learn-gpu learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -15,7 +15,11 @@ demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker,
 learn: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.learn $(ARGS)
 
-# The same with one thing wrong at a time. ARGS="--only mask,logprobs".
+# A pretrained model learns the shop on a GPU, or its desk on a CPU: make learn-gpu MODEL=DIR; docs/learn.md.
+learn-gpu: $(VENV)/.learn
+	@$(BIN)/python -m examples.learn_shop.learn --model $(MODEL) --out build/learn-gpu $(ARGS)
+
+# The same with one thing wrong at a time. ARGS="--only mask,logprobs"; ARGS="--model DIR --out build/learn-gpu".
 learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 

@@ -14,10 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from examples.learn_shop.demonstrations import demonstration
-from examples.learn_shop.policy import make, save
+from examples.learn_shop.policy import TEMPLATE, make, save
 from examples.learn_shop.train import Options
 from examples.learn_shop.warm_start import warm_start
 from rollq import Budget
+from rollq.errors import SettingsError
+from rollq_worker.replay_engine.policy.ground_truth import END
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 
 EPISODES = 1500
@@ -77,8 +79,12 @@ class Course:
 
 
 def load_vocabulary(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, with the chat template that `save` gives the policy."""
-    return load_tokenizer(str(folder)).with_template((BUNDLED / "chat_template.jinja").read_text())
+    """The tokenizer of a folder, with the chat template that `save` gives the policy. Raises SettingsError for a
+    vocabulary that does not fit the template."""
+    tokenizer = load_tokenizer(str(folder)).with_template((BUNDLED / TEMPLATE).read_text())
+    if END not in tokenizer.added_tokens:
+        raise SettingsError(f"{folder} has no token {END}: choose a model that writes ChatML")
+    return tokenizer
 
 
 def load(folder: Path, where: str) -> PreTrainedModel:
@@ -108,7 +114,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def course_of(args: argparse.Namespace) -> Course:
     options = replace(SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed)
-    if args.model and args.env:
+    if args.env and not args.model:
+        raise SystemExit("--env is for a pretrained model: name its folder with --model")
+    if args.env:
         options = replace(options, env=args.env, budget=TINY.budget if args.env == TINY.env else SHOP.budget)
     if args.held_out is not None:
         options = replace(options, held_out=args.held_out)

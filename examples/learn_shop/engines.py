@@ -20,7 +20,7 @@ from rollq.processes.embedded_redis import free_port
 START_S = 300.0
 CPU_FLAGS = (
     "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph"
-    " --disable-overlap-schedule --max-total-tokens 100000"
+    " --disable-overlap-schedule --sleep-on-idle --max-total-tokens 100000"
 ).split()
 CPU_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 CORES = 2

@@ -22,7 +22,7 @@ TEMPLATE = "chat_template.jinja"
 Rows = PaddedArrays[Tensor]
 
 
-def make(tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
+def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedModel:
     """Random weights, about 450,000, most of them embeddings."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -33,7 +33,7 @@ def make(tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         head_dim=WIDTH // HEADS,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=list(tokenizer.eos_ids),
         dtype="float32",

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from examples.learn_shop.train import RUN, WAIT_S
 from rollq.errors import RollqError
-
-WAIT_S = "1200"
 
 
 def audit(redis: str, engine: str, folder: Path, groups: int) -> dict[str, Any]:
@@ -16,9 +15,8 @@ def audit(redis: str, engine: str, folder: Path, groups: int) -> dict[str, Any]:
     the two commands fails, but not for a verdict."""
     file = folder / "last.jsonl"
     file.unlink(missing_ok=True)
-    pulled = _rollq(
-        "pull", "--run", "learn", "--redis", redis, "--groups", str(groups), "--out", str(file), "--timeout", WAIT_S
-    )
+    which = ("--run", RUN, "--redis", redis, "--groups", str(groups))
+    pulled = _rollq("pull", *which, "--out", str(file), "--timeout", str(WAIT_S))
     if pulled.returncode:
         raise RollqError(f"rollq pull failed: {pulled.stderr}")
     audited = _rollq("audit", str(file), "--engine", engine, "--json")

@@ -5,20 +5,24 @@ the same flags.
 """
 
 import argparse
+import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from examples.learn_shop.demonstrations import demonstration
 from examples.learn_shop.policy import TEMPLATE, make, save
 from examples.learn_shop.train import Options
-from examples.learn_shop.warm_start import warm_start
+from examples.learn_shop.warm_start import ROWS, warm_start
 from rollq import Budget
-from rollq.errors import SettingsError
+from rollq.errors import RollqError, SettingsError
 from rollq_worker.replay_engine.policy.ground_truth import END
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 
@@ -33,7 +37,7 @@ SHOP = Options(
     at_once=8,
     bf16=True,
     held_out=100,
-    audited=True,
+    slots=128,
 )
 """Of a pretrained policy of about 100 million weights."""
 Say = Callable[[str], None]
@@ -48,53 +52,73 @@ class Course:
     warm_rate: float
 
     def start(self, folder: Path, say: Say) -> Path:
-        """The folder of the policy before it learns from rewards. It is made once."""
-        start = folder / "start"
-        if not (start / "model.safetensors").exists():
-            model, vocabulary = self._untaught()
-            self._teach(model, load_vocabulary(vocabulary), say)
-            save(model, start, vocabulary)
+        """The folder of the policy before it learns from rewards. It is made once.
+
+        Raises SettingsError when there is one of another course, or the model's vocabulary does not fit.
+        """
+        start, made, wanted = folder / "start", folder / "start.json", self._settings()
+        if not made.exists():
+            self._make(start, say)
+            made.write_text(json.dumps(wanted))
+        elif (found := json.loads(made.read_text())) != wanted:
+            raise SettingsError(
+                f"{start} was made with {found}, and this is {wanted}: choose another folder with --out"
+            )
         return start
 
-    def _untaught(self) -> tuple[PreTrainedModel, Path]:
-        if self.pretrained is None:
-            return make(load_tokenizer(), self.options.seed), BUNDLED
-        return load(self.pretrained, device(self.options)), self.pretrained
+    def _settings(self) -> dict[str, Any]:
+        model = self.pretrained and str(self.pretrained.resolve())
+        return {"model": model, "env": self.options.env, "warm_steps": self.warm_steps, "seed": self.options.seed}
 
-    def _teach(self, model: PreTrainedModel, tokenizer: Tokenizer, say: Say) -> None:
-        rng, options = random.Random(self.options.seed), self.options
+    def _make(self, start: Path, say: Say) -> None:
+        options, rng = self.options, random.Random(self.options.seed)
+        vocabulary = self.pretrained or BUNDLED
+        tokenizer = vocabulary_of(vocabulary)
+        model = load(vocabulary, device(options)) if self.pretrained else make(tokenizer, options.seed)
         say(f"warm start: playing demonstrations of {options.env}")
-        count = min(self.warm_steps * 32, EPISODES)
-        episodes = [demonstration(options.env, tokenizer, rng) for _ in range(count)]
-        warm_start(
-            model,
-            episodes,
-            rng,
-            say,
-            steps=self.warm_steps,
-            rate=self.warm_rate,
-            at_once=options.at_once,
-            bf16=options.bf16,
-        )
+        episodes = [demonstration(options.env, tokenizer, rng) for _ in range(min(self.warm_steps * ROWS, EPISODES))]
+        how = {"rate": self.warm_rate, "at_once": options.at_once, "bf16": options.bf16}
+        warm_start(model, episodes, rng, say, steps=self.warm_steps, **how)
+        save(model, start, vocabulary)
 
 
-def load_vocabulary(folder: Path) -> Tokenizer:
+def vocabulary_of(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, with the chat template that `save` gives the policy. Raises SettingsError for a
     vocabulary that does not fit the template."""
-    tokenizer = load_tokenizer(str(folder)).with_template((BUNDLED / TEMPLATE).read_text())
+    tokenizer = load_tokenizer(str(folder), str(BUNDLED / TEMPLATE))
     if END not in tokenizer.added_tokens:
         raise SettingsError(f"{folder} has no token {END}: choose a model that writes ChatML")
     return tokenizer
 
 
 def load(folder: Path, where: str) -> PreTrainedModel:
+    """The model with float32 weights on a device of torch."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(where)
     return model
 
 
 def device(options: Options) -> str:
-    """The tiny policy learns on the CPU everywhere."""
+    """Where the trainer computes. The tiny policy, in float32, learns on the CPU everywhere."""
     return "cuda" if options.bf16 and torch.cuda.is_available() else "cpu"
+
+
+def clock() -> Say:
+    """What prints lines with the seconds since this call."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+
+    return say
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run the main function of one of the commands. An error of rollq ends it with its message."""
+    transformers.logging.disable_progress_bar()
+    try:
+        main()
+    except RollqError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +129,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", type=int, default=Options.groups, help="groups of a step")
     parser.add_argument("--held-out", type=int, help="tasks of an evaluation")
     parser.add_argument(
-        "--warm-steps", type=int, default=160, help="steps of the warm start, of 32 demonstrations each"
+        "--warm-steps", type=int, default=160, help=f"steps of the warm start, of {ROWS} demonstrations each"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sglang", type=Path, help="the folder of a virtual environment with SGLang in it")
@@ -113,11 +137,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def course_of(args: argparse.Namespace) -> Course:
-    options = replace(SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed)
+    """The course that the flags name. Ends the program for flags that do not fit."""
+    if args.model and not args.model.is_dir():
+        raise SystemExit(f"--model {args.model}: there is no such folder")
     if args.env and not args.model:
         raise SystemExit("--env is for a pretrained model: name its folder with --model")
-    if args.env:
-        options = replace(options, env=args.env, budget=TINY.budget if args.env == TINY.env else SHOP.budget)
-    if args.held_out is not None:
+    options = replace(SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed)
+    if args.env == TINY.env:
+        options = replace(options, env=TINY.env, budget=TINY.budget)
+    if args.held_out:
         options = replace(options, held_out=args.held_out)
     return Course(options, args.model, args.warm_steps, 1e-4 if args.model else 1e-2)

@@ -18,7 +18,7 @@ from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.protocols import Engine, Generated, SampleRequest
-from rollq_worker.replay_engine.policy.ground_truth import GroundTruth, turn_text
+from rollq_worker.replay_engine.policy.ground_truth import END, GroundTruth, turn_text
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Clerk:
     """An engine that says fixed moves."""
 
     def __init__(self, tokenizer: Tokenizer, moves: Sequence[Action]) -> None:
-        end = tokenizer.added_tokens["<|im_end|>"]
+        end = tokenizer.added_tokens[END]
         self._turns = iter([tokenizer.encode(turn_text(move)) + array("I", [end]) for move in moves])
 
     def room(self, prompt: int) -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from examples.learn_shop.audited import audit
-from examples.learn_shop.courses import Say, add_flags, course_of, device, load
+from examples.learn_shop.courses import Say, add_flags, clock, command, course_of, device, load
 from examples.learn_shop.engines import choose_sglang, engine, threads
 from examples.learn_shop.figure import draw
-from examples.learn_shop.train import Change, Options, learn
+from examples.learn_shop.policy import Loss
+from examples.learn_shop.train import RUN, Change, Options, learn, policy_loss, tasks, unchanged
 from rollq import Client
 from rollq.weights import Fleet
 from rollq_worker.commands.demo.processes import DemoProcesses
@@ -32,10 +32,16 @@ def run(
     *,
     sglang: Path | None = None,
     engine_url: str | None = None,
-    change: Change | None = None,
+    change: Change = unchanged,
+    loss_of: Loss = policy_loss,
+    audited: bool = False,
 ) -> list[dict[str, Any]]:
-    """One run with processes of its own. Returns the numbers of all steps; results.json has those so far."""
+    """One run with processes of its own. Returns the numbers of all steps; results.json has those so far.
+
+    `audited`: the last policy plays one more batch, and the engine scores its tokens again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    torch.cuda.empty_cache()  # an engine on this GPU takes a share of what is free
     model = load(start, device(options))
     torch.set_num_threads(int(threads(options)))
     results: dict[str, Any] = {"options": asdict(options), "steps": []}
@@ -43,16 +49,17 @@ def run(
     with DemoProcesses(say) as processes, ExitStack() as stack:
         processes.start_redis()
         processes.use_engine(engine_url or stack.enter_context(engine(str(start), folder, sglang, options)))
-        processes.start_worker(options.groups * options.size, str(start))
-        client = stack.enter_context(Client(processes.redis_url, run="learn"))
+        processes.start_worker(options.slots, str(start))
+        client = stack.enter_context(Client(processes.redis_url, run=RUN))
         fleet = Fleet([processes.engine_url])
-        for numbers in learn(client, fleet, model, start, folder, options, change):
+        for numbers in learn(client, fleet, model, start, folder, options, change, loss_of):
             numbers["at_s"] = time.monotonic() - began
             results["steps"].append(numbers)
             (folder / "results.json").write_text(json.dumps(results, indent=1))
             say(progress(numbers, options.steps))
             processes.check()
-        if options.audited:
+        if audited:
+            client.submit(tasks(options, "audit", options.groups))
             results["audit"] = audit(processes.redis_url, processes.engine_url, folder, options.groups)
             (folder / "results.json").write_text(json.dumps(results, indent=1))
             say(f"audit of a batch of the last policy: {results['audit']['verdict']}")
@@ -78,21 +85,18 @@ def main() -> None:
         "--staleness", type=int, default=None, help="train at this bound only (default: at 0, then at 1)"
     )
     args = parser.parse_args()
-    transformers.logging.disable_progress_bar()
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
-
+    say = clock()
     course, sglang = course_of(args), choose_sglang(args)
     say(f"engine: {args.engine or (f'SGLang of {sglang}' if sglang else 'the sampler of this example')}")
-    start = course.start(args.out, say)
-    histories = {}
+    say(f"trainer: {device(course.options)}")
+    start, histories, audited = course.start(args.out, say), {}, course.pretrained is not None
     for staleness in [0, 1] if args.staleness is None else [args.staleness]:
         say(f"learning with a staleness of at most {staleness}")
         options = replace(course.options, staleness=staleness)
         folder = args.out / f"staleness-{staleness}"
-        histories[f"staleness {staleness}"] = run(start, folder, options, say, sglang=sglang, engine_url=args.engine)
+        histories[f"staleness {staleness}"] = run(
+            start, folder, options, say, sglang=sglang, engine_url=args.engine, audited=audited
+        )
     picture = draw(histories, args.out / "learn.png")
     for name, history in histories.items():
         say(f"{name}: reward on held-out tasks {history[0]['held_out']:.2f} -> {history[-1]['held_out']:.2f}")
@@ -100,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -8,46 +8,40 @@ folder is not made again; that of the correct trainer is `make learn`'s.
 
 import argparse
 import json
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from examples.learn_shop.courses import add_flags, course_of
+from examples.learn_shop.courses import add_flags, clock, command, course_of
 from examples.learn_shop.engines import choose_sglang
 from examples.learn_shop.figure import draw
 from examples.learn_shop.learn import run
-from examples.learn_shop.policy import Rows, logprobs_of
-from examples.learn_shop.train import Change, Options
+from examples.learn_shop.policy import Loss, Rows
+from examples.learn_shop.train import Change, Options, policy_loss, unchanged
 
 
-def shift_mask(rows: Rows, model: PreTrainedModel) -> Rows:
+def shift_mask(rows: Rows) -> Rows:
     """Each turn loses its first token, and the token after the turn is trained."""
     mask = rows.mask.roll(1, dims=1)
     mask[:, 0] = False
     return replace(rows, mask=mask)
 
 
-def shift_logprobs(rows: Rows, model: PreTrainedModel) -> Rows:
+def shift_logprobs(rows: Rows) -> Rows:
     """Each token has the logprob of the token before it."""
     return replace(rows, logprobs=rows.logprobs.roll(1, dims=1))
 
 
-def swap_rewards(rows: Rows, model: PreTrainedModel) -> Rows:
+def swap_rewards(rows: Rows) -> Rows:
     """Members 0 and 1 of a group have each other's reward, and so on. (All groups are complete, of an even size.)"""
     return replace(rows, advantages=rows.advantages.view(-1, 2).flip(1).flatten())
 
 
-@torch.no_grad()
-def no_ratio(rows: Rows, model: PreTrainedModel) -> Rows:
+def no_ratio(rows: Rows, logprobs: Tensor) -> Tensor:
     """The policy that is trained counts as the one that sampled, so the importance ratio is 1."""
-    logprobs: Tensor = logprobs_of(model, rows.tokens, rows.mask)[0]
-    return replace(rows, logprobs=logprobs)
+    return policy_loss(replace(rows, logprobs=logprobs.detach()), logprobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +49,8 @@ class Control:
     title: str
     folder: str
     staleness: int = 0
-    change: Change | None = None
+    change: Change = unchanged
+    loss_of: Loss = policy_loss
 
 
 CONTROLS = {
@@ -64,7 +59,7 @@ CONTROLS = {
     "logprobs": Control(title="logprobs shifted by one", folder="logprobs", change=shift_logprobs),
     "rewards": Control(title="rewards of members swapped in pairs", folder="rewards", change=swap_rewards),
     "stale": Control(title="correct, staleness 4", folder="staleness-4", staleness=4),
-    "no-ratio": Control(title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, change=no_ratio),
+    "no-ratio": Control(title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, loss_of=no_ratio),
 }
 
 
@@ -82,21 +77,22 @@ def main() -> None:
     add_flags(parser)
     parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
     args = parser.parse_args()
-    transformers.logging.disable_progress_bar()
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
-
+    say = clock()
     course, sglang = course_of(args), choose_sglang(args)
-    start = course.start(args.out, say)
-    histories = {}
+    start, histories = course.start(args.out, say), {}
     for name in args.only.split(","):
         control = CONTROLS[name]
         say(f"control: {control.title}")
         options, folder = replace(course.options, staleness=control.staleness), args.out / control.folder
         histories[control.title] = results(folder, options) or run(
-            start, folder, options, say, sglang=sglang, engine_url=args.engine, change=control.change
+            start,
+            folder,
+            options,
+            say,
+            sglang=sglang,
+            engine_url=args.engine,
+            change=control.change,
+            loss_of=control.loss_of,
         )
         picture = draw(histories, args.out / "controls.png")
     for title, history in histories.items():
@@ -105,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

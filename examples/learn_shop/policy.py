@@ -20,6 +20,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TEMPLATE = "chat_template.jinja"
 
 Rows = PaddedArrays[Tensor]
+Loss = Callable[[Rows, Tensor], Tensor]
+"""The loss of each sampled token of some rows, by the policy's logprobs (of the shape of the rows' tokens)."""
 
 
 def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedModel:
@@ -43,21 +45,19 @@ def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedM
 
 def save(model: PreTrainedModel, folder: Path, vocabulary: Path = BUNDLED) -> str:
     """A folder that an engine loads: weights, configuration, the tokenizer of the folder `vocabulary`, and rollq's own
-    chat template, which is ChatML and keeps calls in the history. Returns its name."""
+    chat template, which is ChatML and keeps calls in the history. Returns its absolute path."""
     model.save_pretrained(folder)
     for file in TOKENIZER_FILES:
         shutil.copy(vocabulary / file, folder)
     shutil.copy(BUNDLED / TEMPLATE, folder)
-    return str(folder)
+    return str(folder.resolve())
 
 
-def backward(
-    model: PreTrainedModel, rows: Rows, loss_of: Callable[[Rows, Tensor], Tensor], *, at_once: int, bf16: bool
-) -> dict[str, float]:
-    """Add the gradient of a loss that is a mean over the sampled tokens. Returns means over these.
+def backward(model: PreTrainedModel, rows: Rows, loss_of: Loss, *, at_once: int, bf16: bool) -> dict[str, float]:
+    """Add the gradient of the mean loss of the sampled tokens. Returns means over these.
 
-    `loss_of` gets some of the rows and the policy's logprobs, and gives the loss of each of their sampled tokens.
-    `at_once` rows are held in memory at a time, the longest ones first.
+    `at_once` rows are held in memory at a time. Those of like length are together, so that little is padding; the
+    longest come first, so that a lack of memory shows at once.
     """
     sums = torch.zeros(3)
     for part in rows.attention_mask.sum(1).argsort(descending=True).split(at_once):
@@ -73,7 +73,7 @@ def backward(
 
 
 def _part(rows: Rows, part: Tensor, device: torch.device) -> Rows:
-    """Some of the rows, as long as their longest one."""
+    """What a loss reads, of some of the rows, as long as their longest one."""
     length = int(rows.attention_mask[part].sum(1).max())
 
     def cut(values: Tensor) -> Tensor:

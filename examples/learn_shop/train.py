@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from examples.learn_shop.policy import CONTEXT, Rows, backward, save
+from examples.learn_shop.policy import CONTEXT, Loss, Rows, backward, save
 from rollq import Batch, Budget, Client, Job
 from rollq.client.evaluation import Evaluation
 from rollq.weights import Fleet
@@ -27,7 +27,12 @@ WARM_UP, CLIP = 5, 0.2
 WAIT_S = 1200.0
 """For a batch or an evaluation. A pretrained policy plays it in many minutes on two cores."""
 
-Change = Callable[[Rows, PreTrainedModel], Rows]
+RUN = "learn"
+Change = Callable[[Rows], Rows]
+
+
+def unchanged(rows: Rows) -> Rows:
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,15 @@ class Options:
     """Tasks of an evaluation."""
     evaluate_every: int = 5
     seed: int = 0
-    audited: bool = False
-    """Whether the last policy plays one more batch, for an audit."""
+    slots: int = 64
+    """Episodes that the worker plays at once."""
+
+
+def policy_loss(rows: Rows, logprobs: Tensor) -> Tensor:
+    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, of each sampled token."""
+    ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
+    advantages = rows.advantages[:, None].expand(rows.mask.shape)[rows.mask]
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
 def learn(
@@ -62,11 +74,12 @@ def learn(
     start: Path,
     folder: Path,
     options: Options,
-    change: Change | None = None,
+    change: Change = unchanged,
+    loss_of: Loss = policy_loss,
 ) -> Iterator[dict[str, Any]]:
     """Train the model of the folder `start`, and yield the numbers of each step.
 
-    `change` falsifies the rows of a batch, for the negative controls."""
+    `change` and `loss_of` do something wrong in the negative controls."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=WARM_UP)
     client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
@@ -77,7 +90,8 @@ def learn(
         client.publish(step)
 
     publish(0)
-    threading.Thread(target=client.submit, args=(tasks(options),), daemon=True).start()
+    jobs = tasks(options, "train", options.steps * options.groups)
+    threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()
     batches = client.batches(groups=options.groups, timeout=WAIT_S)
     for step in range(options.steps + 1):
         began = time.monotonic()
@@ -90,8 +104,7 @@ def learn(
         waited = time.monotonic()
         rows = batch.arrays().torch()
         optimizer.zero_grad()
-        changed = change(rows, model) if change else rows
-        numbers: dict[str, Any] = backward(model, changed, policy_loss, at_once=options.at_once, bf16=options.bf16)
+        numbers: dict[str, Any] = backward(model, change(rows), loss_of, at_once=options.at_once, bf16=options.bf16)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warm_up.step()
@@ -104,21 +117,14 @@ def learn(
         yield {"step": step, **facts(batch, rows, ended - began), **numbers, **seconds}
 
 
-def policy_loss(rows: Rows, logprobs: Tensor) -> Tensor:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, of each sampled token."""
-    ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
-    advantages = rows.advantages[:, None].expand(rows.mask.shape)[rows.mask]
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-
-
-def tasks(options: Options) -> Iterator[Job]:
-    """Tasks for all batches, drawn at random."""
+def tasks(options: Options, name: str, groups: int) -> Iterator[Job]:
+    """Groups of training tasks, drawn at random."""
     rng, known = random.Random(options.seed), domain(options.env).splits()["train"]
-    for number in range((options.steps + options.audited) * options.groups):
+    for number in range(groups):
         yield Job(
             env=options.env,
             task=rng.randrange(known),
-            group=f"train-{number}",
+            group=f"{name}-{number}",
             size=options.size,
             budget=options.budget,
             seed=options.seed + number * options.size,
@@ -127,10 +133,8 @@ def tasks(options: Options) -> Iterator[Job]:
 
 def evaluate(client: Client, options: Options) -> Evaluation:
     """Begin an evaluation of the policy that is published now."""
-    tasks = range(options.held_out)
-    return client.evaluate(
-        [Job(env=options.env, split="test", task=task, budget=options.budget) for task in tasks], k=1
-    )
+    jobs = [Job(env=options.env, split="test", task=task, budget=options.budget) for task in range(options.held_out)]
+    return client.evaluate(jobs, k=1)
 
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def warm_start(
     at_once: int,
     bf16: bool,
 ) -> None:
-    """Train the model on batches of the episodes, with a rate that falls to nothing."""
+    """Train the model on batches of the episodes, with a rate that falls to nothing. No steps: it stays as it is."""
+    if not steps:
+        return
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     reward = fmean(trajectory.reward or 0.0 for trajectory in episodes)

@@ -35,7 +35,7 @@ def test_two_steps_in_the_shop(untaught: Path, server: Server, tmp_path: Path) -
     options = replace(SHOP, steps=2, groups=2, size=2, held_out=4, evaluate_every=2)
     course, lines = Course(options, untaught, warm_steps=3, warm_rate=1e-3), list[str]()
     start = course.start(tmp_path, lines.append)
-    history = run(start, tmp_path / "run", options, lines.append, engine_url=server.url)
+    history = run(start, tmp_path / "run", options, lines.append, engine_url=server.url, audited=True)
     assert [numbers["step"] for numbers in history] == [0, 1, 2] and "held_out" in history[2]
     for numbers in history[:2]:
         assert numbers["staleness_max"] == 0 and numbers["sampled_tokens"] > 0

@@ -5,9 +5,8 @@ from dataclasses import fields
 import torch
 
 from examples.learn_shop.negative_controls import CONTROLS
-from examples.learn_shop.policy import Rows, logprobs_of, make
+from examples.learn_shop.policy import Rows
 from rollq.training.arrays import PaddedArrays
-from rollq_worker.tokens.tokenizer import Tokenizer
 
 MASK = torch.tensor([[0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
 
@@ -31,35 +30,38 @@ def rows() -> Rows:
     )
 
 
-def changed(name: str, tokenizer: Tokenizer) -> tuple[set[str], Rows]:
+def changed(name: str) -> tuple[set[str], Rows]:
     before = rows()
-    after = CONTROLS[name].change(before, make(tokenizer, 0))
+    after = CONTROLS[name].change(before)
     return {
         field.name for field in fields(before) if getattr(before, field.name) is not getattr(after, field.name)
     }, after
 
 
-def test_the_mask_moves_by_one(tokenizer: Tokenizer) -> None:
-    names, after = changed("mask", tokenizer)
+def test_the_mask_moves_by_one() -> None:
+    names, after = changed("mask")
     assert names == {"mask"} and (after.mask[:, 1:] == MASK[:, :-1]).all() and not after.mask[:, 0].any()
 
 
-def test_the_logprobs_move_by_one(tokenizer: Tokenizer) -> None:
-    names, after = changed("logprobs", tokenizer)
+def test_the_logprobs_move_by_one() -> None:
+    names, after = changed("logprobs")
     assert names == {"logprobs"} and (after.logprobs[:, 1:] == rows().logprobs[:, :-1]).all()
 
 
-def test_members_of_a_group_get_each_others_advantage(tokenizer: Tokenizer) -> None:
-    names, after = changed("rewards", tokenizer)
+def test_members_of_a_group_get_each_others_advantage() -> None:
+    names, after = changed("rewards")
     assert names == {"advantages"} and after.advantages.tolist() == [-1.0, 1.0, 0.5, -0.5]
 
 
-def test_without_a_ratio_the_trained_policy_is_its_own_reference(tokenizer: Tokenizer) -> None:
-    names, after = changed("no-ratio", tokenizer)
-    with torch.no_grad():
-        expected, _ = logprobs_of(make(tokenizer, 0), after.tokens, after.mask)
-    assert names == {"logprobs"} and torch.allclose(after.logprobs, expected)
+def test_without_a_ratio_the_trained_policy_is_its_own_reference() -> None:
+    policy = torch.full(MASK.shape, -9.0)
+    advantages = rows().advantages[:, None].expand(MASK.shape)[MASK]
+    losses = {name: control.loss_of(rows(), policy) for name, control in CONTROLS.items()}
+    assert torch.equal(losses["no-ratio"], -advantages) and not torch.allclose(losses["stale"], -advantages)
 
 
-def test_the_correct_runs_change_nothing() -> None:
-    assert [name for name, control in CONTROLS.items() if control.change is None] == ["correct", "stale"]
+def test_each_other_control_has_one_thing_wrong() -> None:
+    correct = CONTROLS["correct"]
+    wrong = {name: (each.change, each.loss_of) for name, each in CONTROLS.items()}
+    assert wrong.pop("stale") == wrong.pop("correct")
+    assert all((change == correct.change) + (loss == correct.loss_of) == 1 for change, loss in wrong.values())

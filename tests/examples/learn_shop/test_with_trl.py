@@ -1,0 +1,28 @@
+"""The whole of it on the sampler: TRL's trainer is killed before its first checkpoint, and begins again."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.learn_shop.train import Options
+from examples.learn_shop.with_trl import last_checkpoint, run
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
+def test_each_group_is_acknowledged_once(models: list[str], tmp_path: Path) -> None:
+    options, lines = Options(steps=3, groups=2, size=2, held_out=4), list[str]()
+    results = run(Path(models[0]), tmp_path / "trl", options, 1, lines.append, engine_url=None, sglang=None)
+    steps = [step["step"] for step in results["steps"]]  # the killed trainer may have come further than it was asked to
+    assert steps.count(1) == 2 and steps[-3:] == [1, 2, 3]
+    assert results["stats"]["groups_acked"] == 6 and results["stats"]["version_breaks"] == 0
+    assert any("killed after step 1" in line for line in lines) and len(results["held_out"]) == 2
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for step in (20, 100, 120):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (20, 100):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")

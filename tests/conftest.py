@@ -37,6 +37,7 @@ OF_TRAINERS = (
     "examples/learn_shop",
     "e2e/test_trainer_page.py",
     "e2e/test_trl_examples.py",
+    "contract/test_learn.py",
     "contract/test_trl.py",
 )
 """Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages."""

@@ -7,6 +7,7 @@ Redis, engine and worker outlive the trainer. Needs the extra `trl`; docs/trl.md
 
 import argparse
 import json
+import math
 import multiprocessing
 import shutil
 import time
@@ -54,7 +55,7 @@ def train(redis: str, engine_url: str, start: str, folder: Path, options: Option
     torch.set_num_threads(int(threads(options)))
     transformers.logging.disable_progress_bar()
     samples = options.groups * options.size
-    at_once = min(options.at_once, samples)
+    at_once = math.gcd(options.at_once, samples)  # parts of equal size
     with Client(redis, run=RUN) as client:
         job = Job(env=options.env, task=0, budget=options.budget, sampling={"temperature": 1.0})
         settings = GRPOConfig(

@@ -112,7 +112,7 @@ def clock() -> Say:
     return say
 
 
-def command(main: Callable[[], None]) -> None:
+def run_main(main: Callable[[], None]) -> None:
     """Run the main function of one of the commands. An error of rollq ends it with its message."""
     transformers.logging.disable_progress_bar()
     try:

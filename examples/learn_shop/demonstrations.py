@@ -6,18 +6,17 @@ with its mistakes.
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 
 from rollq import Job
-from rollq.env import Action
 from rollq.events import Finish, VersionSpan
 from rollq.trajectory import Trajectory
 from rollq_worker.environments import domain
 from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.protocols import Engine, Generated, SampleRequest
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.replay_engine.policy.ground_truth import END, GroundTruth, turn_text
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -32,36 +31,19 @@ MISTAKES = 0.9
 """How many of the shop's episodes have at least one mistake. A third of the episodes earns the reward all the same."""
 
 
-class Clerk:
-    """An engine that says fixed moves."""
+class Player:
+    """An engine that says what a function of the prompt's ids gives, stop token included."""
 
-    def __init__(self, tokenizer: Tokenizer, moves: Sequence[Action]) -> None:
-        end = tokenizer.added_tokens[END]
-        self._turns = iter([tokenizer.encode(turn_text(move)) + array("I", [end]) for move in moves])
-
-    def room(self, prompt: int) -> int:
-        return 1 << 20
-
-    def generate(self, request: SampleRequest) -> Generated:
-        return _said(next(self._turns))
-
-
-class Erring:
-    """An engine that says the next move of the ground truth, or a mistake."""
-
-    def __init__(self, policy: GroundTruth, rng: random.Random) -> None:
-        self._policy, self._rng = policy, rng
+    def __init__(self, next_turn: "Callable[[array[int]], array[int]]") -> None:
+        self._next_turn = next_turn
 
     def room(self, prompt: int) -> int:
         return 1 << 20
 
     def generate(self, request: SampleRequest) -> Generated:
-        return _said(self._policy.next_turn(request.ids, self._rng).ids)
-
-
-def _said(turn: "array[int]") -> Generated:
-    versions = [VersionSpan("demonstration", 0, len(turn))]
-    return Generated(ids=turn, logprobs=array("f", [0.0] * len(turn)), versions=versions, finish=Finish.STOP)
+        turn = self._next_turn(request.ids)
+        versions = [VersionSpan("demonstration", 0, len(turn))]
+        return Generated(ids=turn, logprobs=array("f", [0.0] * len(turn)), versions=versions, finish=Finish.STOP)
 
 
 def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
@@ -71,7 +53,7 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
     task, environment = tasks.task("train", index), tasks.open("train", index, {})
     return play(
         Job(env=env, task=index, run="demonstration", group=f"{index}"),
-        engine=_clerk(tokenizer, index, rng) if env == "shop:desk" else Erring(_ground_truth(env, tokenizer), rng),
+        engine=_clerk(tokenizer, index, rng) if env == "shop:desk" else _erring(env, tokenizer, rng),
         renderer=ChatRenderer(tokenizer, environment.tools),
         environment=environment,
         user=ScriptedUser(task.opening, task.replies),
@@ -79,10 +61,17 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
     )
 
 
-def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random) -> Engine:
+def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random) -> Player:
     kind = index % KINDS if rng.random() < RIGHT else (index + MISTAKEN) % KINDS
-    meant = index - index % KINDS + kind
-    return Clerk(tokenizer, [*domain("shop:desk").task("train", meant).moves])
+    moves = domain("shop:desk").task("train", index - index % KINDS + kind).moves
+    end = array("I", [tokenizer.added_tokens[END]])
+    turns = iter([tokenizer.encode(turn_text(move)) + end for move in moves])
+    return Player(lambda ids: next(turns))
+
+
+def _erring(env: str, tokenizer: Tokenizer, rng: random.Random) -> Player:
+    policy = _ground_truth(env, tokenizer)
+    return Player(lambda ids: policy.next_turn(ids, rng).ids)
 
 
 @cache

@@ -28,9 +28,9 @@ MEMORY = "0.3"
 """What SGLang takes of the memory: a GPU has the trainer, too."""
 
 
-def threads(options: Options) -> str:
+def threads(options: Options) -> int:
     """On policy, trainer and engine take turns; else they share the cores."""
-    return str(1 if options.staleness else CORES)
+    return 1 if options.staleness else CORES
 
 
 def find_sglang() -> Path | None:
@@ -65,7 +65,7 @@ def command(model: str, port: int, sglang: Path | None, options: Options) -> tup
     flags += ["--mem-fraction-static", MEMORY]
     gpu = shutil.which("nvidia-smi") is not None
     line = [str(sglang), "-m", "sglang.launch_server", *flags, *(() if gpu else CPU_FLAGS)]
-    return line, {} if gpu else {**CPU_ENV, "OMP_NUM_THREADS": threads(options)}
+    return line, {} if gpu else {**CPU_ENV, "OMP_NUM_THREADS": str(threads(options))}
 
 
 @contextmanager

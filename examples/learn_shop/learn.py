@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from examples.learn_shop.audited import audit
-from examples.learn_shop.courses import Say, add_flags, clock, command, course_of, device, load
+from examples.learn_shop.courses import Say, add_flags, clock, course_of, device, load, run_main
 from examples.learn_shop.engines import choose_sglang, engine, threads
 from examples.learn_shop.figure import draw
 from examples.learn_shop.policy import Loss
@@ -43,7 +43,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     torch.cuda.empty_cache()  # an engine on this GPU takes a share of what is free
     model = load(start, device(options))
-    torch.set_num_threads(int(threads(options)))
+    torch.set_num_threads(threads(options))
     results: dict[str, Any] = {"options": asdict(options), "steps": []}
     began = time.monotonic()
     with DemoProcesses(say) as processes, ExitStack() as stack:
@@ -104,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    run_main(main)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from examples.learn_shop.courses import add_flags, clock, command, course_of
+from examples.learn_shop.courses import add_flags, clock, course_of, run_main
 from examples.learn_shop.engines import choose_sglang
 from examples.learn_shop.figure import draw
 from examples.learn_shop.learn import run
@@ -101,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    run_main(main)

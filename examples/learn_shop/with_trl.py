@@ -22,7 +22,7 @@ import transformers
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from examples.learn_shop.courses import Say, add_flags, clock, command, course_of, device, load
+from examples.learn_shop.courses import Say, add_flags, clock, course_of, device, load, run_main
 from examples.learn_shop.engines import choose_sglang, engine, threads
 from examples.learn_shop.policy import save
 from examples.learn_shop.train import WARM_UP, Options, evaluate, held_out
@@ -52,7 +52,7 @@ class Steps(TrainerCallback):
 
 def train(redis: str, engine_url: str, start: str, folder: Path, options: Options) -> None:
     """The trainer's process: from the last whole checkpoint, if there is one, to the last step."""
-    torch.set_num_threads(int(threads(options)))
+    torch.set_num_threads(threads(options))
     transformers.logging.disable_progress_bar()
     samples = options.groups * options.size
     at_once = math.gcd(options.at_once, samples)  # parts of equal size
@@ -173,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command(main)
+    run_main(main)

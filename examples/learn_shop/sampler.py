@@ -12,9 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_model
 from transformers import AutoModelForCausalLM
 
 from examples.learn_shop.slots import Slots
@@ -102,8 +104,8 @@ class Sampler(threading.Thread):
         self.paused = False
 
     def load(self, path: str, version: str | None, *, flush: bool) -> None:
-        """Load weights of the same shape."""
-        self.slots.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
+        """Load weights of the same shape, from a folder that may have nothing else."""
+        load_model(self.slots.model, Path(path) / "model.safetensors")
         self.path, self.version = path, self.version if version is None else version
         if flush:
             self.flush()

@@ -1,4 +1,4 @@
-"""TRL's trainer on a real SGLang server: its steps, and logprobs of the sampled tokens as its model has them."""
+"""TRL's trainers on a real SGLang server: their steps, and logprobs of the sampled tokens as their model has them."""
 
 import os
 from collections.abc import Iterator
@@ -12,6 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from examples.learn_shop.policy import CONTEXT, logprobs_of, make, save
+from examples.learn_shop.train import Options
+from examples.learn_shop.trl_trainers import async_grpo
+from examples.learn_shop.with_trl import produce
 from rollq import Client, Job
 from rollq.job import Budget
 from rollq.trajectory import Trajectory
@@ -154,3 +157,31 @@ def test_the_trainer_steps_on_episodes_of_the_policy_of_the_step_before(
         engine, own = inputs["sampling_per_token_logps"][mask], training.logprobs[step][mask]
         assert (engine - own).abs().mean() < 0.01
     assert mean(gap(start, each) for each in played[1]) > 0.05, "step 1 changed the policy, and the engine has it"
+
+
+def test_the_async_trainer_gives_the_engine_its_weights(
+    small_server: tuple[Server, Path], redis_url: str, tmp_path: Path
+) -> None:
+    """Random weights earn nothing, so no step changes them: the trainer begins with others than the engine has."""
+    server, path = small_server
+    options = Options(steps=2, groups=2, size=2, staleness=1, budget=Budget(max_turns=3, max_new_tokens=24))
+    other = save(make(load_tokenizer(), seed=2), tmp_path / "other")
+    stack = Stack(tmp_path, redis_url)
+    try:
+        stack.worker(6, "--tokenizer", str(path), engine_url=server.url)
+        with Client(redis_url, run="r") as client:
+            produce(client, options)
+            training = async_grpo(client, Fleet([server.url]), other, tmp_path, options)
+            training.train()
+            published = client.published()
+        with Client(redis_url, run="after") as client:
+            client.submit([Job(env="shop:desk", task=0, budget=options.budget)])
+            [last] = next(client.batches(groups=1, timeout=120)).trajectories
+    finally:
+        stack.close()
+    assert published is not None and published.step == 2 and set(last.versions) <= {None, "2"}
+    steps = [step for step in training.state.log_history if "kl" in step]
+    assert [step["sample/staleness_max"] <= 1 for step in steps] == [True, True]
+    assert max(step["kl"] for step in steps) < 1e-4, "the engine's logprobs are the trainer's"
+    theirs, ours = (AutoModelForCausalLM.from_pretrained(folder) for folder in (path, other))
+    assert gap(ours, last) < 0.01 < 0.05 < gap(theirs, last)

@@ -1,7 +1,5 @@
 """TRL's real AsyncGRPOTrainer takes optimiser steps on a CPU on the groups of a run."""
 
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +9,13 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from examples.trl_on_cpu import use_cpu
 from rollq import Client, Job, TurnCredit
 from rollq.client.waits import EVERY_S
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq_integrations.trl import task_prompts
 from rollq_integrations.trl.async_grpo import FleetTransfer, RolloutWorker
-from tests.conftest import REPO
 from tests.rollq.groups import finish_groups
 from tests.rollq_integrations.player import SAMPLED, play_job, playing, queued
 from tests.rollq_integrations.tiny import SIZE, model, tokenizer
@@ -38,12 +36,10 @@ def client(redis_url: str) -> Iterator[Client]:
         yield connected
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example has what TRL lacks on a CPU."""
-    monkeypatch.syspath_prepend(REPO / "examples")
-    sys.modules.pop("trl_async", None)
-    importlib.import_module("trl_async").use_cpu()
+@pytest.fixture(autouse=True, scope="module")
+def on_cpu() -> None:
+    """The examples have what TRL lacks on a CPU."""
+    use_cpu()
 
 
 class Engines:

@@ -14,8 +14,9 @@ LISTED = 3
 GO_ON = "repeat the `rollq engines sync` that failed, or send the engine `POST /continue_generation`"
 REMEDIES = {
     STALLED: (
-        "has requests and generates nothing. It may be paused, as for new weights: if no update is under way,"
-        f" {GO_ON}. Otherwise it hangs: look at its log, and start it again"
+        "has requests, and has generated nothing for a while. It may be paused, as for new weights: if no update is"
+        f" under way, {GO_ON}. Otherwise it computes a long step, as on a CPU, or it hangs and has to be started"
+        " again: its log tells"
     ),
     AWAY: "is away: start it, or take it off the list of engines (`--engine`). Nothing is lost meanwhile",
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",

@@ -18,7 +18,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from examples.learn_shop.courses import device, load
 from examples.learn_shop.engines import threads
-from examples.learn_shop.train import WARM_UP, Options
+from examples.learn_shop.train import WAIT_S, WARM_UP, Options
 from examples.trl_on_cpu import use_cpu
 from rollq import Client, Job
 from rollq.weights import Fleet
@@ -71,7 +71,7 @@ def async_grpo(client: Client, fleet: Fleet, start: str, folder: Path, options: 
     worker = RolloutWorker(client)
     return AsyncGRPOTrainer(
         start,
-        args=AsyncGRPOConfig(token_budget=0, **settings(folder, options)),
+        args=AsyncGRPOConfig(token_budget=0, heartbeat_stale_after_s=WAIT_S, **settings(folder, options)),
         train_dataset=task_prompts(any_job(options), range(1)),  # asked for, and not used
         processing_class=AutoTokenizer.from_pretrained(start),
         rollout_worker=worker,

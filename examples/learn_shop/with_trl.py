@@ -45,6 +45,9 @@ def run(
     """The whole of it, in a folder that this makes. Returns what results.json has."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    start, folder = start.absolute(), folder.absolute()
+    if trainer == "async_grpo":
+        options = replace(options, staleness=1)
     with DemoProcesses(say) as processes, ExitStack() as stack:
         processes.start_redis()
         processes.use_engine(engine_url or stack.enter_context(engine(str(start), folder, sglang, options)))
@@ -52,13 +55,15 @@ def run(
         before = evaluated(processes, start, 0, options)
         say(f"reward on held-out tasks {before:.2f}")
         client = stack.enter_context(Client(processes.redis_url, run=RUN))
-        if options.staleness:
-            produce(client, options)
+        producer = produce(client, options) if trainer == "async_grpo" else None
         for killed_after in (kill_at, None):
             arguments = (trainer, processes.redis_url, RUN, processes.engine_url, str(start), folder, options)
             process = multiprocessing.get_context("spawn").Process(target=train, args=arguments, daemon=True)
             process.start()
             follow(process, folder / "steps.jsonl", killed_after, processes, say)
+        if producer:
+            producer.join()
+            client.cancel(run=True)
         last = Path(save(load(folder / "model", "cpu"), folder / "last", start))
         after = evaluated(processes, last, options.steps, options)
         stats = client.stats()
@@ -70,12 +75,17 @@ def run(
     return results
 
 
-def produce(client: Client, options: Options) -> None:
-    """Submit tasks in a thread, which waits while it is too far ahead of the trainer. There are more than are trained:
-    TRL skips what was played before its first weight sync."""
+def produce(client: Client, options: Options) -> threading.Thread:
+    """Submit tasks in a thread, which waits while it is too far ahead of the trainer. TRL reads a batch more than it
+    trains."""
     client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
-    jobs = tasks(options, "train", 2 * options.steps * options.groups)
-    threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()
+    groups = (options.steps + 1) * options.groups
+    arguments = {"ahead": groups}  # they are acknowledged with a checkpoint
+    thread = threading.Thread(
+        target=client.submit, args=(tasks(options, "train", groups),), kwargs=arguments, daemon=True
+    )
+    thread.start()
+    return thread
 
 
 def evaluated(processes: DemoProcesses, policy: Path, step: int, options: Options) -> float:
@@ -120,9 +130,8 @@ def main() -> None:
     if not 0 < args.kill_at < args.steps:
         parser.error("--kill-at is a step before the last one")
     say, course, sglang = clock(), course_of(args), choose_sglang(args)
-    options = replace(course.options, staleness=1 if args.trainer == "async_grpo" else 0)
     start, folder = course.start(args.out, say), args.out / args.trainer
-    run(args.trainer, start, folder, options, args.kill_at, say, engine_url=args.engine, sglang=sglang)
+    run(args.trainer, start, folder, course.options, args.kill_at, say, engine_url=args.engine, sglang=sglang)
 
 
 if __name__ == "__main__":

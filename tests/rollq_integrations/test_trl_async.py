@@ -207,8 +207,21 @@ def test_a_sealed_run_that_is_over_is_an_error(client: Client, ledger: Ledger, t
 def test_a_worker_that_would_not_know_the_steps_is_refused(client: Client, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"AsyncGRPOTrainer\(callbacks=\[worker\]\)"):
         RolloutWorker(client).start()
-    with pytest.raises(SettingsError, match=r"token_budget=0"):
-        trainer(RolloutWorker(client), tmp_path, token_budget=4096).train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"token_budget": 4096}, "token_budget=0"),
+        ({"token_budget": None}, "token_budget=0"),
+        ({"max_steps": -1}, "max_steps="),
+    ],
+)
+def test_settings_under_which_nothing_could_be_acknowledged_or_ended_are_refused(
+    client: Client, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        trainer(RolloutWorker(client), tmp_path, **settings)
 
 
 def test_credit_by_turn_is_refused(client: Client) -> None:

@@ -11,6 +11,7 @@ yet. The worker counts what each step trains and acknowledges a group once a che
 interface is that of TRL 1.16 (trl/experimental/async_grpo).
 """
 
+import logging
 import queue
 import threading
 import time
@@ -32,6 +33,8 @@ with needs("trl"):
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+log = logging.getLogger(__name__)
 
 AHEAD = 64
 """Samples that wait in the queue. More would only be held longer."""
@@ -130,6 +133,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._stopping.set()
         if self._thread:
             self._thread.join(EXIT_S)
+            if self._error or self._thread.is_alive():
+                why = self._error or f"Redis did not answer for {EXIT_S:g} s"
+                log.error("run %s: what the last checkpoint holds may not be acknowledged: %s", self.client.run, why)
 
     def update_model_version(self, model_version: int) -> None:
         """The engines serve the policy of the trainer's step now."""
@@ -139,7 +145,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def check_health(self, stale_after_s: float) -> None:
         """Called while the trainer waits. Raises the error that ended the worker, and PullTimeout when no sample came
-        for `stale_after_s` seconds for another reason than long episodes: it says who waits for whom."""
+        for `stale_after_s` seconds after the last step, for another reason than long episodes: it says who waits for
+        whom."""
         if self._error:
             raise self._error
         waited = time.monotonic() - self._produced_at
@@ -148,15 +155,21 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     # The callback.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called before TRL puts values of its own into the settings."""
         if args.token_budget is None or args.token_budget > 0:
             raise SettingsError(
                 "to acknowledge what is trained, rollq counts samples, so each step needs the same number of them: use"
                 " AsyncGRPOConfig(token_budget=0)"
             )
+        if args.max_steps <= 0:
+            raise SettingsError("the run's jobs have no epochs: use AsyncGRPOConfig(max_steps=)")
         check_template_kwargs(args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._temperature, self.step = args.temperature, state.global_step
         self.rollout_buffer.max_staleness = args.max_staleness
+        self._synced, self._done, self._into, self._kept = [], -1, 0, -1
         if self.step:
             saved = state.stateful_callbacks.get(type(self).__name__)
             if not saved:
@@ -164,7 +177,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._done, self._into = saved["attributes"]["done"], saved["attributes"]["into"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.step = state.global_step
+        self.step, self._produced_at = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             self._count(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
         if args.save_strategy == "no":
@@ -259,7 +272,7 @@ class FleetTransfer:
     def __init__(self, worker: RolloutWorker, fleet: Fleet, weights: str | Path) -> None:
         self._worker = worker
         self._fleet = fleet
-        self._folder = Path(weights) / worker.client.run
+        self._folder = Path(weights).absolute() / worker.client.run
 
     def init_weight_transfer(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,7 @@ class RolloutFunc:
         self._name = name
         self._refill = refill
         self._fleet = fleet
-        self._weights = str(Path(weights) / client.run) if weights is not None else ""
+        self._weights = str(Path(weights).absolute() / client.run) if weights is not None else ""
         self._consumer: Consumer | None = None
         self._batches: dict[int, int] = {}
         """The trainer's step of each batch that is not acknowledged, by the number of the batch."""

@@ -14,7 +14,7 @@ LISTED = 3
 GO_ON = "repeat the `rollq engines sync` that failed, or send the engine `POST /continue_generation`"
 REMEDIES = {
     STALLED: (
-        "has requests, and has generated nothing for a while. It may be paused, as for new weights: if no update is"
+        "has requests, and has shown no progress for seconds. It may be paused, as for new weights: if no update is"
         f" under way, {GO_ON}. Otherwise it computes a long step, as on a CPU, or it hangs and has to be started"
         " again: its log tells"
     ),

@@ -231,7 +231,7 @@ class TestWorkers:
         assert "The engine at http://a (1 of 2) is paused, as for new weights. If no update is under way" in said
         live(ledger, engines=(used("http://a", STALLED),))
         said = waiting(client, **side)
-        assert "The engine at http://a has requests, and has generated nothing for a while. It may be" in said
+        assert "The engine at http://a has requests, and has shown no progress for seconds. It may be" in said
         live(ledger, engines=(used("http://a", OUTDATED),))
         said = waiting(client, **side)
         assert "The engine at http://a serves weights that are older than what a run has published" in said

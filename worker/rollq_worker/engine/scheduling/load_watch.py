@@ -25,8 +25,8 @@ INTERVAL_S = 2.0
 SLOW_S = 5.0
 """Seconds without a reply to a request after which an engine is asked whether it is paused."""
 STALLED_S = 10.0
-"""Seconds for which a load stays the same before the engine counts as stalled. A step takes less, and so does a page of
-the KV cache."""
+"""Seconds for which a load stays the same before the engine counts as stalled. On a GPU a step takes less, and so does
+a page of the KV cache."""
 UNANSWERED_S = 4.0
 """Seconds for which an engine answers no question before it counts as stalled: two questions."""
 

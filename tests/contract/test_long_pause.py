@@ -1,4 +1,5 @@
-"""A pause of any length is no hang, also on a server without /ready (SGLang 0.5.15). A real hang still is one."""
+"""A pause of any length is no hang, also on a server without /ready (SGLang 0.5.15). A real hang still is one. A server
+that took itself for unhealthy meanwhile is told that it is not."""
 
 import os
 import signal
@@ -24,13 +25,15 @@ TOKENS = {False: 256, True: 2000}
 """Of a generation that lasts, by whether the server is real: there it takes some seconds."""
 
 
-@pytest.fixture
-def old_client(slow_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """A client that reaches the server through a proxy without /ready, and takes every wait for a long one."""
+@pytest.fixture(params=[(), ("/ready",)], ids=["with /ready", "without"])
+def patient_client(
+    request: pytest.FixtureRequest, slow_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    """A client that reaches the server through a proxy, and takes every wait for a long one."""
     monkeypatch.setattr(hang_watch, "SLOW_S", 0.0)
     client = Client(slow_server)
     client.engine.close()
-    with recording(slow_server.url, tmp_path / "calls.jsonl", missing=("/ready",)) as proxy:
+    with recording(slow_server.url, tmp_path / "calls.jsonl", missing=request.param) as proxy:
         client.engine = SGLangEngine(proxy.url, vocab_size=slow_server.tokenizer.vocab_size)
         yield client
         client.engine.close()
@@ -45,23 +48,23 @@ def start_long(client: Client, running: BackgroundRequests) -> "Future[Generated
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-def test_a_long_pause_is_no_hang(old_client: Client, mode: str) -> None:
-    watch = HangWatch(old_client.engine)
-    with BackgroundRequests(old_client.server) as running:
-        reply = start_long(old_client, running)
-        old_client.server.post("/pause_generation", {"mode": mode})
-        at_the_door: Future[Generated] = running.pool.submit(old_client.generate, max_new_tokens=8)
-        until(lambda: len(old_client.engine._in_flight.rids()) == (1 if mode == "abort" else 2))
+def test_a_long_pause_is_no_hang(patient_client: Client, mode: str) -> None:
+    watch = HangWatch(patient_client.engine)
+    with BackgroundRequests(patient_client.server) as running:
+        reply = start_long(patient_client, running)
+        patient_client.server.post("/pause_generation", {"mode": mode})
+        at_the_door: Future[Generated] = running.pool.submit(patient_client.generate, max_new_tokens=8)
+        until(lambda: len(patient_client.engine._in_flight.rids()) == (1 if mode == "abort" else 2))
         for _ in range(2 * FAILURES):
             watch.check()
-        assert old_client.engine.available and old_client.engine.outage_s < 0.1
+        assert patient_client.engine.available and patient_client.engine.outage_s < 0.1
         assert not at_the_door.done()
-        old_client.server.open_gate()
-        old_client.server.post("/continue_generation", {})
+        patient_client.server.open_gate()
+        patient_client.server.post("/continue_generation", {})
         assert at_the_door.result(120).finish is not Finish.ABORT
         got = reply.result(120)
         assert (got.finish is Finish.ABORT) == (mode == "abort")
-        assert mode == "abort" or len(got.ids) == TOKENS[old_client.server.real]
+        assert mode == "abort" or len(got.ids) == TOKENS[patient_client.server.real]
 
 
 def assert_given_up_until_it_goes_on(client: Client, stop: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ def assert_given_up_until_it_goes_on(client: Client, stop: list[int], monkeypatc
     with BackgroundRequests(client.server) as running:
         reply = start_long(client, running)
         monkeypatch.setattr(control, "QUESTION_TIMEOUT_S", 1.0)
-        monkeypatch.setattr(control, "HEALTH_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 1.0)
         for pid in stop:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -105,14 +108,29 @@ def processes(process: Process, name: str = "") -> list[int]:
     return found
 
 
-def test_a_server_that_is_stopped_hangs(old_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_given_up_until_it_goes_on(old_client, processes(own_process(old_client.server)), monkeypatch)
+def test_a_server_that_is_stopped_hangs(patient_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_given_up_until_it_goes_on(patient_client, processes(own_process(patient_client.server)), monkeypatch)
 
 
-def test_a_server_whose_scheduler_is_stuck_hangs(old_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_scheduler_is_stuck_hangs(patient_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts requests, and answers whatever its scheduler is not asked for."""
-    if not old_client.server.real:
+    if not patient_client.server.real:
         pytest.skip("the replay engine is one process")
-    schedulers = processes(own_process(old_client.server), "sglang::scheduler")
+    schedulers = processes(own_process(patient_client.server), "sglang::scheduler")
     assert schedulers
-    assert_given_up_until_it_goes_on(old_client, schedulers, monkeypatch)
+    assert_given_up_until_it_goes_on(patient_client, schedulers, monkeypatch)
+
+
+def test_a_server_that_failed_its_health_check_is_told_to_repeat_it(
+    slow_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's probe in a pause of 20 s makes SGLang unready for ever, although it generates."""
+    monkeypatch.setattr(hang_watch, "UNREADY", 0)
+    slow_server.post("/pause_generation", {"mode": "retract"})
+    assert slow_server.get("/health").status_code == 503
+    slow_server.post("/continue_generation", {})
+    engine = SGLangEngine(slow_server.url)  # as a worker that starts now
+    assert not engine.ready()
+    HangWatch(engine).check()
+    assert engine.ready()
+    engine.close()

@@ -108,7 +108,7 @@ class TestLeaving:
             until(lambda: client.longest_wait_s() and any(r.sock for r in client._in_flight._by_thread.values()))
             client.give_up()
             assert waiting.result(20).finish is Finish.STOP  # at once, not after /health has failed to answer
-        monkeypatch.setattr(control, "HEALTH_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
         assert not client.ready()
         assert fleet.home("run/group") is not home
         home.then, home.paths["/health"] = good_reply, (200, b"")
@@ -246,8 +246,8 @@ class TestChangingLists:
             waiting = pool.submit(generate, fleet.pool)
             until(lambda: any(request.sock for request in removed._in_flight._by_thread.values()))
             fleet.pool.update(others)
-            monkeypatch.setattr(control, "HEALTH_TIMEOUT_S", 0.1)
-            home.paths["/health"] = "hang"
+            monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
+            home.paths["/server_info"] = "hang"
             assert waiting.result(60).finish is Finish.STOP
         until(lambda: not removed.longest_wait_s())
         fleet.pool.update(others)
@@ -270,7 +270,7 @@ class TestChangingLists:
     def test_without_engines_requests_wait(self, make_fleet: Callable[[int], Fleet]) -> None:
         fleet = make_fleet(1)
         fleet.pool.update([])
-        assert not fleet.pool.available and not fleet.pool.ready() and fleet.pool.room(5) > 1_000_000
+        assert not fleet.pool.available and fleet.pool.room(5) > 1_000_000
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, fleet.pool)
             with pytest.raises(Drained):

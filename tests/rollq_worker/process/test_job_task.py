@@ -58,7 +58,6 @@ def test_nothing_is_claimed_while_no_engine_is_up(
     job_id = submit(ledger)
     pauses: list[float] = []
     monkeypatch.setattr(EnginePool, "available", property(lambda pool: len(pauses) > 100))
-    monkeypatch.setattr(EnginePool, "ready", lambda pool: False)
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)

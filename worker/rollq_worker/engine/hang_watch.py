@@ -1,8 +1,8 @@
 """Watches one engine: finds out that it hangs, and that it is back.
 
 An engine that hangs accepts requests and never answers. A long wait alone proves nothing: turns may be long, the queue
-full, the engine paused for new weights. So the engine is asked to generate one token. When it fails twice, all waits
-are ended. Their requests are sent again, to another engine or to this one once it generates.
+full, the engine paused for new weights. So its scheduler is asked a question. When it fails twice, all waits are
+ended. Their requests are sent again, to another engine or to this one once it generates.
 """
 
 import logging
@@ -20,6 +20,8 @@ SLOW_S = 60.0
 """Seconds after which the watch asks the engine about a request."""
 FAILURES = 2
 """Number of unanswered questions in a row after which the engine counts as hung."""
+UNREADY = 30
+"""Number of times in a row that an engine is not ready before it is told to check itself."""
 
 
 class HangWatch:
@@ -27,7 +29,7 @@ class HangWatch:
 
     def __init__(self, engine: SGLangEngine) -> None:
         self._engine = engine
-        self._failures = 0
+        self._failures = self._unready = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-hang-watch", daemon=True)
 
@@ -50,8 +52,12 @@ class HangWatch:
         """Ask the engine if a request is slow. Give the engine up when it has failed to answer several times."""
         if not self._engine.available:
             self._failures = 0
-            self._engine.ready()
+            if not self._engine.ready():
+                self._unready += 1
+                if self._unready > UNREADY:
+                    self._engine.control.check_health()
             return
+        self._unready = 0
         if self._engine.longest_wait_s() < SLOW_S or not self._engine.control.hangs():
             self._failures = 0
             return

@@ -5,7 +5,6 @@ an engine that is away only when no other one is up. It knows nothing of where t
 """
 
 import logging
-import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -176,10 +175,6 @@ class EnginePool:
         """That job's episode is over in this process. A later attempt of the same job that has begun here already
         enters again before its next turn."""
         self._placement.leave(key)
-
-    def ready(self) -> bool:
-        """Ask an engine now whether it takes requests. With several, which one is asked changes from call to call."""
-        return bool(self._engines) and self._engines[random.randrange(len(self._engines))].ready()
 
     def abort_running(self) -> int:
         """Abort every request of this process, as `SGLangEngine.abort_running` does."""

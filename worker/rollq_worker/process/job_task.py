@@ -43,6 +43,7 @@ from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.misfits import Misfits
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.waiting import CHECK_S
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +170,9 @@ class JobRunner:
 
         def claim() -> Claim | Refusal:
             self._pause(0.0)
-            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt.
-            while not (self.engine.available or self.engine.ready()):
-                self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
+            # While the engine is away (its watch asks it), nothing is claimed: an outage costs no job an attempt.
+            while not self.engine.available:
+                self._pause(CHECK_S)
             return ledger.claim(
                 job_id,
                 worker=self.name,

@@ -47,6 +47,8 @@ class ReplayServer:
         self.weight_version = options.weight_version
         """As /model_info names it."""
         self.adapters = Adapters()
+        self.unhealthy = False
+        """Whether the last health check failed."""
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors], client_max_size=64 << 20)
@@ -176,15 +178,16 @@ class ReplayServer:
         return web.Response(text="Cache flushed.\n")
 
     async def ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.scheduler.paused else 200)
+        return web.Response(status=503 if self.scheduler.paused or self.unhealthy else 200)
 
     async def health(self, request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(20.0):  # as SGLang does
                 await self.scheduler.wait_while_paused()
+            self.unhealthy = False
         except TimeoutError:
-            return web.Response(status=503)
-        return web.Response()
+            self.unhealthy = True
+        return web.Response(status=503 if self.unhealthy else 200)
 
     async def model_info(self, request: web.Request) -> web.Response:
         return web.json_response(

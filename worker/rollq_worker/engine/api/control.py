@@ -4,6 +4,7 @@ The invariant: every question has a timeout. It knows nothing of jobs.
 """
 
 import json
+from contextlib import suppress
 
 from rollq_worker.engine.api.http import EngineHttp
 from rollq_worker.engine.scheduling.engine_load import PATH as LOADS
@@ -11,8 +12,8 @@ from rollq_worker.engine.scheduling.engine_load import EngineLoad, read_load
 from rollq_worker.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
-HEALTH_TIMEOUT_S = 25.0
-"""Seconds to wait for /health, which generates a token and gives up after 20 s."""
+SCHEDULER_TIMEOUT_S = 25.0
+"""Seconds to wait for what SGLang's scheduler answers, between two of its steps. /health gives up after 20 s."""
 LOAD_TIMEOUT_S = 2.0
 """Seconds to wait for an engine's load. One thread asks all engines in turn."""
 ABORT_TIMEOUT_S = 1.0
@@ -28,26 +29,32 @@ class EngineControl:
         With `generating`, the engine must also generate a token. A router has neither path, and answers 503 when it has
         no engine.
         """
-        path, timeout_s = ("/health", HEALTH_TIMEOUT_S) if generating else ("/ready", QUESTION_TIMEOUT_S)
+        path, timeout_s = ("/health", SCHEDULER_TIMEOUT_S) if generating else ("/ready", QUESTION_TIMEOUT_S)
         try:
             status = self._http.get(path, timeout_s=timeout_s).status
         except NoResponse as e:
             return str(e), True
         return (f"{path} answers {status}", False) if status >= 500 else ("", False)
 
-    def hangs(self) -> bool:
-        """Whether the engine generates nothing although it is not paused.
+    def check_health(self) -> None:
+        """Have the engine check itself, by generating a token.
 
-        While SGLang is paused, /health fails as if it hung. Then /ready answers 503. A server that has no /ready
-        (SGLang 0.5.15) is asked for /server_info: its scheduler answers that, also during a pause.
+        SGLang 0.5.23 that failed its check once, as in a long pause, answers 503 to /ready until it passes one.
+        """
+        with suppress(NoResponse):
+            self._http.get("/health", timeout_s=SCHEDULER_TIMEOUT_S)
+
+    def hangs(self) -> bool:
+        """Whether the engine's scheduler answers nothing although it is not paused.
+
+        While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers /server_info between
+        two steps, also in a pause, unless it loads weights. /health would prove more, but a step of over 20 s fails it,
+        and then SGLang takes itself for unhealthy.
         """
         try:
-            ready = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
-            if ready == 503:
+            if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
                 return False
-            if ready == 404 and self._http.get("/server_info", timeout_s=HEALTH_TIMEOUT_S).status == 200:
-                return False
-            return self._http.get("/health", timeout_s=HEALTH_TIMEOUT_S).status >= 500
+            return self._http.get("/server_info", timeout_s=SCHEDULER_TIMEOUT_S).status >= 500
         except NoResponse:
             return True
 

@@ -154,6 +154,9 @@ def test_samples_say_which_version_their_oldest_token_is_of(client: Client, ledg
     assert worker._version({8, 5}, None) == 1
     assert worker._version({8, -1}, 6) == 2
     assert worker._version({-1}, None) == 3
+    assert worker._version({10}, None) == 5, "of a trainer that was killed, and will be this one's version 5"
+    worker._sync_every = 2
+    assert worker._version({10}, None) == 4
 
 
 def test_stale_samples_are_counted_as_taken_but_not_as_trained(client: Client, ledger: Ledger, tmp_path: Path) -> None:

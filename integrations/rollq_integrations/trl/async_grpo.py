@@ -84,8 +84,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     advantages are the estimator's of that name (`rollq.training.advantages`).
 
     Each weight sync publishes the trainer's step. The version of a sample is that of its oldest token. It counts the
-    syncs of this process, as TRL does: a step before the first one counts as one version, and a token of a version
-    that was never published as old as its group's start.
+    syncs of this process, as TRL does: a step before the first one counts as one version, a step that a killed trainer
+    came to as the sync to come, and a token of a version that was never published as old as its group's start.
     """
 
     def __init__(self, client: Client, *, name: str = "trl", advantages: str = "grpo") -> None:
@@ -105,6 +105,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """The trainer's; None until training begins."""
         self._synced: list[int] = []
         """The trainer's step of each weight sync."""
+        self._sync_every = 1
         self._done, self._into = -1, 0
         """The last batch whose samples are all trained, and how many samples of the next one are."""
         self._kept = -1
@@ -168,7 +169,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._temperature, self.step = args.temperature, state.global_step
-        self.rollout_buffer.max_staleness = args.max_staleness
+        self.rollout_buffer.max_staleness, self._sync_every = args.max_staleness, args.weight_sync_steps
         self._synced, self._done, self._into, self._kept = [], -1, 0, -1
         if self.step:
             saved = state.stateful_callbacks.get(type(self).__name__)
@@ -261,8 +262,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """TRL's number of the oldest of these steps; -1 is an unknown one."""
         unknown = self._synced[-1] if started is None else started
         oldest = min(step if step >= 0 else unknown for step in steps)
-        before = self._synced[0] - oldest
-        return 1 - before if before > 0 else bisect_right(self._synced, oldest)
+        first, last = self._synced[0], self._synced[-1]
+        if oldest < first:
+            return 1 - (first - oldest)
+        to_come = max(0, oldest // self._sync_every - last // self._sync_every)
+        return bisect_right(self._synced, oldest) + to_come
 
 
 class FleetTransfer:

@@ -113,6 +113,8 @@ class Server:
         return web.json_response({"model_path": path, "tokenizer_path": path, "weight_version": self.sampler.version})
 
     async def server_info(self, http: web.Request) -> web.Response:
+        """Answered by the thread that owns the model, as by SGLang's scheduler."""
+        await asyncio.wrap_future(self.sampler.call(lambda: None))
         info = {
             "version": VERSION,
             "context_length": self.sampler.context,

@@ -85,7 +85,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     Each weight sync publishes the trainer's step. The version of a sample is that of its oldest token. It counts the
     syncs of this process, as TRL does: a step before the first one counts as one version, a step that a killed trainer
-    came to as the sync to come, and a token of a version that was never published as old as its group's start.
+    came to as the sync to come (TRL's staleness is below 0 then), and a token of a version that was never published as
+    old as its group's start.
     """
 
     def __init__(self, client: Client, *, name: str = "trl", advantages: str = "grpo") -> None:
@@ -262,11 +263,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """TRL's number of the oldest of these steps; -1 is an unknown one."""
         unknown = self._synced[-1] if started is None else started
         oldest = min(step if step >= 0 else unknown for step in steps)
-        first, last = self._synced[0], self._synced[-1]
-        if oldest < first:
-            return 1 - (first - oldest)
-        to_come = max(0, oldest // self._sync_every - last // self._sync_every)
-        return bisect_right(self._synced, oldest) + to_come
+        synced = self._synced.copy()  # the trainer's thread appends to it
+        if oldest < synced[0]:
+            return 1 - (synced[0] - oldest)
+        to_come = max(0, oldest // self._sync_every - synced[-1] // self._sync_every)
+        return bisect_right(synced, oldest) + to_come
 
 
 class FleetTransfer:

@@ -19,10 +19,7 @@ REMEDIES = {
         " again: its log tells"
     ),
     AWAY: "is away: start it, or take it off the list of engines (`--engine`). Nothing is lost meanwhile",
-    PAUSED: (
-        f"is paused, as for new weights. If no update is under way, {GO_ON}. If it is not paused, it failed its last"
-        " health check: `GET /health` repeats that"
-    ),
+    PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
     OUTDATED: (
         "serves weights that are older than what a run has published, or not published, or others than those that"
         " jobs are pinned to (`weight_version`), or lacks a run's adapter, and is left alone by them: load the right"

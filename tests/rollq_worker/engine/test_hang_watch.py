@@ -7,7 +7,7 @@ import pytest
 from rollq.events import Finish
 from rollq_worker.engine import hang_watch
 from rollq_worker.engine.api import control
-from rollq_worker.engine.hang_watch import UNREADY, HangWatch
+from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.sglang_client import SGLangEngine
 from tests.rollq_worker.engine.clients import HeldReply, generate, is_waiting, port
 from tests.rollq_worker.engine.engine_servers import scripted_engine
@@ -31,11 +31,12 @@ def test_an_engine_that_does_not_answer_is_an_outage(client: SGLangEngine, monke
         assert client.available
         watch.check()
         assert not client.available
-        until(lambda: len(engine.bodies("/health")) > 4)
+        asked = len(engine.bodies("/server_info"))
+        until(lambda: len(engine.bodies("/server_info")) > asked + 2)
         assert len(engine.bodies()) == 1 and not waiting.done()
-        assert client.outage_s > 0
+        assert not engine.bodies("/health"), "a check that fails makes SGLang call itself unhealthy"
         monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 60.0)
-        engine.paths["/health"] = (200, b"")
+        engine.paths |= {"/server_info": (200, {}), "/health": (200, b"")}
         assert waiting.result(60).finish is Finish.STOP
         assert client.available and client.outage_s > 0
         held.release.set()
@@ -47,23 +48,20 @@ def test_a_paused_engine_does_not_hang(client: SGLangEngine) -> None:
         assert not client.control.hangs()
 
 
-def test_an_engine_that_is_not_ready_for_long_is_told_to_check_itself(client: SGLangEngine) -> None:
-    watch = HangWatch(client)
-    with scripted_engine(port=port(client), ready=(503, {})) as engine:
+def test_another_workers_health_check_hides_no_hang(client: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
+    with scripted_engine(port=port(client), ready=(503, {}), ping=(503, {}), server_info="hang"):
+        assert client.control.hangs() and not client.control.paused() and not client.ready()
 
-        def checked(_: object) -> tuple[int, dict[str, str]]:
-            engine.paths["/ready"] = (200, {})
-            return 200, {}
 
-        engine.paths["/health"] = checked
-        assert not client.ready()
-        for _ in range(UNREADY):
-            watch.check()
-        assert not engine.bodies("/health")  # a pause is over sooner
-        watch.check()
-        assert engine.bodies("/health") and not client.available
-        watch.check()
-        assert client.available
+def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: SGLangEngine) -> None:
+    paths = {"ready": (503, {}), "ping": (200, {}), "server_info": (200, {})}
+    with scripted_engine(port=port(client), health=(503, b""), **paths) as engine:
+        assert not client.ready() and not engine.bodies("/health"), "it is paused, and the check would fail"
+        engine.paths["/ping"] = (503, {})
+        assert not client.ready() and engine.bodies("/health")
+        engine.paths["/health"] = (200, b"")
+        assert client.ready() and client.available
 
 
 def test_a_router_that_answers_does_not_hang(client: SGLangEngine) -> None:

@@ -7,6 +7,7 @@ ended. Their requests are sent again, to another engine or to this one once it g
 
 import logging
 import threading
+import time
 
 from rollq_worker.engine.sglang_client import SGLangEngine
 
@@ -20,8 +21,6 @@ SLOW_S = 60.0
 """Seconds after which the watch asks the engine about a request."""
 FAILURES = 2
 """Number of unanswered questions in a row after which the engine counts as hung."""
-UNREADY = 30
-"""Number of times in a row that an engine is not ready before it is told to check itself."""
 
 
 class HangWatch:
@@ -29,7 +28,7 @@ class HangWatch:
 
     def __init__(self, engine: SGLangEngine) -> None:
         self._engine = engine
-        self._failures = self._unready = 0
+        self._failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-hang-watch", daemon=True)
 
@@ -40,7 +39,11 @@ class HangWatch:
         self._stop.set()
 
     def _loop(self) -> None:
-        while not self._stop.wait(INTERVAL_S if self._engine.available else AWAY_S):
+        due = time.monotonic() + INTERVAL_S
+        while not self._stop.wait(AWAY_S):
+            if self._engine.available and time.monotonic() < due:
+                continue
+            due = time.monotonic() + INTERVAL_S
             try:
                 self.check()
                 self._engine.close_idle_connections()
@@ -52,12 +55,8 @@ class HangWatch:
         """Ask the engine if a request is slow. Give the engine up when it has failed to answer several times."""
         if not self._engine.available:
             self._failures = 0
-            if not self._engine.ready():
-                self._unready += 1
-                if self._unready > UNREADY:
-                    self._engine.control.check_health()
+            self._engine.ready()
             return
-        self._unready = 0
         if self._engine.longest_wait_s() < SLOW_S or not self._engine.control.hangs():
             self._failures = 0
             return

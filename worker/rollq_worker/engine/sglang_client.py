@@ -177,7 +177,7 @@ class SGLangEngine:
 
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
-        reason, unreachable = self.control.why_not_ready(generating=self._hung)
+        reason, unreachable = self.control.why_not_ready(hung=self._hung)
         if not reason and self.tokenizer_differs():
             reason = OTHER_TOKENIZER
         if reason:
@@ -232,7 +232,7 @@ class SGLangEngine:
         return self._in_flight.longest_wait_s()
 
     def give_up(self) -> None:
-        """Give up an engine that hangs: end all waits, and trust it again once it has generated a token."""
+        """Give up an engine that hangs: end all waits, and trust it again once it has passed its health check."""
         self._hung = True
         self._availability.mark_down("it does not answer", unreachable=True)
         self.cut(hung=True)

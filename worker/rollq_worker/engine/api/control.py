@@ -4,7 +4,6 @@ The invariant: every question has a timeout. It knows nothing of jobs.
 """
 
 import json
-from contextlib import suppress
 
 from rollq_worker.engine.api.http import EngineHttp
 from rollq_worker.engine.scheduling.engine_load import PATH as LOADS
@@ -23,26 +22,23 @@ class EngineControl:
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
 
-    def why_not_ready(self, *, generating: bool) -> tuple[str, bool]:
+    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
         """Why the engine takes no requests, and whether it is unreachable; ("", False) when it takes them.
 
-        With `generating`, the engine must also generate a token. A router has neither path, and answers 503 when it has
-        no engine.
+        One that hung, or calls itself unhealthy, must also pass SGLang's health check; until then /ready of 0.5.23
+        answers 503, although it generates again. Its scheduler is asked before, since a check that fails is such a
+        cause. A router has none of these paths, and answers 503 when it has no engine.
         """
-        path, timeout_s = ("/health", SCHEDULER_TIMEOUT_S) if generating else ("/ready", QUESTION_TIMEOUT_S)
+        paths = {"/server_info": SCHEDULER_TIMEOUT_S, "/health": SCHEDULER_TIMEOUT_S}
         try:
-            status = self._http.get(path, timeout_s=timeout_s).status
+            for path, timeout_s in (paths if hung else {"/ready": QUESTION_TIMEOUT_S}).items():
+                if (status := self._http.get(path, timeout_s=timeout_s).status) >= 500:
+                    if path == "/ready" and self._unhealthy():
+                        return self.why_not_ready(hung=True)
+                    return f"{path} answers {status}", False
         except NoResponse as e:
             return str(e), True
-        return (f"{path} answers {status}", False) if status >= 500 else ("", False)
-
-    def check_health(self) -> None:
-        """Have the engine check itself, by generating a token.
-
-        SGLang 0.5.23 that failed its check once, as in a long pause, answers 503 to /ready until it passes one.
-        """
-        with suppress(NoResponse):
-            self._http.get("/health", timeout_s=SCHEDULER_TIMEOUT_S)
+        return "", False
 
     def hangs(self) -> bool:
         """Whether the engine's scheduler answers nothing although it is not paused.
@@ -52,7 +48,8 @@ class EngineControl:
         and then SGLang takes itself for unhealthy.
         """
         try:
-            if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
+            ready = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
+            if ready == 503 and not self._unhealthy():
                 return False
             return self._http.get("/server_info", timeout_s=SCHEDULER_TIMEOUT_S).status >= 500
         except NoResponse:
@@ -61,9 +58,13 @@ class EngineControl:
     def paused(self) -> bool:
         """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say; see `load_watch.Idle`."""
         try:
-            return self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503
+            return self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503 and not self._unhealthy()
         except NoResponse:
             return False
+
+    def _unhealthy(self) -> bool:
+        """Whether SGLang failed its last health check. Raises NoResponse."""
+        return self._http.get("/ping", timeout_s=LOAD_TIMEOUT_S).status == 503
 
     def abort(self, rid: str) -> bool:
         """Have the engine end this request with what it has sampled. False when it could not be asked."""

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,12 +120,13 @@ class TestCommands:
     @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "agent.kill(); guard.close()"])
     def test_what_it_started_ends_with_it_and_with_the_worker(self, end: str) -> None:
         """Also what has a session of its own, as each shell command of Claude Code."""
+        mine = uuid.uuid4().hex  # the guard of a test beside this one must not take it for its own
         worker = f"""if True:
             import os, subprocess
             from rollq_worker.agents.programs.guard import Guard
             guard, command = Guard(), ["/bin/sh", "-c", "setsid sleep 600 & echo $!; sleep 600 & echo $!; wait"]
-            agent = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "MINE": "1"}})
-            guard.watch(agent.pid, "MINE=1")
+            agent = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "MINE": "{mine}"}})
+            guard.watch(agent.pid, "MINE={mine}")
             print(agent.pid, flush=True)
             input()
             {end}

@@ -121,9 +121,7 @@ def test_a_server_whose_scheduler_is_stuck_hangs(patient_client: Client, monkeyp
     assert_given_up_until_it_goes_on(patient_client, schedulers, monkeypatch)
 
 
-def test_a_server_that_failed_its_health_check_is_told_to_repeat_it(
-    slow_server: Server,
-) -> None:
+def test_a_server_that_failed_its_health_check_is_told_to_repeat_it(slow_server: Server) -> None:
     """Somebody's probe in a pause of 20 s makes SGLang unready for ever, although it generates."""
     slow_server.post("/pause_generation", {"mode": "retract"})
     assert slow_server.get("/health").status_code == 503

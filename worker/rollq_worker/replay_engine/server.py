@@ -188,9 +188,10 @@ class ReplayServer:
         try:
             async with asyncio.timeout(20.0):  # as SGLang does
                 await self.scheduler.wait_while_paused()
-            self.unhealthy = False
         except TimeoutError:
             self.unhealthy = True
+        else:
+            self.unhealthy = False
         return web.Response(status=503 if self.unhealthy else 200)
 
     async def model_info(self, request: web.Request) -> web.Response:

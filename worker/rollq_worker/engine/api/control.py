@@ -25,16 +25,18 @@ class EngineControl:
     def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
         """Why the engine takes no requests, and whether it is unreachable; ("", False) when it takes them.
 
-        One that hung, or calls itself unhealthy, must also pass SGLang's health check; until then /ready of 0.5.23
-        answers 503, although it generates again. Its scheduler is asked before, since a check that fails is such a
-        cause. A router has none of these paths, and answers 503 when it has no engine.
+        One that hung, or calls itself unhealthy, must also pass SGLang's health check: until then /ready of 0.5.23
+        answers 503, although it generates again. Its scheduler is asked before, because a check that fails makes SGLang
+        unhealthy. A router has none of these paths, and answers 503 when it has no engine.
         """
-        paths = {"/server_info": SCHEDULER_TIMEOUT_S, "/health": SCHEDULER_TIMEOUT_S}
         try:
-            for path, timeout_s in (paths if hung else {"/ready": QUESTION_TIMEOUT_S}).items():
-                if (status := self._http.get(path, timeout_s=timeout_s).status) >= 500:
-                    if path == "/ready" and self._unhealthy():
-                        return self.why_not_ready(hung=True)
+            if not hung:
+                if (status := self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status) < 500:
+                    return "", False
+                if not self._unhealthy():
+                    return f"/ready answers {status}", False
+            for path in ("/server_info", "/health"):
+                if (status := self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status) >= 500:
                     return f"{path} answers {status}", False
         except NoResponse as e:
             return str(e), True

@@ -211,20 +211,20 @@ def test_a_new_environment_passes_its_own_tests(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(files.FILES.variable, "")
-    assert cli.main(["env", "new", "words"]) == 0
-    assert "rollq env check words/words.py" in capsys.readouterr().out
-    assert "NAME" not in "".join(path.read_text() for path in Path("words").iterdir())
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "words"]
+    assert cli.main(["env", "new", "anagrams"]) == 0
+    assert "rollq env check anagrams/anagrams.py" in capsys.readouterr().out
+    assert "NAME" not in "".join(path.read_text() for path in Path("anagrams").iterdir())
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "anagrams"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-    assert cli.main(["env", "check", "words/words.py"]) == 0
+    assert cli.main(["env", "check", "anagrams/anagrams.py"]) == 0
     out = capsys.readouterr().out
-    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env words/words.py --set split=train" in out
+    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env anagrams/anagrams.py --set split=train" in out
     assert cli.main(["env", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["shop"] == "rollq"
-    assert [name for name in listed if name.startswith("words@")]
-    assert cli.main(["env", "new", "words"]) == 2
+    assert [name for name in listed if name.startswith("anagrams@")]
+    assert cli.main(["env", "new", "anagrams"]) == 2
     assert "exists already" in capsys.readouterr().err
 
 

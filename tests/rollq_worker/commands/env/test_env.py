@@ -211,20 +211,20 @@ def test_a_new_environment_passes_its_own_tests(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(files.FILES.variable, "")
-    assert cli.main(["env", "new", "anagrams"]) == 0
-    assert "rollq env check anagrams/anagrams.py" in capsys.readouterr().out
-    assert "NAME" not in "".join(path.read_text() for path in Path("anagrams").iterdir())
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "anagrams"]
+    assert cli.main(["env", "new", "puns"]) == 0
+    assert "rollq env check puns/puns.py" in capsys.readouterr().out
+    assert "NAME" not in "".join(path.read_text() for path in Path("puns").iterdir())
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "puns"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-    assert cli.main(["env", "check", "anagrams/anagrams.py"]) == 0
+    assert cli.main(["env", "check", "puns/puns.py"]) == 0
     out = capsys.readouterr().out
-    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env anagrams/anagrams.py --set split=train" in out
+    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env puns/puns.py --set split=train" in out
     assert cli.main(["env", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["shop"] == "rollq"
-    assert [name for name in listed if name.startswith("anagrams@")]
-    assert cli.main(["env", "new", "anagrams"]) == 2
+    assert [name for name in listed if name.startswith("puns@")]
+    assert cli.main(["env", "new", "puns"]) == 2
     assert "exists already" in capsys.readouterr().err
 
 

@@ -49,11 +49,11 @@ class FakeScorer:
         return Scores(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
 
     def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Adapter | None = None) -> SampledTokens:
-        """Decodes without noise."""
+        """Decodes without noise. No two turns begin alike."""
         self.sampled.append((len(ids), dict(sampling)))
         new, count, temperature = array("I"), sampling["max_new_tokens"], sampling.get("temperature") or 1.0
         for i in range(count):
-            new.append((7 * i * i + ids[-1]) % 40)
+            new.append((7 * i * i + ids[-1] + len(self.sampled) // 2) % 40)
         known = [true_logprob(ids + new, len(ids) + i) for i in range(count)]
         return SampledTokens(new, array("d", [at_temperature(p, temperature) for p in known]), True)
 

@@ -1,9 +1,12 @@
 """A scripted engine that can be asked for scores."""
 
 from contextlib import AbstractContextManager
+from itertools import count
 from typing import Any
 
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, scripted_engine
+
+TURNS = count()
 
 
 def scoring_engine() -> AbstractContextManager[ScriptedEngine]:
@@ -18,10 +21,11 @@ def scores(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
 
 
 def sampled(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """As many tokens as were asked for, with the logprobs that `scores` gives."""
-    entries = [[-0.5, 7, None]] * body["sampling_params"]["max_new_tokens"]
+    """As many tokens as were asked for, with the logprobs that `scores` gives. No two turns begin alike."""
+    ids = [100 + next(TURNS) % 1000] + [7] * (body["sampling_params"]["max_new_tokens"] - 1)
+    entries = [[-0.5, id, None] for id in ids]
     said = {"weight_version": "v1", "output_token_logprobs": entries, "finish_reason": {"type": "stop", "matched": 7}}
-    return {"output_ids": [7] * len(entries), "meta_info": {**said, **meta}}
+    return {"output_ids": ids, "meta_info": {**said, **meta}}
 
 
 def scored_or_sampled(body: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,23 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq_worker.audit.floor import spread
 from rollq_worker.audit.scorer import SampledTokens, Scores, ScoringRefused
 from tests.rollq_worker.audit.exported import FakeScorer, audit, record, true_logprob
-from tests.rollq_worker.audit.simulation import FAULTS, Noise, audited, deep, shallow
+from tests.rollq_worker.audit.simulation import (
+    FAULTS,
+    Noise,
+    SimulatedEngine,
+    audited,
+    confident,
+    deep,
+    report_on,
+    shallow,
+    short_group,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
@@ -21,7 +32,7 @@ def test_the_spread_of_differences(n: int) -> None:
 
 
 def test_a_file_that_is_off_as_a_whole() -> None:
-    records = [record(job=f"r/g/{i}") for i in range(20)]
+    records = [record(job=f"r/{i}/0") for i in range(20)]
     for changed in records:
         changed["logprobs"] = [p - 0.05 if p else 0.0 for p in changed["logprobs"]]
     report = audit(*records)
@@ -33,7 +44,7 @@ def test_a_file_that_is_off_as_a_whole() -> None:
 
 
 def test_an_engine_that_is_as_noisy_is_no_fault_of_the_file() -> None:
-    report = audit(*[record(job=f"r/g/{i}") for i in range(20)], scorer=FakeScorer(noise=0.12))
+    report = audit(*[record(job=f"r/{i}/0") for i in range(20)], scorer=FakeScorer(noise=0.12))
     assert (report["verdict"], report["reasons"]) == ("ok", [])
     assert report["floor"]["mean_abs"] == pytest.approx(0.12) == report["mean_abs"]
     assert report["detectable"]["outlier"] == pytest.approx(0.18) == report["detectable"]["mean_abs"]
@@ -73,8 +84,17 @@ class TestSimulatedFiles:
         ],
     )
     def test_a_fault_of_one_trajectory_in_two_hundred_is_found(self, noise: Noise, fault: str) -> None:
-        report = audited(noise, 7, 200, plant=FAULTS[fault], share=0.005)
+        report = audited(noise, 8, 200, plant=FAULTS[fault], share=0.005)
         assert report.verdict == "bad" and [parts[0].job for parts in report.faults] == ["r/g/0"]
+
+
+def of_groups(seed: int) -> str:
+    engine = SimulatedEngine(np.random.default_rng(seed), confident)
+    return report_on([one for number in range(16) for one in short_group(engine, number)], engine).verdict
+
+
+def test_what_the_samples_of_a_group_have_in_common_is_one_observation() -> None:
+    assert [seed for seed in range(100) if of_groups(seed) != "ok"] == []
 
 
 @pytest.mark.parametrize("by", [1, -1])
@@ -95,7 +115,8 @@ def test_a_confident_policy_is_not_taken_for_shifted() -> None:
             return Scores(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
 
         def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
-            return SampledTokens(array("I", [1]), array("d", [-1e-6]), True)
+            found = super().sample(ids, sampling)
+            return SampledTokens(found.ids, array("d", [-1e-6] * len(found.ids)), True)
 
     report = audit(
         record(logprobs=[-1e-6 * ((i + 1) % 3) if bit else 0.0 for i, bit in enumerate(record()["mask"])]),
@@ -130,7 +151,7 @@ class TestRareFaults:
                 {"role": "assistant"},
             ],
         }
-        return [record(job=f"r/g/{i}", **report | {"logprobs": list(report["logprobs"])}) for i in range(count)]
+        return [record(job=f"r/{i}/0", **report | {"logprobs": list(report["logprobs"])}) for i in range(count)]
 
     PLACES = {"first": 4, "call": 6, "stop": 8, "bridge": 11, "text": 12, "interruption": 14}  # noqa: RUF012
 
@@ -159,8 +180,8 @@ class TestRareFaults:
             records[77]["logprobs"][i] = true_logprob(tokens, i + 1)
         report = audit(*records)
         assert (report["verdict"], report["faulty"], report["shift"]) == ("bad", 1, 0)
-        assert report["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/g/77"
-        assert [(fault["job"], fault["turn"]) for fault in report["faults"]] == [("r/g/77", None)]
+        assert report["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/77/0"
+        assert [(fault["job"], fault["turn"]) for fault in report["faults"]] == [("r/77/0", None)]
 
     def test_one_bad_turn_of_a_long_trajectory_is_found(self) -> None:
         mask = [0] * 4 + [1] * 600 + [0] * 2 + [1] * 20

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rollq.job import Json
-from rollq_worker.audit.comparison import ComparisonResult
+from rollq_worker.audit.comparison import ComparisonResult, DistinctTokens
 from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.significance import FEWEST, MARGIN
 from rollq_worker.audit.token_classes import SampledTurn, Tally, TokenClass
@@ -51,16 +51,17 @@ class Floor:
 
     def __init__(self, results: Iterable[ComparisonResult]) -> None:
         self.differences = array("d")
-        """Of each token, in nats."""
+        """Of each distinct token, in nats."""
         self.whole = Tally()
         self.classes = {kind: Tally() for kind in TokenClass}
         self.skipped = Counter[str]()
+        distinct = DistinctTokens()
         for result in results:
-            self.differences.extend(result.differences)
             self.skipped.update(result.skipped)
-            for kind, tally in result.classes.items():
-                self.classes[kind].join(tally)
-                self.whole.join(tally)
+            for _, kind, difference in distinct.of(result):
+                self.differences.append(difference)
+                self.classes[kind].add(difference, math.inf)
+                self.whole.add(difference, math.inf)
         self.numbers = spread(self.differences)
         # 0.125 nats are one rounding step of a bf16 logit, for logits up to 32.
         self.outlier = max(0.125, MARGIN * (self.numbers["p99_abs"] or 0.0))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, largest_differences
+from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, DistinctTokens, largest_differences
 from rollq_worker.audit.floor import Floor, spread
 from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, highest_mean
 from rollq_worker.audit.token_classes import Part, Tally, TokenClass
@@ -27,6 +27,9 @@ class Report:
         self.floor = floor
         self.trajectories = 0
         self.total = ComparisonResult("all")
+        self.classes = {kind: Tally() for kind in TokenClass}
+        """The distinct tokens by their place in a turn."""
+        self._distinct = DistinctTokens()
         self._suspects: list[list[Part]] = []
         """Of each trajectory that has some."""
 
@@ -37,8 +40,8 @@ class Report:
         self.total.shifted += result.shifted
         for shift, value in result.shifts.items():
             self.total.shifts[shift] += value
-        for kind, tally in result.classes.items():
-            self.total.classes[kind].join(tally)
+        for _, kind, difference in self._distinct.of(result):
+            self.classes[kind].add(difference, self.floor.outlier)
         self.total.parts += result.parts
         if result.suspects:
             self._suspects.append(result.suspects)
@@ -55,7 +58,7 @@ class Report:
     @cached_property
     def whole(self) -> Tally:
         tally = Tally()
-        for of_class in self.total.classes.values():
+        for of_class in self.classes.values():
             tally.join(of_class)
         return tally
 
@@ -82,7 +85,7 @@ class Report:
             "floor": self.floor.numbers,
             "detectable": self.detectable,
             "shift": self.shift,
-            "classes": {kind.value: tally.as_json() for kind, tally in self.total.classes.items()},
+            "classes": {kind.value: tally.as_json() for kind, tally in self.classes.items()},
             "faulty": len(self.faults),
             "faults": [part.as_json() for parts in self.faults for part in parts][:WORST],
             "worst": [token.as_json() for token in self.total.worst],
@@ -92,9 +95,10 @@ class Report:
     @property
     def detectable(self) -> dict[str, Any]:
         """The smallest faults that this audit can see, in trajectories and turns of average length."""
-        tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
+        tokens, turns = len(self.total.differences), self.total.parts - self.trajectories
         limit = self._highest_mean(self.whole, self.floor.whole)
-        sizes = {"file": tokens, "trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
+        parts = {"trajectory": self.trajectories, "turn": turns}
+        sizes = {"file": self.whole.tokens} | {name: tokens // max(1, n) for name, n in parts.items()}
         return {
             "mean_abs": limit if limit < math.inf else None,
             "outlier": self.floor.outlier,
@@ -143,7 +147,7 @@ class Report:
             direction = "later" if self.shift > 0 else "earlier"
             reasons.append(f"the recorded logprobs fit the tokens one position {direction}")
         reasons += self._beyond(self.whole, self.floor.whole, "all tokens")
-        for kind, tally in self.total.classes.items():
+        for kind, tally in self.classes.items():
             reasons += self._beyond(tally, self.floor.of(kind), f"the tokens of class {kind}")
         if self.faults:
             first = self.faults[0][0]
@@ -170,6 +174,7 @@ class Report:
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
         if compared and not self.floor.whole.tokens:
             gaps.append("the engine's own noise could not be measured")
-        if compared and fewest_outliers(compared, self.floor.share, self.level) is None:
-            gaps.append(f"{compared} tokens are too few to prove anything")
+        distinct = self.whole.tokens
+        if distinct and fewest_outliers(distinct, self.floor.share, self.level) is None:
+            gaps.append(f"{distinct} tokens are too few to prove anything")
         return gaps

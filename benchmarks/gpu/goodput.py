@@ -1,9 +1,9 @@
 """How much of an engine's speed a fleet of workers keeps: a run of real workers, then its requests from a bare client.
 
 For each number of slots and of worker processes: a fresh Redis, workers, and episodes with a fixed number of turns
-(`load.py`), two for each slot. Then `bare_client.py` sends the same requests to the same engine with as many episodes
-at once. The engine's prefix cache is emptied before both. `ratio` is the run's tokens a second as a share of the
-client's; 1.0 is what any client could reach.
+(`load.py`), two for each slot. Then `bare_client.py` plays them again on the same engine, with as many at once. The
+engine's prefix cache is emptied before both. `ratio` is the run's tokens a second as a share of the client's; 1.0 is
+what any client could reach.
 
     make bench-gpu ENGINE=http://127.0.0.1:30000 TOKENIZER=DIR ARGS="--slots 64,256 --workers 1,4 --json FILE"
 
@@ -35,6 +35,8 @@ from rollq.client.client import Client
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.environments.files import add_file
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.tokenizer import load_tokenizer
 
 LOAD = str(Path(__file__).with_name("load.py"))
 GROUP = 4
@@ -108,9 +110,10 @@ def measure(engine: str, arguments: argparse.Namespace, slots: int, workers: int
     trajectories, costs = play(engine, arguments, slots, workers)
     whole = [one for one in trajectories if not one.of_agent and len(turns_of(one)) == one.turns]
     ours = rates([turn for one in trajectories for turn in turns_of(one)])
+    stop_ids = ChatRenderer(load_tokenizer(arguments.tokenizer), ()).stop_ids
     empty_cache(engine)
     before = time.process_time()
-    turns = replay(whole, engine, slots)
+    turns = replay(whole, engine, slots, stop_ids)
     bare: dict[str, Any] = rates(turns)
     bare["cpu_ms_a_turn"] = round(1000 * (time.process_time() - before) / len(turns), 3)
     return {

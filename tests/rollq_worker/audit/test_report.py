@@ -97,6 +97,11 @@ def test_what_the_samples_of_a_group_have_in_common_is_one_observation() -> None
     assert [seed for seed in range(100) if of_groups(seed) != "ok"] == []
 
 
+def test_the_same_tokens_in_another_group_count_again() -> None:
+    report = audit(*[record(job=job) for job in ("r/g/0", "r/g/1", "r/h/0")])
+    assert report["tokens"] == 24 and sum(tally["tokens"] for tally in report["classes"].values()) == 16
+
+
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_shifted_file_is_named_as_such(by: int) -> None:
     shifted = record()

@@ -1,4 +1,4 @@
-"""The bound: a run's requests again, from a bare asyncio client with as many episodes at once.
+"""The bound: a run's episodes again, by a bare asyncio client with as many at once.
 
 Each turn is asked for with the same sampling parameters and stop tokens, behind the same prompt and observations and
 the client's own earlier replies. So replies have lengths of their own, as the policy draws them: a client that fixed

@@ -1,4 +1,4 @@
-"""How much of an engine's speed a fleet of workers keeps: a run of real workers, then its requests from a bare client.
+"""How much of an engine's speed a fleet of workers keeps: a run of real workers, then its episodes by a bare client.
 
 For each number of slots and of worker processes: a fresh Redis, workers, and episodes with a fixed number of turns
 (`load.py`), two for each slot. Then `bare_client.py` plays them again on the same engine, with as many at once. The

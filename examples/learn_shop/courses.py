@@ -145,7 +145,7 @@ def course_of(args: argparse.Namespace) -> Course:
     options = replace(SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed)
     if args.env == TINY.env:
         options = replace(options, env=TINY.env, budget=TINY.budget)
-        if device(options) == "cuda":  # which waits for the next pass: eight of the desk's short rows are little work
+        if device(options) == "cuda":  # it would be idle between passes over only eight of the desk's short rows
             options = replace(options, at_once=32)
     if args.held_out:
         options = replace(options, held_out=args.held_out)

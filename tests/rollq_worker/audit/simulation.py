@@ -9,8 +9,7 @@ docs/audit.md sums it up. Exit code 1 when a good file is called bad.
 import argparse
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,34 +41,29 @@ def shallow(draw: Random, n: int) -> Any:
     return np.where(draw.random(n) < 0.06, 0.0185 * draw.standard_t(6, n), 0.0001)
 
 
-def confident(draw: Random, n: int) -> Any:
-    """Of a trained policy that is sure of 19 tokens in 20."""
-    return np.where(draw.random(n) < 0.05, 0.09 * draw.standard_t(14, n), 0.0)
-
-
 def logprobs(draw: Random, n: int) -> Any:
     """Of a policy that gives two tokens of three a probability above 0.99."""
     return -np.where(draw.random(n) < 0.67, draw.exponential(1 / 300, n), draw.exponential(1 / 1.2, n))
 
 
 class SimulatedEngine:
-    """Decodes with the true logprobs; its prefill is off by the noise. A token's id says where both are."""
+    """Decodes with the true logprobs; its prefill is off by the noise. A token's id says where its logprob is."""
 
     max_tokens = 1 << 30
 
     def __init__(self, draw: Random, noise: Noise) -> None:
-        self._draw, self._noise, self._true, self._off = draw, noise, array("d"), array("d")
+        self._draw, self._noise, self._true = draw, noise, array("d")
 
     def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
         n = sampling["max_new_tokens"]
         first = len(self._true)
         self._true.extend(logprobs(self._draw, n))
-        self._off.extend(self._noise(self._draw, n))
         return SampledTokens(array("I", range(first, first + n)), self._true[first:], True)
 
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
-        scored = np.frombuffer(ids[start + 1 :], np.uint32)
-        return Scores(array("d", np.frombuffer(self._true)[scored] + np.frombuffer(self._off)[scored]), None)
+        scored = ids[start + 1 :]
+        noise = self._noise(self._draw, len(scored))
+        return Scores(array("d", np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)] + noise), None)
 
 
 def trajectory(engine: SimulatedEngine, number: int) -> ExportedTrajectory:
@@ -92,24 +86,6 @@ def trajectory(engine: SimulatedEngine, number: int) -> ExportedTrajectory:
         calls=[i % 2 == 0 for i in range(TURNS)],
         sampling={},
     )
-
-
-def short_group(engine: SimulatedEngine, number: int) -> Iterable[ExportedTrajectory]:
-    """Eight samples of one short turn, which go one of three ways."""
-    sampled = [engine.sample(array("I"), {"max_new_tokens": PROMPT + TOKENS}) for _ in range(3)]
-    mask = bytes([0] * PROMPT + [1] * TOKENS)
-    for sample, way in enumerate((0, 0, 0, 0, 0, 1, 1, 2)):
-        yield replace(
-            trajectory(engine, number),
-            job=f"r/{number}/{sample}",
-            tokens=sampled[way].ids,
-            mask=mask,
-            logprobs=sampled[way].logprobs,
-            versions=["v"] * len(mask),
-            traces=[len(mask)],
-            pieces=[Piece(TOKENS, Finish.STOP, {})],
-            calls=[False],
-        )
 
 
 def shifted(t: ExportedTrajectory, begin: int = 0, end: int | None = None) -> None:
@@ -164,10 +140,6 @@ def audited(noise: Noise, seed: int, trajectories: int, *, plant: Plant = shifte
     file = [trajectory(engine, number) for number in range(trajectories)]
     for number in range(round(share * trajectories)):
         plant(file[number * trajectories // round(share * trajectories)])
-    return report_on(file, engine)
-
-
-def report_on(file: Sequence[ExportedTrajectory], engine: SimulatedEngine) -> Report:
     auditor = Auditor(engine, frozenset(["v"]), 1 << 30)  # type: ignore[arg-type]
     floor = Floor(auditor.audit_again(*turn) for turn in turns_to_decode(file, len(file)))
     report = Report(floor)

@@ -4,23 +4,14 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rollq_worker.audit.floor import spread
+from rollq_worker.audit.floor import TURNS, spread
 from rollq_worker.audit.scorer import SampledTokens, Scores, ScoringRefused
+from tests.rollq_worker.audit.desk_simulation import FAULTS as DESK_FAULTS
+from tests.rollq_worker.audit.desk_simulation import report_of_groups
 from tests.rollq_worker.audit.exported import FakeScorer, audit, record, true_logprob
-from tests.rollq_worker.audit.simulation import (
-    FAULTS,
-    Noise,
-    SimulatedEngine,
-    audited,
-    confident,
-    deep,
-    report_on,
-    shallow,
-    short_group,
-)
+from tests.rollq_worker.audit.simulation import FAULTS, Noise, audited, deep, shallow
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
@@ -84,22 +75,44 @@ class TestSimulatedFiles:
         ],
     )
     def test_a_fault_of_one_trajectory_in_two_hundred_is_found(self, noise: Noise, fault: str) -> None:
-        report = audited(noise, 8, 200, plant=FAULTS[fault], share=0.005)
+        report = audited(noise, 7, 200, plant=FAULTS[fault], share=0.005)
         assert report.verdict == "bad" and [parts[0].job for parts in report.faults] == ["r/g/0"]
 
 
-def of_groups(seed: int) -> str:
-    engine = SimulatedEngine(np.random.default_rng(seed), confident)
-    return report_on([one for number in range(16) for one in short_group(engine, number)], engine).verdict
+class TestGroups:
+    """Samples of a group begin alike: what they have in common is one observation."""
 
+    @pytest.mark.parametrize("groups", [8, 24])
+    def test_a_good_file_is_good(self, groups: int) -> None:
+        assert [seed for seed in range(60) if report_of_groups(seed, groups).verdict == "bad"] == []
 
-def test_what_the_samples_of_a_group_have_in_common_is_one_observation() -> None:
-    assert [seed for seed in range(100) if of_groups(seed) != "ok"] == []
+    @pytest.mark.parametrize("fault", DESK_FAULTS)
+    def test_a_fault_is_found(self, fault: str) -> None:
+        assert [seed for seed in range(10) if report_of_groups(seed, 16, DESK_FAULTS[fault]).verdict != "bad"] == []
 
+    def test_the_same_tokens_in_another_group_count_again(self) -> None:
+        report = audit(*[record(job=job) for job in ("r/g/0", "r/g/1", "r/h/0")])
+        assert report["tokens"] == 24 and sum(tally["tokens"] for tally in report["classes"].values()) == 16
 
-def test_the_same_tokens_in_another_group_count_again() -> None:
-    report = audit(*[record(job=job) for job in ("r/g/0", "r/g/1", "r/h/0")])
-    assert report["tokens"] == 24 and sum(tally["tokens"] for tally in report["classes"].values()) == 16
+    @pytest.mark.parametrize("right", [0, 3])
+    def test_a_good_sample_hides_no_bad_ones(self, right: int) -> None:
+        records = [record(job=f"r/{group}/{sample}") for group in range(60) for sample in range(4)]
+        for number, changed in enumerate(records):
+            changed["logprobs"][5] -= 3.0 * (number % 4 != right)
+        report = audit(*records)
+        assert (report["verdict"], report["classes"]["first"]["outliers"]) == ("bad", 45)
+
+    def test_turns_that_the_engine_decodes_alike_are_one_observation(self) -> None:
+        class Alike(FakeScorer):
+            def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+                found = super().sample(ids, sampling)
+                self.sampled.clear()
+                return found
+
+        alike, various = audit(record(), scorer=Alike()), audit(record())
+        assert alike["floor"]["tokens"] == various["floor"]["tokens"] == 4 * TURNS
+        least = [report["detectable"]["outliers"]["file"]["least"] for report in (alike, various)]
+        assert least[0] > least[1]
 
 
 @pytest.mark.parametrize("by", [1, -1])

@@ -12,12 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, takewhile
-from typing import NamedTuple
 
 from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
-from rollq_worker.audit.token_classes import Part, SampledTurn, Tally, TokenClass
+from rollq_worker.audit.token_classes import Part, Place, SampledTurn, Tally
 from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
@@ -65,16 +64,6 @@ class ComparedToken:
         }
 
 
-class Place(NamedTuple):
-    """A compared token, and where it is."""
-
-    context: int
-    """A hash of the token and of all before it in its trace."""
-    kind: TokenClass
-    difference: float
-    """Between its logprobs, in nats."""
-
-
 @dataclass(slots=True)
 class ComparisonResult:
     """The comparison of one trajectory's sampled tokens."""
@@ -96,27 +85,6 @@ class ComparisonResult:
     """The trajectory, then turns of it, that have more than one outlier."""
     worst: list[ComparedToken] = field(default_factory=list)
     """The WORST tokens with the largest differences, largest first."""
-
-
-class DistinctTokens:
-    """The tokens of results, those of a group one after another, without what an earlier sample of the group has.
-
-    Samples of a group begin with the same prompt, and those of a confident policy go on alike. The same token behind
-    the same ids is off by the same amount: it is one observation, and chance is reckoned with those.
-    """
-
-    def __init__(self) -> None:
-        self._group = ""
-        self._seen: set[int] = set()
-
-    def of(self, result: ComparisonResult) -> list[Place]:
-        """Those of the next result."""
-        group = result.job.rpartition("/")[0]
-        if group != self._group:
-            self._group, self._seen = group, set()
-        new = [place for place in result.places if place.context not in self._seen]
-        self._seen.update(place.context for place in new)
-        return new
 
 
 class Auditor:
@@ -290,11 +258,12 @@ def _classify(
     parts = [whole]
     for number, turn in enumerate(turns):
         of_turn = Tally()
-        context = hash(trajectory.tokens[turn.trace_start : turn.begin].tobytes())
+        ids = hash(trajectory.tokens[turn.trace_start : turn.begin].tobytes())
         for i, kind in turn.classes():
-            context = hash((context, trajectory.tokens[i]))
+            ids = hash((ids, trajectory.tokens[i]))
             if i in scored:
                 difference = abs(trajectory.logprobs[i] - scored[i])
+                context = hash((ids, kind, trajectory.versions[i]))
                 result.places.append(Place(context, kind, difference))
                 of_turn.add(difference, outlier)
         whole.tally.join(of_turn)

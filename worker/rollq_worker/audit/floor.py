@@ -12,13 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rollq.job import Json
-from rollq_worker.audit.comparison import ComparisonResult, DistinctTokens
+from rollq_worker.audit.comparison import ComparisonResult
 from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.significance import FEWEST, MARGIN
-from rollq_worker.audit.token_classes import SampledTurn, Tally, TokenClass
+from rollq_worker.audit.token_classes import Place, SampledTurn, Tally, TokenClass, weighted
 
 TURNS = 64
 """Number of turns that the engine decodes again."""
+NOISIER = 2.0
+"""How many times the mean of all tokens that of a class is which has outliers of its own."""
+QUIET = 0.001
+"""A mean in nats that is no noise worth telling apart."""
 SHARE = 0.001
 """Share of outliers that is no fault: one token in thousands may be far off where two logits are close."""
 
@@ -51,26 +55,34 @@ class Floor:
 
     def __init__(self, results: Iterable[ComparisonResult]) -> None:
         self.differences = array("d")
-        """Of each distinct token, in nats."""
-        self.whole = Tally()
-        self.classes = {kind: Tally() for kind in TokenClass}
+        """Of each token, in nats."""
         self.skipped = Counter[str]()
-        distinct = DistinctTokens()
+        places: list[Place] = []
         for result in results:
+            self.differences.extend(result.differences)
             self.skipped.update(result.skipped)
-            for _, kind, difference in distinct.of(result):
-                self.differences.append(difference)
-                self.classes[kind].add(difference, math.inf)
-                self.whole.add(difference, math.inf)
+            places += result.places
         self.numbers = spread(self.differences)
         # 0.125 nats are one rounding step of a bf16 logit, for logits up to 32.
         self.outlier = max(0.125, MARGIN * (self.numbers["p99_abs"] or 0.0))
         """Tokens that are farther off, in nats, are outliers."""
-        beyond = sum(difference > self.outlier for difference in self.differences)
-        # Laplace's rule of succession: a short look has seen few outliers.
-        self.share = max(SHARE, MARGIN * (beyond + 1) / (len(self.differences) + 2))
-        """The largest share of outliers that is no fault."""
+        self.whole = Tally()
+        self.classes = {kind: Tally() for kind in TokenClass}
+        for place, weight in weighted(places):
+            for tally in (self.whole, self.classes[place.kind]):
+                tally.add(place.difference, self.outlier, weight)
 
     def of(self, kind: TokenClass) -> Tally:
-        """The noise of a class; that of all tokens if it was hardly seen."""
-        return self.classes[kind] if self.classes[kind].tokens >= FEWEST else self.whole
+        """The noise of a class; that of all tokens where it was hardly seen and seems no noisier."""
+        return self.classes[kind] if self.classes[kind].tokens >= FEWEST or self._is_noisier(kind) else self.whole
+
+    def share(self, kind: TokenClass | None = None) -> float:
+        """The largest share of outliers that is no fault: in a class that is noisier than all tokens, its own."""
+        noise = self.classes[kind] if kind and self._is_noisier(kind) else self.whole
+        # Laplace's rule of succession: a short look has seen few outliers.
+        return max(SHARE, MARGIN * (noise.outliers + 1) / (noise.tokens + 2))
+
+    def _is_noisier(self, kind: TokenClass) -> bool:
+        # A policy may be sure of all tokens but those that decide what to do, which are the first of a turn.
+        noise = self.classes[kind]
+        return noise.tokens > 0 and noise.mean > max(QUIET, NOISIER * self.whole.mean)

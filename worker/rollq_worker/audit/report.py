@@ -1,6 +1,7 @@
 """The result of an audit: the numbers over all trajectories, what could be seen, and the verdict.
 
-It keeps eight bytes a token and the worst tokens, so a file may be long. It knows nothing of engines.
+It keeps eight bytes a token, the tokens of one group and the worst ones, so a file may be long. It knows nothing of
+engines.
 """
 
 import math
@@ -8,10 +9,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, DistinctTokens, largest_differences
+from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, largest_differences
 from rollq_worker.audit.floor import Floor, spread
 from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, highest_mean
-from rollq_worker.audit.token_classes import Part, Tally, TokenClass
+from rollq_worker.audit.token_classes import Part, Place, Tally, TokenClass, weighted
 
 MAX_NOISE = 0.15
 """Largest mean difference, in nats, between an engine's own decoding and prefill. A network of 28 layers in bf16 has
@@ -27,9 +28,10 @@ class Report:
         self.floor = floor
         self.trajectories = 0
         self.total = ComparisonResult("all")
-        self.classes = {kind: Tally() for kind in TokenClass}
-        """The distinct tokens by their place in a turn."""
-        self._distinct = DistinctTokens()
+        self._classes = {kind: Tally() for kind in TokenClass}
+        self._group = ""
+        self._places: list[Place] = []
+        """Of the group whose trajectories come now."""
         self._suspects: list[list[Part]] = []
         """Of each trajectory that has some."""
 
@@ -40,12 +42,25 @@ class Report:
         self.total.shifted += result.shifted
         for shift, value in result.shifts.items():
             self.total.shifts[shift] += value
-        for _, kind, difference in self._distinct.of(result):
-            self.classes[kind].add(difference, self.floor.outlier)
+        if (group := result.job.rpartition("/")[0]) != self._group:
+            self._end_group()
+            self._group = group
+        self._places += result.places
         self.total.parts += result.parts
         if result.suspects:
             self._suspects.append(result.suspects)
         self.total.worst = largest_differences([*self.total.worst, *result.worst])
+
+    def _end_group(self) -> None:
+        for place, weight in weighted(self._places):
+            self._classes[place.kind].add(place.difference, self.floor.outlier, weight)
+        self._places.clear()
+
+    @property
+    def classes(self) -> dict[TokenClass, Tally]:
+        """The tokens of all trajectories by their place in a turn, once those are there."""
+        self._end_group()
+        return self._classes
 
     @property
     def shift(self) -> int:
@@ -98,12 +113,12 @@ class Report:
         tokens, turns = len(self.total.differences), self.total.parts - self.trajectories
         limit = self._highest_mean(self.whole, self.floor.whole)
         parts = {"trajectory": self.trajectories, "turn": turns}
-        sizes = {"file": self.whole.tokens} | {name: tokens // max(1, n) for name, n in parts.items()}
+        sizes = {"file": round(self.whole.tokens)} | {name: tokens // max(1, n) for name, n in parts.items()}
         return {
             "mean_abs": limit if limit < math.inf else None,
             "outlier": self.floor.outlier,
             "outliers": {
-                name: {"of": size, "least": fewest_outliers(size, self.floor.share, self.level)}
+                name: {"of": size, "least": fewest_outliers(size, self.floor.share(), self.level)}
                 for name, size in sizes.items()
             },
         }
@@ -129,8 +144,8 @@ class Report:
         """Why the verdict is not ok, in words."""
         return [*self._mismatches(), *self._gaps()]
 
-    def _improbable(self, tally: Tally) -> bool:
-        return chance(tally.outliers, tally.tokens, self.floor.share) < self.level
+    def _improbable(self, tally: Tally, kind: TokenClass | None = None) -> bool:
+        return chance(tally.outliers, tally.tokens, self.floor.share(kind)) < self.level
 
     def _highest_mean(self, tally: Tally, floor: Tally) -> float:
         # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense 32B).
@@ -146,9 +161,9 @@ class Report:
         if self.shift:
             direction = "later" if self.shift > 0 else "earlier"
             reasons.append(f"the recorded logprobs fit the tokens one position {direction}")
-        reasons += self._beyond(self.whole, self.floor.whole, "all tokens")
+        reasons += self._beyond(self.whole, None)
         for kind, tally in self.classes.items():
-            reasons += self._beyond(tally, self.floor.of(kind), f"the tokens of class {kind}")
+            reasons += self._beyond(tally, kind)
         if self.faults:
             first = self.faults[0][0]
             where = first.job if first.turn is None else f"turn {first.turn} of {first.job}"
@@ -157,15 +172,17 @@ class Report:
             )
         return reasons
 
-    def _beyond(self, tally: Tally, floor: Tally, what: str) -> Iterator[str]:
-        """How these tokens differ by more than the engine's noise and chance explain."""
+    def _beyond(self, tally: Tally, kind: TokenClass | None) -> Iterator[str]:
+        """How the tokens of a class, or all, differ by more than the engine's noise and chance explain."""
         if not tally.tokens:
             return
-        limit = self._highest_mean(tally, floor)
+        what = f"the tokens of class {kind}" if kind else "all tokens"
+        limit = self._highest_mean(tally, self.floor.of(kind) if kind else self.floor.whole)
         if tally.mean > limit:
             yield f"the mean difference of {what} is {tally.mean:.4f}, above {limit:.4f}"
-        if self._improbable(tally):
-            yield f"{tally.outliers} of {what} ({tally.tokens}) are off by more than {self.floor.outlier:.3g}"
+        if self._improbable(tally, kind):
+            outliers = f"{tally.outliers:.4g} of {what} ({tally.tokens:.0f})"
+            yield f"{outliers} are off by more than {self.floor.outlier:.3g}"
 
     def _gaps(self) -> list[str]:
         compared, skipped = len(self.total.differences), self.total.skipped.total()
@@ -174,7 +191,7 @@ class Report:
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
         if compared and not self.floor.whole.tokens:
             gaps.append("the engine's own noise could not be measured")
-        distinct = self.whole.tokens
-        if distinct and fewest_outliers(distinct, self.floor.share, self.level) is None:
+        distinct = round(self.whole.tokens)
+        if distinct and fewest_outliers(distinct, self.floor.share(), self.level) is None:
             gaps.append(f"{distinct} tokens are too few to prove anything")
         return gaps

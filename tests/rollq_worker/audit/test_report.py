@@ -90,9 +90,13 @@ class TestGroups:
     def test_a_fault_is_found(self, fault: str) -> None:
         assert [seed for seed in range(10) if report_of_groups(seed, 16, DESK_FAULTS[fault]).verdict != "bad"] == []
 
-    def test_the_same_tokens_in_another_group_count_again(self) -> None:
-        report = audit(*[record(job=job) for job in ("r/g/0", "r/g/1", "r/h/0")])
-        assert report["tokens"] == 24 and sum(tally["tokens"] for tally in report["classes"].values()) == 16
+    def test_chance_is_reckoned_with_what_is_not_repeated_in_a_group(self) -> None:
+        def least(*jobs: str) -> int:
+            found: int = audit(*[record(job=job) for job in jobs])["detectable"]["outliers"]["file"]["least"]
+            return found
+
+        together, apart = least(*(f"r/a/{i}" for i in range(8))), least(*(f"r/{i}/0" for i in range(8)))
+        assert together > 2 * apart
 
     @pytest.mark.parametrize("right", [0, 3])
     def test_a_good_sample_hides_no_bad_ones(self, right: int) -> None:
@@ -100,7 +104,7 @@ class TestGroups:
         for number, changed in enumerate(records):
             changed["logprobs"][5] -= 3.0 * (number % 4 != right)
         report = audit(*records)
-        assert (report["verdict"], report["classes"]["first"]["outliers"]) == ("bad", 45)
+        assert (report["verdict"], report["classes"]["first"]["outliers"]) == ("bad", 180)
 
     def test_turns_that_the_engine_decodes_alike_are_one_observation(self) -> None:
         class Alike(FakeScorer):

@@ -78,7 +78,7 @@ class ComparisonResult:
     shifted: int = 0
     """Number of tokens in those sums."""
     places: list[Place] = field(default_factory=list)
-    """The compared tokens, in order."""
+    """The tokens by their place in a turn, in order."""
     parts: int = 0
     """Number of trajectories and turns with compared tokens."""
     suspects: list[Part] = field(default_factory=list)
@@ -263,8 +263,7 @@ def _classify(
             ids = hash((ids, trajectory.tokens[i]))
             if i in scored:
                 difference = abs(trajectory.logprobs[i] - scored[i])
-                context = hash((ids, kind, trajectory.versions[i]))
-                result.places.append(Place(context, kind, difference))
+                result.places.append(Place(hash((ids, trajectory.versions[i])), kind, difference))
                 of_turn.add(difference, outlier)
         whole.tally.join(of_turn)
         parts.append(Part(result.job, number, of_turn))

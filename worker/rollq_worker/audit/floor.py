@@ -15,12 +15,10 @@ from rollq.job import Json
 from rollq_worker.audit.comparison import ComparisonResult
 from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.significance import FEWEST, MARGIN
-from rollq_worker.audit.token_classes import Place, SampledTurn, Tally, TokenClass, weighted
+from rollq_worker.audit.token_classes import Place, SampledTurn, Tally, TokenClass, note_repeats
 
 TURNS = 64
 """Number of turns that the engine decodes again."""
-NOISIER = 2.0
-"""How many times the mean of all tokens that of a class is which has outliers of its own."""
 QUIET = 0.001
 """A mean in nats that is no noise worth telling apart."""
 SHARE = 0.001
@@ -66,23 +64,29 @@ class Floor:
         # 0.125 nats are one rounding step of a bf16 logit, for logits up to 32.
         self.outlier = max(0.125, MARGIN * (self.numbers["p99_abs"] or 0.0))
         """Tokens that are farther off, in nats, are outliers."""
-        self.whole = Tally()
         self.classes = {kind: Tally() for kind in TokenClass}
-        for place, weight in weighted(places):
-            for tally in (self.whole, self.classes[place.kind]):
-                tally.add(place.difference, self.outlier, weight)
+        for place in places:
+            self.classes[place.kind].add(place.difference, self.outlier)
+        note_repeats(self.classes, places)
+        self.whole = Tally()
+        for tally in self.classes.values():
+            self.whole.join(tally)
 
     def of(self, kind: TokenClass) -> Tally:
-        """The noise of a class; that of all tokens where it was hardly seen and seems no noisier."""
-        return self.classes[kind] if self.classes[kind].tokens >= FEWEST or self._is_noisier(kind) else self.whole
+        """The noise of a class; that of all tokens if it was hardly seen."""
+        return self.classes[kind] if self.classes[kind].tokens >= FEWEST else self.whole
 
     def share(self, kind: TokenClass | None = None) -> float:
-        """The largest share of outliers that is no fault: in a class that is noisier than all tokens, its own."""
+        """The largest share of outliers that is no fault: of all tokens, or of a class that is clearly noisier."""
         noise = self.classes[kind] if kind and self._is_noisier(kind) else self.whole
+        tokens, outliers = noise.tokens * noise.independent, noise.outliers * noise.independent
         # Laplace's rule of succession: a short look has seen few outliers.
-        return max(SHARE, MARGIN * (noise.outliers + 1) / (noise.tokens + 2))
+        return max(SHARE, MARGIN * (outliers + 1) / (tokens + 2))
 
     def _is_noisier(self, kind: TokenClass) -> bool:
         # A policy may be sure of all tokens but those that decide what to do, which are the first of a turn.
         noise = self.classes[kind]
-        return noise.tokens > 0 and noise.mean > max(QUIET, NOISIER * self.whole.mean)
+        if noise.tokens < FEWEST:
+            return False
+        least = noise.mean - 2 * math.sqrt(noise.variance_of_mean)
+        return least > max(QUIET, MARGIN * self.whole.mean)

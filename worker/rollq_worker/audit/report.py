@@ -12,7 +12,7 @@ from typing import Any
 from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, largest_differences
 from rollq_worker.audit.floor import Floor, spread
 from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, highest_mean
-from rollq_worker.audit.token_classes import Part, Place, Tally, TokenClass, weighted
+from rollq_worker.audit.token_classes import Part, Place, Tally, TokenClass, note_repeats
 
 MAX_NOISE = 0.15
 """Largest mean difference, in nats, between an engine's own decoding and prefill. A network of 28 layers in bf16 has
@@ -46,14 +46,15 @@ class Report:
             self._end_group()
             self._group = group
         self._places += result.places
+        for place in result.places:
+            self._classes[place.kind].add(place.difference, self.floor.outlier)
         self.total.parts += result.parts
         if result.suspects:
             self._suspects.append(result.suspects)
         self.total.worst = largest_differences([*self.total.worst, *result.worst])
 
     def _end_group(self) -> None:
-        for place, weight in weighted(self._places):
-            self._classes[place.kind].add(place.difference, self.floor.outlier, weight)
+        note_repeats(self._classes, self._places)
         self._places.clear()
 
     @property
@@ -110,18 +111,23 @@ class Report:
     @property
     def detectable(self) -> dict[str, Any]:
         """The smallest faults that this audit can see, in trajectories and turns of average length."""
-        tokens, turns = len(self.total.differences), self.total.parts - self.trajectories
+        tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
         limit = self._highest_mean(self.whole, self.floor.whole)
-        parts = {"trajectory": self.trajectories, "turn": turns}
-        sizes = {"file": round(self.whole.tokens)} | {name: tokens // max(1, n) for name, n in parts.items()}
+        sizes = {"file": tokens, "trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
+        least = {name: fewest_outliers(size, self.floor.share(), self.level) for name, size in sizes.items()}
+        least["file"] = self._fewest
         return {
             "mean_abs": limit if limit < math.inf else None,
             "outlier": self.floor.outlier,
-            "outliers": {
-                name: {"of": size, "least": fewest_outliers(size, self.floor.share(), self.level)}
-                for name, size in sizes.items()
-            },
+            "outliers": {name: {"of": size, "least": least[name]} for name, size in sizes.items()},
         }
+
+    @property
+    def _fewest(self) -> int | None:
+        """The smallest number of outliers of the file that chance does not explain; None if even all prove nothing."""
+        part = self.whole.independent
+        fewest = fewest_outliers(round(self.whole.tokens * part), self.floor.share(), self.level)
+        return fewest and math.ceil(fewest / part)
 
     @property
     def sight(self) -> str:
@@ -145,7 +151,8 @@ class Report:
         return [*self._mismatches(), *self._gaps()]
 
     def _improbable(self, tally: Tally, kind: TokenClass | None = None) -> bool:
-        return chance(tally.outliers, tally.tokens, self.floor.share(kind)) < self.level
+        part = tally.independent
+        return chance(tally.outliers * part, tally.tokens * part, self.floor.share(kind)) < self.level
 
     def _highest_mean(self, tally: Tally, floor: Tally) -> float:
         # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense 32B).
@@ -181,8 +188,7 @@ class Report:
         if tally.mean > limit:
             yield f"the mean difference of {what} is {tally.mean:.4f}, above {limit:.4f}"
         if self._improbable(tally, kind):
-            outliers = f"{tally.outliers:.4g} of {what} ({tally.tokens:.0f})"
-            yield f"{outliers} are off by more than {self.floor.outlier:.3g}"
+            yield f"{tally.outliers} of {what} ({tally.tokens}) are off by more than {self.floor.outlier:.3g}"
 
     def _gaps(self) -> list[str]:
         compared, skipped = len(self.total.differences), self.total.skipped.total()
@@ -191,7 +197,6 @@ class Report:
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
         if compared and not self.floor.whole.tokens:
             gaps.append("the engine's own noise could not be measured")
-        distinct = round(self.whole.tokens)
-        if distinct and fewest_outliers(distinct, self.floor.share(), self.level) is None:
-            gaps.append(f"{distinct} tokens are too few to prove anything")
+        if compared and self._fewest is None:
+            gaps.append(f"{compared} tokens are too few to prove anything")
         return gaps

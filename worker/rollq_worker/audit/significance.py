@@ -20,8 +20,7 @@ FEWEST = 30
 
 
 def chance(outliers: float, tokens: float, share: float) -> float:
-    """A bound on the probability of so many outliers or more, where each token is one with probability `share`. Sums of
-    weights up to 1 are as good as numbers.
+    """A bound on the probability of so many outliers or more, where each token is one with probability `share`.
 
     exp(-n D), with the relative entropy D of the seen and the expected share: W. Hoeffding, Probability inequalities
     for sums of bounded random variables, 1963, theorem 1.

@@ -7,7 +7,7 @@ are counted for themselves. It knows nothing of engines.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -36,43 +36,46 @@ class Place(NamedTuple):
     """A compared token, and where it is."""
 
     context: int
-    """A hash of the token, of all before it in its trace, of its class and its weight version."""
+    """A hash of the token, of all before it in its trace, and of its weight version."""
     kind: TokenClass
     difference: float
     """Between its logprobs, in nats."""
 
 
-def weighted(places: Sequence[Place]) -> Iterator[tuple[Place, float]]:
-    """Each token with its weight: those of one context weigh 1 together, because they are one observation.
-
-    Samples of a group begin with the same prompt, and those of a confident policy go on alike. The same token behind
-    the same ids is off by about the same, however often it was sampled.
-    """
-    counts = Counter(place.context for place in places)
-    return ((place, 1 / counts[place.context]) for place in places)
-
-
 @dataclass(slots=True)
 class Tally:
-    """The differences of some tokens between the recorded and the scored logprob. All are sums of weights."""
+    """The differences of some tokens between the recorded and the scored logprob."""
 
-    tokens: float = 0.0
+    tokens: int = 0
     total: float = 0.0
     squares: float = 0.0
-    """Of the differences and of their squares, in nats."""
-    outliers: float = 0.0
+    """Sums of the differences and of their squares, in nats."""
+    outliers: int = 0
+    repeats: int = 0
+    """Number of pairs (a, b) of different tokens that are the same token behind the same ids."""
 
-    def add(self, difference: float, limit: float, weight: float = 1.0) -> None:
-        self.tokens += weight
-        self.total += weight * difference
-        self.squares += weight * difference * difference
-        self.outliers += weight * (difference > limit)
+    def add(self, difference: float, limit: float) -> None:
+        self.tokens += 1
+        self.total += difference
+        self.squares += difference * difference
+        self.outliers += difference > limit
 
     def join(self, other: Tally) -> None:
         self.tokens += other.tokens
         self.total += other.total
         self.squares += other.squares
         self.outliers += other.outliers
+        self.repeats += other.repeats
+
+    @property
+    def independent(self) -> float:
+        """The part of the tokens that counts as independent observations: 1 where none is repeated.
+
+        Samples of a group begin with the same prompt, and those of a confident policy go on alike; the same token is
+        then off by about the same, however often it was sampled. This is the effective sample size of L. Kish, Survey
+        Sampling, 1965, for clusters whose members are equal.
+        """
+        return self.tokens / (self.tokens + self.repeats) if self.tokens else 1.0
 
     @property
     def mean(self) -> float:
@@ -80,11 +83,16 @@ class Tally:
 
     @property
     def variance_of_mean(self) -> float:
-        return max(0.0, self.squares - self.total * self.mean) / self.tokens**2
+        return max(0.0, self.squares - self.total * self.mean) / self.tokens**2 / self.independent
 
     def as_json(self) -> dict[str, Json]:
-        mean = self.mean if self.tokens else None
-        return {"tokens": round(self.tokens), "mean_abs": mean, "outliers": round(self.outliers, 1)}
+        return {"tokens": self.tokens, "mean_abs": self.mean if self.tokens else None, "outliers": self.outliers}
+
+
+def note_repeats(tallies: Mapping[TokenClass, Tally], places: Iterable[Place]) -> None:
+    """Note which of the places, all of them in the tallies, are the same token behind the same ids."""
+    for (kind, _), count in Counter((place.kind, place.context) for place in places).items():
+        tallies[kind].repeats += count * (count - 1)
 
 
 @dataclass(frozen=True, slots=True)

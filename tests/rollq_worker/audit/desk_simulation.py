@@ -13,9 +13,9 @@ import numpy as np
 from rollq.events import Finish
 from rollq_worker.audit.comparison import Auditor
 from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
-from rollq_worker.audit.floor import Floor, turns_to_decode
 from rollq_worker.audit.report import Report
 from rollq_worker.audit.scorer import SampledTokens, Scores
+from tests.rollq_worker.audit.simulation import report_on
 
 PROMPT, BRIDGE, TURN, SIZE = 40, 6, 14, 8
 WAYS = (0.6, 0.3, 0.1)
@@ -104,9 +104,4 @@ def report_of_groups(seed: int, groups: int, plant: Plant | None = None) -> Repo
     for t in file:
         if plant:
             plant(t, int(t.job.rpartition("/")[2]))
-    auditor = Auditor(engine, frozenset(["v"]), 1 << 30)  # type: ignore[arg-type]
-    floor = Floor(auditor.audit_again(*turn) for turn in turns_to_decode(file, len(file)))
-    report = Report(floor)
-    for t in file:
-        report.add(auditor.audit(t, floor.outlier))
-    return report
+    return report_on(file, Auditor(engine, frozenset(["v"]), 1 << 30))  # type: ignore[arg-type]

@@ -140,7 +140,10 @@ def audited(noise: Noise, seed: int, trajectories: int, *, plant: Plant = shifte
     file = [trajectory(engine, number) for number in range(trajectories)]
     for number in range(round(share * trajectories)):
         plant(file[number * trajectories // round(share * trajectories)])
-    auditor = Auditor(engine, frozenset(["v"]), 1 << 30)  # type: ignore[arg-type]
+    return report_on(file, Auditor(engine, frozenset(["v"]), 1 << 30))  # type: ignore[arg-type]
+
+
+def report_on(file: Sequence[ExportedTrajectory], auditor: Auditor) -> Report:
     floor = Floor(auditor.audit_again(*turn) for turn in turns_to_decode(file, len(file)))
     report = Report(floor)
     for t in file:

@@ -113,21 +113,20 @@ class Report:
         """The smallest faults that this audit can see, in trajectories and turns of average length."""
         tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
         limit = self._highest_mean(self.whole, self.floor.whole)
-        sizes = {"file": tokens, "trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
-        least = {name: fewest_outliers(size, self.floor.share(), self.level) for name, size in sizes.items()}
-        least["file"] = self._fewest
+        parts = {"trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
         return {
             "mean_abs": limit if limit < math.inf else None,
             "outlier": self.floor.outlier,
-            "outliers": {name: {"of": size, "least": least[name]} for name, size in sizes.items()},
+            "outliers": {
+                "file": {"of": tokens, "least": self._fewest(tokens, self.whole.independent)},
+                **{name: {"of": size, "least": self._fewest(size)} for name, size in parts.items()},
+            },
         }
 
-    @property
-    def _fewest(self) -> int | None:
-        """The smallest number of outliers of the file that chance does not explain; None if even all prove nothing."""
-        part = self.whole.independent
-        fewest = fewest_outliers(round(self.whole.tokens * part), self.floor.share(), self.level)
-        return fewest and math.ceil(fewest / part)
+    def _fewest(self, tokens: int, independent: float = 1.0) -> int | None:
+        """The smallest number of outliers that chance does not explain; None if even all prove nothing."""
+        fewest = fewest_outliers(round(tokens * independent), self.floor.share(), self.level)
+        return fewest and math.ceil(fewest / independent)
 
     @property
     def sight(self) -> str:
@@ -197,6 +196,6 @@ class Report:
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
         if compared and not self.floor.whole.tokens:
             gaps.append("the engine's own noise could not be measured")
-        if compared and self._fewest is None:
+        if compared and self._fewest(compared, self.whole.independent) is None:
             gaps.append(f"{compared} tokens are too few to prove anything")
         return gaps

@@ -40,7 +40,8 @@ OF_TRAINERS = (
     "contract/test_learn.py",
     "contract/test_trl.py",
 )
-"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages."""
+"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages, and with
+torch alone, which `make learn` installs."""
 SLOW = (
     "contract/test_interruptions.py",
     "contract/test_several_engines.py",
@@ -61,7 +62,7 @@ OF_TRACKERS = ("rollq_integrations/trackers",)
 """Tests that import wandb, mlflow and trackio: `make test-trackers`."""
 collect_ignore = [
     *([] if find_spec("trackio") else OF_TRACKERS),
-    *([] if find_spec("torch") else OF_TRAINERS),
+    *([] if find_spec("trl") else OF_TRAINERS),
     *([] if find_spec("verifiers") else OF_VERIFIERS),
 ]
 

@@ -40,8 +40,8 @@ OF_TRAINERS = (
     "contract/test_learn.py",
     "contract/test_trl.py",
 )
-"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages, and with
-torch alone, which `make learn` installs."""
+"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages. Where
+`make learn` has installed torch alone, they are left out."""
 SLOW = (
     "contract/test_interruptions.py",
     "contract/test_several_engines.py",

@@ -1,4 +1,4 @@
-"""An environment for load tests of an engine: a policy and tools of about 1,800 tokens, and replies of fixed lengths.
+"""An environment for load tests of an engine: a policy and tools of about 1,640 tokens, and replies of fixed lengths.
 
 An episode takes as many turns as its budget allows, whatever the model says, and earns 0. So any model plays it, one
 with random weights, too. A task is the same in every process.

@@ -50,7 +50,8 @@ class DeskEngine:
         return SampledTokens(way, array("d", [self._true[id] for id in way]), True)
 
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
-        return Scores(array("d", [self._true[id] + self._off[id] for id in ids[start + 1 :]]), None)
+        logprobs = array("d", [self._true[id] + self._off[id] for id in ids[start + 1 :]])
+        return Scores(logprobs, [()] * len(logprobs))
 
 
 def groups_of(engine: DeskEngine, count: int) -> list[ExportedTrajectory]:

@@ -25,8 +25,19 @@ def true_logprob(ids: "array[int]", i: int) -> float:
 class FakeScorer:
     """Knows the true logprobs up to `noise`."""
 
-    def __init__(self, *, noise: float = 0.0, max_tokens: int = 1000, refusal: str = "", lists: bool = True) -> None:
-        self.noise, self.max_tokens, self.refusal, self.lists = noise, max_tokens, refusal, lists
+    def __init__(
+        self,
+        *,
+        noise: float = 0.0,
+        max_tokens: int = 1000,
+        refusal: str = "",
+        refusal_to_decode: str = "",
+        lists: bool = True,
+    ) -> None:
+        self.noise, self.max_tokens, self.lists = noise, max_tokens, lists
+        self.refusal, self.refusal_to_decode = refusal, refusal_to_decode
+        self.decoded: list[tuple[int, float]] = []
+        """Tokens before it, temperature."""
         self.calls: list[tuple[list[int], int, int]] = []
         self.sampled: list[tuple[int, dict[str, Any]]] = []
         """Tokens before it, what was asked for."""
@@ -44,9 +55,16 @@ class FakeScorer:
             "d", [true_logprob(ids, i) + self.noise - (adapter in self.others) for i in range(start + 1, len(ids))]
         )
         if not likeliest or not self.lists:
-            return Scores(logprobs, None)
+            return Scores(logprobs, [()] * len(logprobs))
         # Two tokens share all the mass: the sampled one and another.
         return Scores(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
+
+    def score_decoded(self, ids: "array[int]", token: int, temperature: float, adapter: Adapter | None = None) -> float:
+        self.decoded.append((len(ids), temperature))
+        if self.refusal_to_decode:
+            raise ScoringRefused(self.refusal_to_decode)
+        logprob = true_logprob(ids + array("I", [token]), len(ids))
+        return at_temperature(logprob, temperature) + self.noise - (adapter in self.others)
 
     def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Adapter | None = None) -> SampledTokens:
         """Decodes without noise. No two turns begin alike."""

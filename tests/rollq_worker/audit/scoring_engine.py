@@ -20,6 +20,11 @@ def scores(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
     return {"output_ids": [], "meta_info": {"weight_version": "v1", "input_token_logprobs": entries, **meta}}
 
 
+def decoded(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    entries = [[-0.5, id, None] for id in body["token_ids_logprob"]]
+    return {"meta_info": {"weight_version": "v1", "output_token_ids_logprobs": [entries], **meta}}
+
+
 def sampled(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
     """As many tokens as were asked for, with the logprobs that `scores` gives. No two turns begin alike."""
     ids = [100 + next(TURNS) % 1000] + [7] * (body["sampling_params"]["max_new_tokens"] - 1)

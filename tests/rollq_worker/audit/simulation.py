@@ -63,7 +63,8 @@ class SimulatedEngine:
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
         scored = ids[start + 1 :]
         noise = self._noise(self._draw, len(scored))
-        return Scores(array("d", np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)] + noise), None)
+        true = np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)]
+        return Scores(array("d", true + noise), [()] * len(scored))
 
 
 def trajectory(engine: SimulatedEngine, number: int) -> ExportedTrajectory:

@@ -1,13 +1,16 @@
 """What is compared, and what is skipped and why."""
 
+import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABULARY, WEIGHTS
+from rollq_worker.audit.comparison import CONTEXT, OUTSIDE_VOCABULARY, WEIGHTS, rescale
 from rollq_worker.audit.exported_file import read
 from rollq_worker.audit.floor import TURNS, turns_to_decode
 from rollq_worker.audit.report import MIN_COMPARED
@@ -78,17 +81,48 @@ def test_another_temperature(temperature: float) -> None:
     found = audit(sampled)
     assert found["tokens"] == 8 and found["max_abs"] < 0.005 and found["verdict"] == "ok"
     assert audit(record(sampling={"temperature": temperature}))["verdict"] == "bad"
-    assert audit(sampled, scorer=FakeScorer(lists=False))["by_reason"] == {NO_LIST: 8}
 
 
-def test_a_flat_distribution_at_another_temperature_is_skipped() -> None:
+@pytest.mark.parametrize("lists", [True, False])
+def test_where_the_likeliest_tokens_do_not_say_enough_the_engine_decodes_at_that_temperature(lists: bool) -> None:
     class Flat(FakeScorer):
         def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
-            logprobs = array("d", [-8.0] * (len(ids) - start - 1))
-            return Scores(logprobs, [[-7.0, -8.0]] * len(logprobs))
+            found = super().score(ids, start, likeliest=likeliest, adapter=adapter)
+            return Scores(found.logprobs, [[-7.0, -8.0] if lists else []] * len(found.logprobs))
 
-    found = audit(record(sampling={"temperature": 1.5}), scorer=Flat())
-    assert found["by_reason"] == {FLAT: 8}
+    sampled = record(sampling={"temperature": 1.5})
+    sampled["logprobs"] = [p and at_temperature(p, 1.5) for p in sampled["logprobs"]]
+    scorer = Flat()
+    found = audit(sampled, scorer=scorer)
+    assert (found["tokens"], found["skipped"], found["verdict"]) == (8, 0, "ok") and found["max_abs"] < 1e-9
+    assert scorer.decoded[-8:] == [(i, 1.5) for i in (5, 6, 7, 8, 12, 13, 14, 15)]
+    sampled["logprobs"][6] -= 2
+    assert audit(sampled, scorer=Flat())["worst"][0]["position"] == 6
+    found = audit(sampled, scorer=Flat(refusal_to_decode="no such field"))
+    assert found["by_reason"] == {"refused: no such field": 8} and found["verdict"] == "incomplete"
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """Its logarithms, largest first."""
+    highest = max(logits)
+    normaliser = highest + math.log(math.fsum(math.exp(logit - highest) for logit in logits))
+    return sorted((logit - normaliser for logit in logits), reverse=True)
+
+
+@given(
+    logits=st.lists(st.floats(-30, 30), min_size=1, max_size=20),
+    listed=st.integers(0, 20),
+    temperature=st.floats(1e-6, 10, exclude_min=True),
+)
+def test_a_logprob_at_another_temperature_is_right_or_unknown(
+    logits: list[float], listed: int, temperature: float
+) -> None:
+    """Near 0 and in long lists too, where powers underflow."""
+    logprobs = softmax(logits)
+    for p, at in zip(logprobs, softmax([logit / temperature for logit in logits]), strict=True):
+        found = rescale(p, logprobs[:listed], temperature)
+        assert found is None or found == pytest.approx(at, abs=0.005, rel=1e-6)
+        assert found is not None or listed < len(logits) or temperature > 1
 
 
 def test_each_trace_is_scored_by_itself() -> None:

@@ -134,7 +134,8 @@ def test_a_shifted_file_is_named_as_such(by: int) -> None:
 def test_a_confident_policy_is_not_taken_for_shifted() -> None:
     class Sure(FakeScorer):
         def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
-            return Scores(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
+            logprobs = array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))])
+            return Scores(logprobs, [()] * len(logprobs))
 
         def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
             found = super().sample(ids, sampling)

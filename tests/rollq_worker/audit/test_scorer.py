@@ -11,7 +11,7 @@ from rollq.errors import EngineFailure
 from rollq_worker.audit import scorer as scorer_module
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
 from rollq_worker.protocols import Adapter
-from tests.rollq_worker.audit.scoring_engine import sampled, scores, scoring_engine
+from tests.rollq_worker.audit.scoring_engine import decoded, sampled, scores, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
 IDS = array("I", [5, 6, 7, 8])
@@ -50,7 +50,7 @@ def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     scorer = connect(engine)
     assert (scorer.version, scorer.max_tokens) == ("v1", 89)
     found = scorer.score(IDS, 1)
-    assert list(found.logprobs) == [-0.5, -0.5] and found.likeliest is None
+    assert list(found.logprobs) == [-0.5, -0.5] and found.likeliest == [(), ()]
     (sent,) = engine.bodies()
     assert sent["input_ids"] == [5, 6, 7, 8] and sent["sampling_params"] == {"max_new_tokens": 0}
     assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (True, 1, False)
@@ -73,6 +73,38 @@ def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:
     engine.answers = [lambda body: scores(body, input_top_logprobs=tops)]
     assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [[-0.1, -2.4], [-0.2]]
     assert engine.bodies()[0]["top_logprobs_num"] == 2
+
+
+def test_a_score_at_another_temperature(engine: ScriptedEngine, connect: Connect) -> None:
+    engine.answers = [decoded]
+    assert connect(engine).score_decoded(IDS, 9, 0.7, Adapter("math", "6")) == -0.5
+    [sent] = engine.bodies()
+    assert (sent["input_ids"], sent["token_ids_logprob"], sent["lora_path"]) == ([5, 6, 7, 8], [9], "math@6")
+    assert sent["sampling_params"] == {"max_new_tokens": 1, "temperature": 0.7} and sent["return_logprob"]
+
+
+def test_an_engine_that_cannot_score_at_a_temperature(engine: ScriptedEngine, connect: Connect) -> None:
+    engine.answers = [sampled, (400, {"error": {"message": "no such field"}})]
+    for said in ("reports no logprobs of the tokens that it is asked for", "no such field"):
+        with pytest.raises(ScoringRefused, match=said):
+            connect(engine).score_decoded(IDS, 9, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((500, {"error": {"message": "broken"}}), "answered 500: broken"),
+        (lambda body: decoded(body, output_token_ids_logprobs=[[[-0.5, 7, None]]]), "of token 7 in place of 9"),
+        (lambda body: decoded(body, output_token_ids_logprobs=[[[math.nan, 9, None]]]), "is not finite"),
+        (lambda body: decoded(body, output_token_ids_logprobs=[[]]), "not a scoring reply"),
+        (lambda body: decoded(body, output_token_ids_logprobs=[None]), "not a scoring reply"),
+        (lambda body: decoded(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
+    ],
+)
+def test_a_broken_score_at_a_temperature(engine: ScriptedEngine, connect: Connect, answer: Any, said: str) -> None:
+    engine.answers = [answer]
+    with pytest.raises(EngineFailure, match=said):
+        connect(engine).score_decoded(IDS, 9, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +133,20 @@ def test_tokens_that_the_engine_samples(engine: ScriptedEngine, connect: Connect
     found = connect(engine).sample(IDS, {"max_new_tokens": 2, "top_k": 4})
     assert found.ids[0] >= 100 and found.ids.tolist()[1:] == [7]
     assert (found.logprobs.tolist(), found.stopped) == ([-0.5, -0.5], True)
-    sent = {"input_ids": [5, 6, 7, 8], "sampling_params": {"max_new_tokens": 2, "top_k": 4}, "return_logprob": True}
-    assert engine.bodies() == [sent]
+    [sent] = engine.bodies()
+    assert (sent["input_ids"], sent["sampling_params"]) == ([5, 6, 7, 8], {"max_new_tokens": 2, "top_k": 4})
+    assert sent["return_logprob"]
+
+
+def test_what_was_decoded_is_scored_by_a_prefill_of_its_own(engine: ScriptedEngine, connect: Connect) -> None:
+    engine.answers = [sampled, scores, decoded, sampled]
+    first, second = connect(engine), connect(engine)
+    first.sample(IDS, {"max_new_tokens": 2})
+    first.score(IDS, 1)
+    first.score_decoded(IDS, 9, 0.7)
+    second.sample(IDS, {"max_new_tokens": 2})
+    keys = [body["extra_key"] for body in engine.bodies()]
+    assert keys[1] == keys[2] and len(set(keys)) == 3
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,6 @@ LONGEST = 64
 WEIGHTS = "sampled by other weights than the engine has now"
 CONTEXT = "beyond the engine's context"
 OUTSIDE_VOCABULARY = "in a trace with an id beyond the vocabulary"
-NO_LIST = "sampled at another temperature than 1, and the engine lists no likeliest tokens"
-FLAT = "sampled at another temperature than 1, from too flat a distribution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +172,24 @@ class Auditor:
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return {}
-        # The normaliser at another temperature than 1 is computed from so many likeliest tokens.
+        # The normaliser at another temperature than 1 is computed from so many likeliest tokens. Where they do not
+        # determine it, the engine decodes behind the token's prefix: a request for each token.
         likeliest = 128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
         try:
             scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest, adapter=adapter)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return {}
-        scored = {}
+        scored = dict[int, float]()
         for i in positions:
-            temperature = trajectory.conditions[i].temperature
-            if temperature != 1.0 and scores.likeliest is None:
-                result.skipped[NO_LIST] += 1
-                continue
-            top = scores.likeliest[i - first] if scores.likeliest else ()
-            logprob = rescale(scores.logprobs[i - first], top, temperature)
-            if logprob is None:
-                result.skipped[FLAT] += 1
-            else:
+            temperature, at = trajectory.conditions[i].temperature, i - first
+            logprob = rescale(scores.logprobs[at], scores.likeliest[at], temperature)
+            try:
+                if logprob is None:
+                    logprob = self._scorer.score_decoded(ids[: i - start], ids[i - start], temperature, adapter)
                 scored[i] = logprob
+            except ScoringRefused as e:
+                result.skipped[f"refused: {e}"] += 1
         return scored
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
@@ -223,14 +220,17 @@ def rescale(logprob: float, top: Sequence[float], temperature: float) -> float |
     """
     if temperature == 1.0:
         return logprob
-    rest = max(0.0, 1.0 - math.fsum(map(math.exp, top)))
-    concentrated = rest * math.exp(min(top[-1] * (1 / temperature - 1), 700.0))
-    spread_out = VOCABULARY * (rest / VOCABULARY) ** (1 / temperature)
-    low, high = sorted((concentrated, spread_out))
-    known = math.fsum(math.exp(p / temperature) for p in top)
+    # Logprobs are single precision, so their sum says nothing finer of what is left.
+    rest = max(1e-9, 1.0 - math.fsum(map(math.exp, top)))
+    # Everything is divided by p^(1/T) of the likeliest, because powers of low temperatures underflow.
+    best, smallest = (top[0], top[-1]) if top else (0.0, 0.0)
+    concentrated = math.log(rest) + smallest * (1 / temperature - 1) - best / temperature
+    spread_out = math.log(VOCABULARY) + (math.log(rest / VOCABULARY) - best) / temperature
+    low, high = sorted(math.exp(min(bound, 700.0)) for bound in (concentrated, spread_out))
+    known = math.fsum(math.exp((p - best) / temperature) for p in top)
     # A token can be compared where those bounds are close, in nats.
-    tight = math.log((known + high) / (known + low)) <= 0.005
-    return logprob / temperature - math.log(known + (low + high) / 2) if tight else None
+    tight = known + high <= (known + low) * math.exp(0.005)
+    return (logprob - best) / temperature - math.log(known + (low + high) / 2) if tight else None
 
 
 def _compare(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import json
 import math
+import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,8 +43,8 @@ class Scores:
 
     logprobs: array[float]
     """array('d'): log_softmax(logits), whatever the sampling parameters."""
-    likeliest: Sequence[Sequence[float]] | None
-    """The logprobs of the likeliest tokens at each position, falling; None if the engine does not report them."""
+    likeliest: Sequence[Sequence[float]]
+    """The logprobs of the likeliest tokens at each position, falling; all empty if the engine does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,16 @@ class SampledTokens:
 
 
 class Scorer:
-    """One engine, used by several threads."""
+    """One engine, used by several threads.
+
+    Scores are of a prefill of this audit: what the engine cached while it decoded, for a rollout or in `sample`, is not
+    read. With it a token would be scored from the very numbers that it was sampled from.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        # SGLang shares cached prefixes among requests of the same `extra_key` only.
+        self._scored, self._decoded = (f"rollq audit {uuid.uuid4().hex} {what}" for what in ("scored", "decoded"))
         # With the likeliest tokens a response takes 4 kB per token.
         self._http = EngineHttp(url, max_bytes=1 << 30)
         self.version = self._version()
@@ -94,21 +101,44 @@ class Scorer:
             "sampling_params": {"max_new_tokens": 0},
             "return_logprob": True,
             "logprob_start_len": start,
+            "extra_key": self._scored,
         }
         if likeliest:
             body["top_logprobs_num"] = likeliest
         with self._typed_errors():
             return self._read(self._generate(body, adapter), ids[start:], bool(likeliest))
 
+    def score_decoded(self, ids: array[int], token: int, temperature: float, adapter: Adapter | None = None) -> float:
+        """The logprob of `token` after `ids` at that temperature, which the engine applies to what it decodes only: it
+        decodes one token. Raises ScoringRefused, EngineFailure."""
+        body = {
+            "input_ids": ids.tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+            "return_logprob": True,
+            "token_ids_logprob": [token],
+            "extra_key": self._scored,
+        }
+        with self._typed_errors():
+            meta = self._generate(body, adapter)
+            if "output_token_ids_logprobs" not in meta:
+                raise ScoringRefused("the engine reports no logprobs of the tokens that it is asked for")
+            [[[logprob, id, *_]]] = meta["output_token_ids_logprobs"]
+            if id != token:
+                raise EngineFailure(f"{self.url}: a logprob of token {id} in place of {token}")
+            return _finite([logprob])[0]
+
     def sample(self, ids: array[int], sampling: Mapping[str, Json], adapter: Adapter | None = None) -> SampledTokens:
         """Tokens that the engine decodes after `ids`. Raises ScoringRefused, EngineFailure."""
-        body = {"input_ids": ids.tolist(), "sampling_params": sampling, "return_logprob": True}
+        body = {
+            "input_ids": ids.tolist(),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "extra_key": self._decoded,
+        }
         with self._typed_errors():
             meta = self._generate(body, adapter)
             entries = meta["output_token_logprobs"]
-            logprobs = array("d", [entry[0] for entry in entries])
-            if not all(map(math.isfinite, logprobs)):
-                raise ValueError("a logprob is not finite")
+            logprobs = _finite([entry[0] for entry in entries])
             stopped = meta["finish_reason"]["type"] == Finish.STOP
             return SampledTokens(array("I", [entry[1] for entry in entries]), logprobs, stopped)
 
@@ -149,12 +179,10 @@ class Scorer:
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():
             raise EngineFailure(f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent")
-        logprobs = array("d", [entry[0] for entry in entries[1:]])
-        if not all(map(math.isfinite, logprobs)):
-            raise ValueError("a logprob is not finite")
+        logprobs = _finite([entry[0] for entry in entries[1:]])
         tops = meta.get("input_top_logprobs") if likeliest else None
         if not tops:
-            return Scores(logprobs, None)
+            return Scores(logprobs, [()] * len(logprobs))
         if len(tops) != len(entries):
             raise EngineFailure(f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens")
         return Scores(logprobs, [[entry[0] for entry in top] for top in tops[1:]])
@@ -197,3 +225,9 @@ class Scorer:
 
     def _failure(self, response: Response) -> EngineFailure:
         return EngineFailure(f"{self.url} answered {response.status}: {read_error(response.body)}")
+
+
+def _finite(logprobs: Sequence[float]) -> array[float]:
+    if not all(map(math.isfinite, logprobs)):
+        raise ValueError("a logprob is not finite")
+    return array("d", logprobs)

@@ -26,8 +26,10 @@ FIELDS = {
     "return_routed_experts": bool,
     "routed_experts_start_len": int,
     "lora_path": str,
+    "extra_key": str,
 }
-"""The fields that it takes, each with the type of its value."""
+"""The fields that it takes, each with the type of its value. `extra_key`, which keeps cached prefixes apart, has no
+effect."""
 ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
 """What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply is the same."""
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}

@@ -175,7 +175,9 @@ def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _turn_reward_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """Files of an earlier rollq have none."""
-    rewards = record.get("turn_rewards", [None] * record["turns"])
+    if "turn_rewards" not in record:
+        return
+    rewards = record["turn_rewards"]
     if not _list(rewards) or not all(reward is None or number(reward) for reward in rewards):
         yield f"turn_rewards must be a list of null or finite numbers, not {rewards!r:.60}"
     elif len(rewards) != record["turns"]:

@@ -178,6 +178,7 @@ def test_files_of_an_earlier_rollq_have_no_turn_rewards() -> None:
     old = record(played(0, 0, 1.0))
     del old["turn_rewards"]
     assert faults(old) == []
+    assert f"it has {10**20} turns" in faults(old | {"turns": 10**20})[0]
     [row] = rows(played(0, 0, 1.0), 7)
     del row["turn_rewards"]
     found, wrong = record_of([row])

@@ -71,7 +71,7 @@ def test_an_adapter_that_the_engine_lacks_is_named_with_the_line_that_loads_it(
 def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:
     tops = [None, [[-0.1, 7, None], [-2.4, 5, None]], [[-0.2, 8, None]]]
     engine.answers = [lambda body: scores(body, input_top_logprobs=tops)]
-    assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [[-0.1, -2.4], [-0.2]]
+    assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [array("d", [-0.1, -2.4]), array("d", [-0.2])]
     assert engine.bodies()[0]["top_logprobs_num"] == 2
 
 
@@ -117,6 +117,7 @@ def test_a_broken_score_at_a_temperature(engine: ScriptedEngine, connect: Connec
         (lambda body: scores({**body, "logprob_start_len": 2}), "the 2 logprobs are not those of the 3"),
         (lambda body: scores(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
         (lambda body: scores(body, input_top_logprobs=[None]), "1 lists of likeliest tokens for 3"),
+        (lambda body: scores(body, input_top_logprobs=[None, [[None, 7]], [[-1, 8]]]), "not a scoring reply"),
         ("reset", "the engine broke"),
     ],
 )

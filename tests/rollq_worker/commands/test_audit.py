@@ -79,6 +79,16 @@ def test_an_engine_that_does_not_report_its_weights(
     assert "name them with --versions" in capsys.readouterr().err
 
 
+def test_the_login_of_an_engine_is_not_shown(
+    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.paths["/model_info"] = (401, {"error": "no"})
+    assert audit(file, f"http://ops:s3cret@127.0.0.1:{engine.port}") == 1
+    assert audit(file, f"http://ops:s3cret@127.0.0.1:{free_port()}") == 1
+    shown = capsys.readouterr()
+    assert "answered 401" in shown.err and "no engine at" in shown.err and "s3cret" not in shown.out + shown.err
+
+
 def test_an_unknown_id_is_not_sent(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(file, tokens=[5, 400000, 7, 7, 7, 8])
     assert audit(file, engine.url) == 1

@@ -11,7 +11,7 @@ from rollq_worker.engine import limits
 from rollq_worker.engine.limits import PADDING, TokenizerCheck, Vocabulary, ids_of
 from rollq_worker.http_client import NoResponse
 from tests.rollq_worker.engine.clients import Connect, generate, one_text
-from tests.rollq_worker.engine.engine_servers import scripted_engine
+from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
 
 INFO = {"context_length": 1000, "max_req_input_len": 994}
 OURS = (5, 6, 7)
@@ -66,6 +66,33 @@ class TestContext:
             assert client.room(100) == 900
             assert generate(client).finish is Finish.STOP
 
+    @pytest.mark.parametrize("count", [83, 89, 93])
+    def test_an_engine_that_reserves_tokens_for_drafts(self, connect: Connect, count: int) -> None:
+        """As SGLang with EAGLE, which reports its whole context."""
+
+        def counted(body: dict[str, Any]) -> Any:
+            prompt, new = len(body["input_ids"]) + 8, body["sampling_params"]["max_new_tokens"]
+            if prompt + new <= 100:
+                return good_reply(body)
+            total = f"You requested a total of {prompt + new} tokens: {prompt} tokens from the input messages and ..."
+            longest = f"Requested token count exceeds the model's maximum context length of 100 tokens. {total}"
+            return 400, {"error": {"message": longest}}
+
+        info = {"context_length": 100, "max_req_input_len": 94}
+        with scripted_engine(then=counted, server_info=(200, info)) as engine:
+            client = connect(engine)
+            finish = Finish.LENGTH if count == 93 else Finish.STOP
+            assert generate(client, ids=[1] * count).finish is finish
+            assert len(engine.bodies()) <= 2 and client.room(50) == 42
+
+    def test_a_refusal_that_leaves_as_much_room_is_final(self, connect: Connect) -> None:
+        message = "Requested token count exceeds the model's maximum context length of 100 tokens. You requested ..."
+        info = {"context_length": 100, "max_req_input_len": 94}
+        with scripted_engine(then=(400, {"error": {"message": message}}), server_info=(200, info)) as engine:
+            with pytest.raises(JobFailure, match="of 100 tokens"):
+                generate(connect(engine), ids=[1] * 92)
+            assert len(engine.bodies()) == 1
+
     def test_a_refusal_that_names_no_limit_is_final(self, connect: Connect) -> None:
         message = {"error": {"message": "the context length is exceeded, that is all I say"}}
         with scripted_engine((400, message)) as engine:
@@ -105,6 +132,7 @@ class TestTokenizer:
         [
             (tokens(5, 6, 7), [5, 6, 7]),
             (tokens(), None),
+            (tokens(5, -1), None),
             ({"tokens": [[5, 6, 7]]}, None),
             (None, None),
         ],

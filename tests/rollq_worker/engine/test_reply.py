@@ -138,17 +138,22 @@ class TestErrors:
         assert len(read_error(b"x" * 5000)) < 400
 
     @pytest.mark.parametrize(
-        ("message", "limit"),
+        ("message", "limit", "prompt"),
         [
-            ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", 4096),
-            ("Requested token count exceeds the model's maximum context length of 4096 tokens. You ...", 4096),
-            ("Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens). Use ...", 4090),
-            ("The context length is exceeded.", 0),
+            ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", 4096, 9000),
+            (
+                "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total"
+                " of 5000 tokens: 4000 tokens from the input messages and 1000 tokens for the completion. Please ...",
+                4096,
+                4000,
+            ),
+            ("Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens). Use ...", 4090, 4090),
+            ("The context length is exceeded.", 0, 0),
         ],
     )
-    def test_a_context_limit_is_found(self, message: str, limit: int) -> None:
+    def test_a_context_limit_is_found(self, message: str, limit: int, prompt: int) -> None:
         refusal = read_refusal(Response(400, json.dumps({"error": message}).encode()), KEY)
-        assert isinstance(refusal, ContextExceeded) and refusal.limit == limit
+        assert isinstance(refusal, ContextExceeded) and (refusal.limit, refusal.prompt) == (limit, prompt)
 
     def test_other_refusals_blame_the_job(self) -> None:
         refusal = read_refusal(Response(400, b'{"error": "temperature must be positive"}'), KEY)

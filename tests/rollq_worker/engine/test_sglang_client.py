@@ -1,6 +1,7 @@
 """The SGLang client against engines that misbehave; tests/contract has a real one."""
 
 import threading
+import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -147,6 +148,18 @@ class TestUnavailable:
         assert False in checks and checks[0]
         assert client.available and client.outage_s > 0
         assert len(rids) == RETRIES + 4
+
+    def test_a_refusal_that_blames_the_job_ends_an_outage(self, connect: Connect) -> None:
+        """Else deadlines would stand still while an engine answers."""
+        full, wrong = (503, {"error": {"message": "The request queue is full."}}), (400, {"error": {"message": "no"}})
+        with scripted_engine(full, then=wrong) as engine:
+            client = connect(engine)
+            for _ in range(2):
+                with pytest.raises(JobFailure):
+                    generate(client)
+            before = client.outage_s
+            time.sleep(0.05)
+            assert client.outage_s == before > 0
 
     def test_an_engine_that_is_not_there_yet(self, client: SGLangEngine) -> None:
         with ThreadPoolExecutor(1) as pool:

@@ -21,6 +21,8 @@ from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
 """More ids than any model has. It bounds what the tokens that are not listed can add to the normaliser."""
+SINGLE = 5e-7
+"""How far a sum of probabilities may be from the truth, since logprobs are single precision."""
 WORST = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
@@ -215,22 +217,31 @@ def _adapter(trajectory: ExportedTrajectory, position: int) -> Adapter | None:
 def rescale(logprob: float, top: Sequence[float], temperature: float) -> float | None:
     """The logprob of a token at that temperature; None where its likeliest tokens do not determine it.
 
-    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The unlisted tokens have the mass R
-    together, and each at most the smallest listed p. So their part of the sum lies between two bounds.
+    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The part of the tokens that are not
+    listed lies between two bounds.
     """
     if temperature == 1.0:
         return logprob
-    # Logprobs are single precision, so their sum says nothing finer of what is left.
-    rest = max(1e-9, 1.0 - math.fsum(map(math.exp, top)))
     # Everything is divided by p^(1/T) of the likeliest, because powers of low temperatures underflow.
-    best, smallest = (top[0], top[-1]) if top else (0.0, 0.0)
-    concentrated = math.log(rest) + smallest * (1 / temperature - 1) - best / temperature
-    spread_out = math.log(VOCABULARY) + (math.log(rest / VOCABULARY) - best) / temperature
-    low, high = sorted(math.exp(min(bound, 700.0)) for bound in (concentrated, spread_out))
+    best = top[0] if top else 0.0
     known = math.fsum(math.exp((p - best) / temperature) for p in top)
+    rest = 1.0 - math.fsum(map(math.exp, top))
+    low = min(_unlisted(rest - SINGLE, top, temperature))
+    high = max(_unlisted(rest + SINGLE, top, temperature))
     # A token can be compared where those bounds are close, in nats.
     tight = known + high <= (known + low) * math.exp(0.005)
     return (logprob - best) / temperature - math.log(known + (low + high) / 2) if tight else None
+
+
+def _unlisted(rest: float, top: Sequence[float], temperature: float) -> tuple[float, float]:
+    """The sum of (p / best)^(1/T) over the tokens that are not listed, which have the mass `rest` together: if they are
+    as likely as the last of the list, and if all are equally likely."""
+    if rest <= 0:
+        return 0.0, 0.0
+    best, smallest = (top[0], top[-1]) if top else (0.0, 0.0)
+    concentrated = math.log(rest) + smallest * (1 / temperature - 1) - best / temperature
+    spread_out = math.log(VOCABULARY) + (math.log(rest / VOCABULARY) - best) / temperature
+    return math.exp(min(concentrated, 700.0)), math.exp(min(spread_out, 700.0))
 
 
 def _compare(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:

@@ -66,7 +66,8 @@ class Scorer:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = mask_url(url)
+        """Without the login."""
         # SGLang shares cached prefixes among requests of the same `extra_key` only.
         self._scored, self._decoded = (f"rollq audit {uuid.uuid4().hex} {what}" for what in ("scored", "decoded"))
         # With the likeliest tokens a response takes 4 kB per token.
@@ -171,7 +172,7 @@ class Scorer:
         if adapter is None or not ADAPTER_MISSING.match(said):
             return said
         return (
-            f"the engine lacks the adapter that sampled them; `rollq engines sync --engine {mask_url(self.url)}"
+            f"the engine lacks the adapter that sampled them; `rollq engines sync --engine {self.url}"
             f" --adapter {adapter.name} --path DIR --version {adapter.version}` loads it"
         )
 
@@ -185,7 +186,7 @@ class Scorer:
             return Scores(logprobs, [()] * len(logprobs))
         if len(tops) != len(entries):
             raise EngineFailure(f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens")
-        return Scores(logprobs, [[entry[0] for entry in top] for top in tops[1:]])
+        return Scores(logprobs, [_finite([entry[0] for entry in top]) for top in tops[1:]])
 
     def _version(self) -> str | None:
         for path in ("/model_info", "/get_model_info"):  # routers only know the second

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.http_client import NoResponse
@@ -23,6 +23,8 @@ PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
 DROPPED = ("logit_bias", "stop_regex")
 """Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
+MOST_RESERVED = 256
+"""More draft tokens than any engine keeps room for."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
 
@@ -93,22 +95,17 @@ class EngineLimits:
         with self._lock:
             self._known, self._ask_at = None, 0.0
 
-    def learn(self, limit: int, asked: int) -> bool:
-        """Take over the limit that a refusal of `asked` tokens named. Returns False when sending the request again
-        would not help.
+    def learn(self, limit: int, reserved: int, asked: int) -> None:
+        """Take over the limit that a refusal of `asked` tokens named, less the tokens that the engine reserves.
 
         Limits that the engine reported stay, because one odd refusal must not shorten every episode.
         """
         with self._lock:
             known = self._known or ContextLimits()
-            if not 0 < limit <= asked:
-                return False
-            if limit >= (least := min(known.context, known.prompt)):
-                return least < asked  # another thread has learnt it meanwhile
-            if known.reported:
-                return False
-            self._known = ContextLimits(min(known.context, limit), min(known.prompt, limit))
-        return True
+            # With EAGLE, SGLang counts its draft tokens as part of every prompt.
+            room = limit - reserved if 0 < reserved <= MOST_RESERVED else limit
+            if 0 < room <= asked and not (known.reported and limit < min(known.context, known.prompt)):
+                self._known = replace(known, context=min(known.context, room), prompt=min(known.prompt, room))
 
 
 class Vocabulary:
@@ -141,7 +138,7 @@ class Vocabulary:
 def ids_of(reply: object) -> Sequence[int] | None:
     """The ids in the reply of /tokenize; None when it has none."""
     ids = reply.get("tokens") if isinstance(reply, dict) else None
-    return ids if isinstance(ids, list) and ids and all(type(id) is int for id in ids) else None
+    return ids if isinstance(ids, list) and ids and all(type(id) is int and 0 <= id < ANY_ID for id in ids) else None
 
 
 class TokenizerCheck:

@@ -139,10 +139,11 @@ class SGLangEngine:
                 call.engine_failed(self._shared.quarantine)
                 self._unavailable(e, call)
             except ContextExceeded as e:
-                if not self._limits.learn(e.limit, len(request.ids) + room):
+                reserved = e.prompt - len(request.ids) if e.prompt else 0
+                self._limits.learn(e.limit, reserved, len(request.ids) + room)
+                if self.room(len(request.ids)) >= room:  # it would be refused again
                     raise JobFailure(f"{call.key}: {e}") from e
             except AdapterMissing as e:
-                self._mark_up()
                 if adapter:
                     self.policies.adapters.refused(adapter, str(e))
                 raise EngineLeft from e
@@ -267,16 +268,20 @@ class SGLangEngine:
         asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
         if adapter:
             self.policies.adapters.asked(adapter)
-        return sample_once(
-            self._http,
-            replace(call.request, **asked),
-            prompt,
-            rid=f"{call.key}/{self._process}{next(self._requests):x}",  # the engine's log names the job
-            group=call.group,
-            stop_ids=self._stop_ids,
-            vocabulary=self._shared.vocabulary.end,
-            adapter=adapter,
-        )
+        try:
+            return sample_once(
+                self._http,
+                replace(call.request, **asked),
+                prompt,
+                rid=f"{call.key}/{self._process}{next(self._requests):x}",  # the engine's log names the job
+                group=call.group,
+                stop_ids=self._stop_ids,
+                vocabulary=self._shared.vocabulary.end,
+                adapter=adapter,
+            )
+        except (ContextExceeded, AdapterMissing, JobFailure, EngineFailure):
+            self._mark_up()  # the answer blames the request
+            raise
 
     def _mark_up(self) -> None:
         """The engine has answered a request."""

@@ -28,6 +28,7 @@ _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
 CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
+PROMPT_TOKENS = re.compile(r"input(?: length)? \((\d+) tokens|(\d+) tokens from the input", re.IGNORECASE)
 ADAPTER_MISSING = re.compile(
     "Got LoRA adapter that has never been loaded|The following requested LoRA adapters are not loaded"
     "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but LoRA is not enabled"
@@ -60,10 +61,12 @@ class AdapterMissing(Exception):
 class ContextExceeded(Exception):
     """The engine's context is shorter than we knew: send the request again for fewer tokens."""
 
-    def __init__(self, message: str, limit: int) -> None:
+    def __init__(self, message: str, limit: int, prompt: int) -> None:
         super().__init__(message)
         self.limit = limit
         """In tokens; 0 when the engine did not say."""
+        self.prompt = prompt
+        """The prompt's tokens, as the engine counts them; 0 when it did not say."""
 
 
 def read_refusal(
@@ -79,8 +82,8 @@ def read_refusal(
     if ADAPTER_MISSING.match(said):
         return AdapterMissing(message)
     if CONTEXT_FULL.search(message):
-        limit = CONTEXT_TOKENS.search(message)
-        return ContextExceeded(message, int(limit[1]) if limit else 0)
+        limit, prompt = CONTEXT_TOKENS.search(message), PROMPT_TOKENS.search(message)
+        return ContextExceeded(message, int(limit[1]) if limit else 0, int(prompt[1] or prompt[2]) if prompt else 0)
     return JobFailure(f"{key}: {message}")
 
 

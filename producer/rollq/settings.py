@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError
 from rollq.job import NAME, QUEUE
-from rollq.urls import broker_options, check_url, mask_url
+from rollq.urls import broker_options, check_url, is_http, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"
@@ -100,7 +100,8 @@ def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
         return text
     if text.startswith(REDIS) and NAME.fullmatch(text.removeprefix(REDIS)):
         return text
-    _check_http(where, text, ", file:PATH or redis:NAME")
+    if not is_http(text):
+        raise SettingsError(f"{where}: not an address like http://HOST:PORT, file:PATH or redis:NAME: {mask_url(text)}")
     return text.rstrip("/")
 
 
@@ -129,31 +130,23 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _check_http(name: str, url: str, other: str = "") -> None:
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise SettingsError(f"{name}: not an address like http://HOST:PORT{other}: {mask_url(url)}")
-
-
 def _endpoints(text: str) -> Mapping[str, Endpoint]:
     """Reads `name=url[,key_file=path];...`. An API key itself has no place here, because too many can read an
-    environment."""
+    environment. Errors show no entry, because one may be there all the same."""
     found: dict[str, Endpoint] = {}
-    for entry in filter(None, (part.strip() for part in text.split(";"))):
+    for number, entry in enumerate(filter(None, (part.strip() for part in text.split(";"))), 1):
         address, *options = entry.split(",")
         name, _, url = (part.strip() for part in address.partition("="))
-        if not re.fullmatch(NAME, name) or not url or name in found:
-            raise SettingsError(f"ROLLQ_USER_ENDPOINTS: expected name=url[,key_file=path];..., not {mask_url(entry)!r}")
-        _check_http(f"ROLLQ_USER_ENDPOINTS: {name}", url)
+        if not re.fullmatch(NAME, name) or name in found or not is_http(url):
+            raise SettingsError(
+                f"ROLLQ_USER_ENDPOINTS: entry {number} is not name=url[,key_file=path] with a name of its own and a url"
+                " like http://HOST:PORT/v1"
+            )
         key_file = None
         for option in options:
             what, _, value = (part.strip() for part in option.partition("="))
             if what != "key_file" or not value:
-                raise SettingsError(f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else, not {what!r}")
+                raise SettingsError(f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else")
             key_file = Path(value)
         found[name] = Endpoint(url.rstrip("/"), key_file)
     return MappingProxyType(found)

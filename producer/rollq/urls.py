@@ -1,4 +1,4 @@
-"""Addresses: checks those of Redis, translates them for Celery, and masks the passwords of any. Opens no connection.
+"""Addresses: checks those of Redis and of HTTP servers, translates those for Celery, masks any. Opens no connection.
 
 redis://, rediss://, unix://                              one server, as redis-py reads them
 sentinel://[USER:PASSWORD@]HOST:PORT,.../DATABASE?service=NAME[&sentinel_password=...][&ssl=true&ssl_ca_certs=...]
@@ -22,6 +22,11 @@ EXPECTED = {
 DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
 OPTIONS = {SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+", CLUSTER: r"ssl|ssl_\w+"}
 """The options of an address. Those that begin with `ssl_` are redis-py's."""
+HTTP = re.compile(
+    r"https?://([^/?#\\]*@)?(\[[\da-f:.]+(%[\w.~-]+)?\]|[\w.-]+)(:\d*)?([/?#]\S*)?", re.ASCII | re.IGNORECASE
+)
+SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
+"""The value ends at `&` only, because `,`, `;`, `@` and white space may be parts of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,16 @@ class Servers:
     def tls_options(self) -> str:
         """The options for redis-py, as a query."""
         return "&".join(f"{name}={quote(value)}" for name, value in self.options.items() if name.startswith("ssl_"))
+
+
+def is_http(url: str) -> bool:
+    """Whether `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3 refuses."""
+    try:
+        parts = urlsplit(url)
+        unquote(parts.netloc).encode("latin-1")  # as a login is for its header
+        return bool(HTTP.fullmatch(url)) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def check_url(url: str) -> None:
@@ -139,6 +154,9 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
 
 def mask_url(url: str) -> str:
     """The address with every password replaced by `***`. A name without a password is masked too: it may be a token."""
-    masked = re.sub(r"((?<=://)|^(?!\w+://))([^/?#@:]*):(.*)@", r"\2:***@", url)  # also where the scheme is missing
-    masked = re.sub(r"((?<=://)|^)[^/?#@:]+@", "***@", masked)
-    return re.sub(r"(?i)([?&;,](?:\w*password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)
+    address, mark, query = url.partition("?")
+    masked = address + SECRET.sub(r"\1***", mark + query)  # first, because an `@` in it ends no login
+    # Also where the scheme is missing, or wrong.
+    masked = re.sub(r"(?s)^([\w.+-]+://)?+([^@:]*):.*@", r"\1\2:***@", masked)
+    masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)
+    return SECRET.sub(r"\1***", masked)

@@ -76,6 +76,7 @@ def test_a_file_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("BROKER_URL", "somewhere"),
         ("ENGINE_URL", "h:30000"),
         ("ENGINE_URL", "http://h:port"),
+        ("ENGINE_URL", "http:// gpu-2:30000"),
         ("ENGINE_URL", "http://h:1,http://h:1/"),
         ("ENGINE_URL", "http://h:1,h:2"),
         ("ENGINE_URL", "file:"),
@@ -89,6 +90,10 @@ def test_a_file_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("USER_ENDPOINTS", "a=http://h/v1;a=http://h/v1"),
         ("USER_ENDPOINTS", "a b=http://h/v1"),
         ("USER_ENDPOINTS", "a=http://h/v1,key=SECRET"),
+        ("USER_ENDPOINTS", "a=http://h/v1,sk-SECRET"),
+        ("USER_ENDPOINTS", "a=http://h/v1;key=sk-SECRET"),
+        ("USER_ENDPOINTS", "http://h/v1,api-key=sk-SECRET"),
+        ("USER_ENDPOINTS", "http://h/v1,sk-SECRET"),
         ("USER_ENDPOINTS", "a=http://h/v1,key_file="),
     ],
 )
@@ -108,8 +113,8 @@ def test_several_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_would_be_right_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLQ_USER_ENDPOINTS", "abc")
-    with pytest.raises(SettingsError, match=r"expected name=url\[,key_file=path\];\.\.\., not 'abc'"):
+    monkeypatch.setenv("ROLLQ_USER_ENDPOINTS", "a=http://h/v1;abc")
+    with pytest.raises(SettingsError, match=r"entry 2 is not name=url\[,key_file=path\]"):
         Settings.from_env()
     monkeypatch.setenv("ROLLQ_USER_ENDPOINTS", "")
     monkeypatch.setenv("ROLLQ_CONCURRENCY", "9999999999")
@@ -125,6 +130,15 @@ def test_what_would_be_right_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://SECRET@h:1", "http://***@h:1"),
         ("redis://:SE@CR/ET@h", "redis://:***@h"),
         ("redis://h/0?password=SECRET&db=1", "redis://h/0?password=***&db=1"),
+        ("redis://h:1/0?password=pw@SECRET&db=1", "redis://h:1/0?password=***&db=1"),
+        ("redis://h/0?password=pw,SECRET", "redis://h/0?password=***"),
+        ("redis://h/0?db=1&sentinel_password=pw;SECRET", "redis://h/0?db=1&sentinel_password=***"),
+        ("http://h/v1?x-api-key=SECRET", "http://h/v1?x-api-key=***"),
+        ("redis//u:SECRET@h:1", "redis//u:***@h:1"),
+        ("redis//SECRET@h:1", "redis//***@h:1"),
+        ("redis:///u:SECRET@h", "redis:///u:***@h"),
+        ("sqla+postgresql://u:SECRET@h", "sqla+postgresql://u:***@h"),
+        ("https://h/@org/mcp", "https://h/@org/mcp"),
         ("http://h:30000", "http://h:30000"),
         ("user:SECRET@h:30000", "user:***@h:30000"),
         ("SECRET@h:30000", "***@h:30000"),

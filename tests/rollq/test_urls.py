@@ -8,7 +8,7 @@ from rollq.errors import SettingsError
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq.urls import broker_options, check_url, mask_url, parse_servers
+from rollq.urls import broker_options, check_url, is_http, mask_url, parse_servers
 
 SENTINELS = "sentinel://rollq:p%40ss@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=other"
 
@@ -67,6 +67,32 @@ def test_no_password_is_shown() -> None:
         check_url("sentinel://:secret@h1/x?service=y&sentinel_password=hidden")
     assert "secret" not in str(caught.value)
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http:// gpu-2:30000",
+        " http://gpu-2:30000",
+        "http://gpu\t-2:30000",
+        "http://\u200bgpu-2:30000",
+        "http://gp\u00fc:30000",
+        "http://gpu%0a:30000",
+        "http://gpu\\2:30000",
+        "http://a:1/ http://b:2/",
+        "http://key\u200b@gpu-2:30000",
+    ],
+)
+def test_a_host_that_clients_refuse_is_no_address(url: str) -> None:
+    assert not is_http(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://gpu_1.:3/v1", "HTTPS://me:p%40ss@gpu-1", "http://[::1]:3?x=1", "http://[fe80::1%25eth0]:3/", "http://h:"],
+)
+def test_addresses_of_http_servers(url: str) -> None:
+    assert is_http(url)
 
 
 def test_what_celery_makes_of_sentinels() -> None:

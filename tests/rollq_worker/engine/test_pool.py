@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from urllib3.exceptions import LocationParseError
 
 from rollq.errors import EngineFailure
 from rollq.events import Finish
@@ -266,6 +267,17 @@ class TestChangingLists:
         before = fleet.pool.outage_s
         fleet.home("run/group")
         assert fleet.pool.outage_s == before > 0
+
+    def test_when_one_engine_cannot_be_opened_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hang_watch, "AWAY_S", 0.02)
+        pool = EnginePool(["http://old"])
+        pool.watch()
+        engines, threads = pool.engines, {*threading.enumerate()}
+        with pytest.raises(LocationParseError):
+            pool.update(["http://new", "http:// bad"])
+        assert pool.engines == engines and [*pool._watches] == [*engines]
+        until(lambda: threads >= {*threading.enumerate()})
+        pool.close()
 
     def test_without_engines_requests_wait(self, make_fleet: Callable[[int], Fleet]) -> None:
         fleet = make_fleet(1)

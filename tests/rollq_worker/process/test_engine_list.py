@@ -31,7 +31,7 @@ def test_a_set_is_edited(client: Any) -> None:
     assert engines.read() == [B]
 
 
-@pytest.mark.parametrize("text", ["not an address\n", f"{A}\nfile:other\n", b"\xff"])
+@pytest.mark.parametrize("text", ["not an address\n", f"{B}\nhttp:// gpu-2:30000\n", f"{A}\nfile:other\n", b"\xff"])
 def test_a_file_that_cannot_be_read_changes_nothing_and_is_warned_of_once(
     client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | bytes
 ) -> None:

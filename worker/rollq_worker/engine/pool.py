@@ -114,7 +114,9 @@ class EnginePool:
         """The engines are now those at these addresses. One that is no longer among them gets no new requests, and its
         connections are closed once the last one has its answer. For one thread."""
         known = {engine.url: engine for engine in self._engines}
-        engines = tuple(known.get(url) or self._open(url) for url in dict.fromkeys(urls))
+        with ExitStack() as undo:  # all of them, or none
+            engines = tuple(known.get(url) or self._open(url, undo) for url in dict.fromkeys(urls))
+            undo.pop_all()
         gone = [engine for engine in self._engines if engine not in engines]
         for engine in engines:
             if engine.url not in known:
@@ -127,8 +129,7 @@ class EnginePool:
         self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
         for engine in retired:
             if engine not in self._retired:
-                self._watches.pop(engine).stop()
-                engine.close()
+                self._forget(engine)
 
     def watch(self) -> None:
         """Look for engines that hang, and ask those that are away, in a thread for each, until `close`. One more thread
@@ -194,13 +195,18 @@ class EnginePool:
         for engine in (*self._engines, *self._retired):
             engine.close()
 
-    def _open(self, url: str) -> SGLangEngine:
+    def _open(self, url: str, undo: ExitStack) -> SGLangEngine:
         lock = self._suspect_lock(url) if self._suspect_lock is not None else None
         engine = SGLangEngine(url, suspect_lock=lock, **self._options)
         self._watches[engine] = watch = HangWatch(engine)
+        undo.callback(self._forget, engine)
         if self._watching:
             watch.start()
         return engine
+
+    def _forget(self, engine: SGLangEngine) -> None:
+        self._watches.pop(engine).stop()
+        engine.close()
 
     def _up(self) -> tuple[SGLangEngine, ...]:
         return tuple(engine for engine in self._engines if engine.available)

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import math
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,7 +13,7 @@ from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME, Json
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
-from rollq.urls import mask_url
+from rollq.urls import is_http, mask_url
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -92,10 +91,8 @@ def name(text: str) -> str:
 
 def http_url(text: str) -> str:
     """An argument type: the address of an HTTP server."""
-    with contextlib.suppress(ValueError):
-        url = urllib.parse.urlsplit(text)
-        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
-            return text.rstrip("/")
+    if is_http(text):
+        return text.rstrip("/")
     raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
 
 

@@ -37,7 +37,15 @@ LINES: dict[str, tuple[str, ...]] = {
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     types.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
     types.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
-    types.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
+    types.http_url: (
+        "",
+        "localhost:30000",
+        "http://",
+        "ftp://host",
+        "http://host:99999",
+        "http://host:0",
+        "http:// host",
+    ),
     types.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
     types.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
     types.assignment: ("", "thinking", "=true"),

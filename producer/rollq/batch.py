@@ -80,7 +80,7 @@ class Batch:
     """The published step when the batch was taken; None: nothing was published."""
     version_steps: Mapping[str, int] = field(default_factory=dict)
     """The training step of each weight version that sampled the batch, where it is known: by `Client.publish`, or
-    because its name is a whole number."""
+    because its name is a whole number below a billion."""
     acknowledged: bool = field(default=False, init=False)
 
     def ack(self) -> None:

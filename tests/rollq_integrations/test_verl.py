@@ -167,6 +167,13 @@ def test_the_job_has_verls_sampling_and_lengths(loop: Make, ledger: Ledger) -> N
     assert found.sampling == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
 
 
+def test_the_nulls_that_parquet_puts_into_a_row_are_not_of_the_job(loop: Make) -> None:
+    task = {"task": 7, "user": None, "budget": {"max_turns": 5, "deadline_s": None}}
+    task["env_args"] = {"a": [{"b": 1, "c": None}], "d": None}
+    job = loop()._as_job(SAMPLING, {"extra_info": {"rollq": task}}, "g")
+    assert (job.budget.max_turns, job.env_args) == (5, {"a": [{"b": 1}]})
+
+
 def test_sampling_parameters_that_verl_computes_with_are_verls(loop: Make, ledger: Ledger) -> None:
     asyncio.run(played(ledger, partial(loop, job={"env": "shop", "sampling": {"min_p": 0.1}}), row()))
     state = reader(ledger).job("r/u.0/0")

@@ -152,7 +152,14 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
     row = (fields.get("extra_info") or {}).get("rollq")
     if not isinstance(row, Mapping) or "task" not in row:
         raise ContractError("a row of verl's data set names its task: extra_info: {rollq: {task: 7}}")
-    return {name: _plain(value) for name, value in row.items() if value is not None}
+    return dict(_without_nulls(_plain(row)))
+
+
+def _without_nulls(values: Any) -> Any:
+    """Parquet has the keys of all rows in each, with null where the row had none."""
+    if isinstance(values, dict):
+        return {name: _without_nulls(value) for name, value in values.items() if value is not None}
+    return [_without_nulls(value) for value in values] if isinstance(values, list) else values
 
 
 def _plain(values: Any) -> Any:

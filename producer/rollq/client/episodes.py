@@ -69,10 +69,16 @@ class Episodes:
 
         The same job again, in this process or another one, is the same episode. Raises RolloutFailure when it ended
         without a grade, LedgerError when it is acknowledged, JobConflict when its id was submitted with other content,
-        redis's errors when Redis is away for longer than its client waits, and ClientClosed.
+        ContractError when its group has several members, redis's errors when Redis is away for longer than its client
+        waits, and ClientClosed.
         """
         if self._closing.is_set():
             raise self._closed
+        if job.members != 1:
+            raise ContractError(
+                f"{job.title}: each episode is asked for by itself, and its group would have {job.members}: submit it"
+                " with size 1 and without spare"
+            )
         future: Future[Trajectory] = Future()
         self._new.put(_Wanted(replace(job, run=self._run_name), step, future))
         return await asyncio.wrap_future(future)

@@ -138,7 +138,7 @@ class Pull:
 
     @property
     def missing(self) -> int:
-        return int(self.args.groups) - len(self.groups)
+        return max(0, int(self.args.groups) - len(self.groups))  # what a name still holds may be more
 
     @property
     def stalest(self) -> int | None:

@@ -20,7 +20,8 @@ class TurnCredit:
 
     Turn t is compared with turn t of each sibling; a sibling that ended earlier takes part with its last turn. So a
     baseline depends on the siblings alone, never on when the trajectory itself stops. Where only the episode has a
-    reward and nothing is discounted, each turn has the episode's advantage.
+    reward and nothing is discounted, each turn has the episode's advantage. A number without a turn, because a kill cut
+    it off, has 0.0 and is not counted.
     """
 
     estimator: str = "rloo"
@@ -40,10 +41,14 @@ class TurnCredit:
     def returns(self, trajectory: Trajectory, reward: float) -> list[float]:
         """The return of each turn, by its number. `reward` is the episode's. Reads texts, which `Batch.arrays` does not
         with other advantages."""
+        return _by_number(self._returns(trajectory, reward))
+
+    def _returns(self, trajectory: Trajectory, reward: float) -> dict[int, float]:
+        """The return of each turn that sampled something, in the order of their numbers."""
         sampled = {event.turn: at for at, event in enumerate(trajectory.events) if isinstance(event, Sampled)}
         turn_at = {at: turn for turn, at in sampled.items()}  # its last reply: only then could anyone act on it
         given = self._given(trajectory, sampled)
-        returns, ahead = [0.0] * len(sampled), reward
+        returns, ahead = dict.fromkeys(sorted(sampled), 0.0), reward
         for at in range(len(trajectory.events) - 1, -1, -1):
             ahead += given.get(at, 0.0)
             if at in turn_at:
@@ -53,14 +58,18 @@ class TurnCredit:
 
     def advantages(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[list[float]]:
         """The advantages of each turn by its number, for each member of a group. `rewards` are the episodes'."""
-        returns = [self.returns(*member) for member in zip(trajectories, rewards, strict=True)]
+        numbered = [self._returns(*member) for member in zip(trajectories, rewards, strict=True)]
+        returns = [list(its.values()) for its in numbered]
         stand = [its or [reward] for its, reward in zip(returns, rewards, strict=True)]  # also what sampled nothing
         first = [its[0] for its in stand]
         turns = [
             self._compare([its[min(turn, len(its) - 1)] for its in stand], first)
             for turn in range(max(map(len, returns), default=0))
         ]
-        return [[turn[member] for turn in turns[: len(its)]] for member, its in enumerate(returns)]
+        return [
+            _by_number({number: turn[member] for number, turn in zip(its, turns, strict=False)})
+            for member, its in enumerate(numbered)
+        ]
 
     def _compare(self, returns: Sequence[float], first: Sequence[float]) -> list[float]:
         return scaled(dr_grpo(returns), first) if self.estimator == "grpo" else estimate(returns, self.estimator)
@@ -74,11 +83,15 @@ class TurnCredit:
         for turn, reward in self.rewards(trajectory).items():
             if turn not in sampled or not math.isfinite(reward):
                 raise ContractError(
-                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward {reward!r}; it has"
-                    f" {len(sampled)} turns, from 0, and a reward is a finite number"
+                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward {reward!r}; its"
+                    " segments have its turns (`segment.turns`), and a reward is a finite number"
                 )
             given[sampled[turn]] = float(reward)
         return given
+
+
+def _by_number(turns: Mapping[int, float]) -> list[float]:
+    return [turns.get(number, 0.0) for number in range(max(turns, default=-1) + 1)]
 
 
 def _reward(event: object) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 
 from rollq.client import episodes as module
 from rollq.client.client import Client
-from rollq.errors import ClientClosed, JobConflict, LedgerError
+from rollq.errors import ClientClosed, ContractError, JobConflict, LedgerError
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
@@ -49,6 +49,13 @@ def test_the_same_id_with_other_content_leaves_the_first_alone(client: Client, l
         return await asyncio.wait_for(first, 10)
 
     assert asyncio.run(both()).job.id == "r/g/0"
+
+
+@pytest.mark.parametrize("several", [{"size": 2}, {"size": 1, "spare": 1}])
+def test_a_job_of_a_group_of_several_is_refused(client: Client, several: dict[str, int]) -> None:
+    with pytest.raises(ContractError, match=r"job r/g/0: .* submit it with size 1 and without spare"):
+        asyncio.run(asyncio.wait_for(client.episodes(1).play(job(0, "g", **several), 0), 10))
+    assert client.stats()["submitted"] == 0
 
 
 def test_a_client_that_closes_ends_the_waits(client: Client, ledger: Ledger) -> None:

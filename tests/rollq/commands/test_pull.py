@@ -51,6 +51,16 @@ def test_the_steps_of_a_name_go_on_from_pull_to_pull(ledger: Ledger, redis_url: 
         assert batch is not None and (batch.step, [group.id for group in batch.groups]) == (2, ["c"])
 
 
+def test_a_name_that_still_holds_more_than_was_asked_for(
+    ledger: Ledger, redis_url: str, out: Path, pull: Pulls
+) -> None:
+    finish_groups(ledger, "a", "b", "c")
+    with Client(redis_url, run="r") as client, client.consumer(name="shop") as consumer:
+        consumer.next(3)
+    found = pull(1, "--out", out, "--name", "shop", "--json").json
+    assert (found["groups"], found["missing"]) == (3, 0)
+
+
 @pytest.mark.parametrize(("entry", "texts"), [(3, "observed"), (6, "closed")])
 @pytest.mark.parametrize("min_viable", [1, 2])
 def test_texts_that_cannot_be_read_cost_that_job_alone(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq import Batch, ContractError, Trajectory, TurnCredit
-from rollq.events import Acted, Event
+from rollq.events import Acted, Event, Observed, Sampled
 from rollq.training.advantages import ESTIMATORS, estimate
 from tests.rollq.agent_episodes import branching
 from tests.rollq.samples import closed, observed, prompt, sampled, trajectory
@@ -79,6 +79,19 @@ def test_rewards_of_traces() -> None:
         return {segment.turns[-1]: score for segment, score in zip(trajectory.segments(), [4.0, 2.0, 1.0], strict=True)}
 
     assert TurnCredit(rewards=of_traces).returns(branching(), 8.0) == [15.0, 15.0, 15.0, 11.0, 9.0]
+
+
+def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
+    whole = played(1, 2)
+    shifted = [replace(e, turn=2 * e.turn + 1) if isinstance(e, Sampled | Observed) else e for e in whole.events]
+    gaps = replace(whole, events=shifted)  # its turns are 1 and 3
+    batch = batch_of([gaps, played(0, 1)])
+    assert batch.groups[0].turn_advantages(TurnCredit()) == [[0, 2, 0, 1], [-2, -1]]
+    arrays = batch.arrays(advantages=TurnCredit())
+    assert arrays.advantages[arrays.mask].tolist() == [2, 1, -2, -1]
+    assert TurnCredit(rewards=lambda _: {3: 4.0}).returns(gaps, 1.0) == [0, 5, 0, 5]
+    with pytest.raises(ContractError, match="gave turn 2 the reward"):
+        TurnCredit(rewards=lambda _: {2: 4.0}).returns(gaps, 1.0)
 
 
 @pytest.mark.parametrize("wrong", [{"estimator": "ppo"}, {"discount": 1.1}, {"discount": -0.1}, {"discount": math.nan}])

@@ -29,7 +29,7 @@ def load(path: str) -> Callable[..., Any]:
         raise SettingsError(f"{path!r} is no import path of a function: write module:function")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as e:  # a module may raise anything while it is imported
+    except (Exception, SystemExit) as e:  # a module may raise anything while it is imported
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module}.".startswith(f"{e.name}."):
             hint = f"there is no module {e.name}: is its folder on PYTHONPATH?"
         else:
@@ -76,7 +76,7 @@ class Filter:
             verdict = self.function(group)
             if verdict is None or verdict not in (True, False):
                 raise TypeError(f"it returned {verdict!r:.80}, not True or False")
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
         return bool(verdict)
 
@@ -101,7 +101,7 @@ class RewardFunction:
             value = math.nan if found is None or isinstance(found, str | bytes) else float(found)
             if not math.isfinite(value):
                 raise ValueError(f"it returned {found!r:.80}, not a finite number")
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
         return value
 

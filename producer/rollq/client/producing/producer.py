@@ -88,8 +88,19 @@ class Producer:
         self._look_for_fork()
         groups = list(whole_groups(jobs, self._ledger.run))
         wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
-        found = replacements(self._reader, groups, times, wait.look)
-        return _total(submission for group in found for submission in self._enter(group, ahead, self._own))
+        key = self._ledger.keys.meta
+        forgets = retry(lambda: self._ledger.redis.hget(key, "forget_after_s")) is not None
+        found = replacements(self._reader, groups, times, wait.look, forgets=forgets)
+        return _total(submission for group in found for submission in self._replace(group, ahead, forgets))
+
+    def _replace(self, group: Sequence[Job], ahead: int, forgets: bool) -> Iterator[Submission]:
+        """Enters a replacement. When its record may have expired, a source of its own tells whether it was entered."""
+        name = f"refill:{group[0].group}"  # no caller's source has a colon
+        source = Source(name, retry(lambda: self._ledger.cursor(name))) if forgets else self._own
+        if source.skip(group):
+            yield self._known([group])
+        else:
+            yield from self._enter(group, ahead, source)
 
     def seal(self) -> None:
         """Seals the run once the ledger has everything that was submitted here. Raises Gap when it lost more than can

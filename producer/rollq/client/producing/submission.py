@@ -155,12 +155,18 @@ class Source:
 
 
 def replacements(
-    ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int, look: Callable[[], object] = lambda: None
+    ledger: LedgerReader,
+    groups: Iterable[Sequence[Job]],
+    times: int,
+    look: Callable[[], object] = lambda: None,
+    *,
+    forgets: bool = False,
 ) -> Iterator[list[Job]]:
     """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
 
     A dropped replacement is replaced too, up to `times` times per group. `look` is called between two looks at the
-    groups. Raises ContractError for a group that was never submitted.
+    groups. `forgets`: the run forgets acknowledged groups, so an unknown one is taken for one of them. Otherwise raises
+    ContractError for a group that was never submitted.
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
@@ -175,6 +181,8 @@ def replacements(
                     still.append((jobs, number + 1))
                 elif state == "open":
                     still.append((jobs, number))
+                elif not state and forgets:
+                    continue
                 elif not state and number:  # it was yielded here, and Redis has lost it
                     yield [job.replacement(number) for job in jobs]
                     still.append((jobs, number))

@@ -56,6 +56,7 @@ def test_a_path_that_names_no_function_is_refused(module: Path, path: str, says:
         ("import not_there\n", "importing own_rules failed: ModuleNotFoundError: No module named 'not_there'"),
         ("1 / 0\n", "importing own_rules failed: ZeroDivisionError"),
         ("def (\n", "importing own_rules failed: SyntaxError"),
+        ("raise SystemExit(0)\n", "importing own_rules failed: SystemExit: 0"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(module: Path, text: str, says: str) -> None:
@@ -113,6 +114,16 @@ def test_a_function_that_raises_is_named_with_its_error() -> None:
 
     with pytest.raises(FunctionError, match=r"job r/g/0: the reward function .*reward: KeyError: 'steps'"):
         RewardFunction.of(reward).apply(rewarded(1.0))
+
+
+def test_a_function_that_exits_is_named_with_its_error() -> None:
+    def leave(of: Group | Trajectory) -> float:
+        sys.exit("no GPU here")
+
+    with pytest.raises(FunctionError, match=r"job r/g/0: the reward function .*leave: SystemExit: no GPU here"):
+        RewardFunction.of(leave).apply(rewarded(1.0))
+    with pytest.raises(FunctionError, match=r"group r/g: the filter .*leave: SystemExit: no GPU here"):
+        Filter.of(leave).keeps(rewarded(1.0))  # type: ignore[arg-type]
 
 
 def test_rewards_and_advantages_are_those_of_the_reward_function() -> None:

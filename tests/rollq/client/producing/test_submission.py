@@ -4,17 +4,19 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from rollq.client.client import Client
+from rollq.client.producing import submission
 from rollq.client.producing.submission import replacements
 from rollq.errors import ContractError, JobConflict, LedgerError
 from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Cursor, State
-from tests.rollq.groups import drop_group, play_groups
+from tests.rollq.groups import ack, drop_group, play_groups, take
 from tests.rollq.samples import group, job, reader
 
 
@@ -148,6 +150,39 @@ def test_refill_waits_for_open_groups_and_finds_its_replacements_again(
 def test_groups_that_were_never_submitted_are_an_error(client: Client) -> None:
     with pytest.raises(ContractError, match="group r/a was never submitted"):
         client.refill([job(0, "a")])
+
+
+def train_and_forget(ledger: Ledger, name: str) -> None:
+    take(ledger, 1, "t")
+    ack(ledger, "t", name)
+    ledger.redis.delete(ledger.keys.acked(name))  # as if its time had passed
+
+
+def test_a_forgotten_group_is_taken_for_acknowledged(client: Client, ledger: Ledger) -> None:
+    client.forget_after(1.0)
+    client.submit([job(0, "a")])
+    play_groups(ledger, "a")
+    train_and_forget(ledger, "a")
+    assert client.refill([job(0, "a")]).new == []
+
+
+def test_a_forgotten_replacement_is_not_submitted_again(
+    client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def played(_: float) -> None:
+        if reader(ledger).group_states(["a.r1"]) == ["open"]:
+            play_groups(ledger, "a.r1")
+
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=played))  # while refill waits
+    client.forget_after(1.0)
+    client.submit([job(0, "a")])
+    drop_group(ledger, "a")
+    assert client.refill([job(0, "a")]).new == ["r/a.r1/0", "r/a.r1/1"]
+    assert client.refill([job(0, "a")]).known == ["r/a.r1/0", "r/a.r1/1"]
+    train_and_forget(ledger, "a.r1")
+    again = client.refill([job(0, "a")])
+    assert (again.new, again.acked) == ([], ["r/a.r1/0", "r/a.r1/1"])
+    client.seal()
 
 
 def test_a_sealed_run_takes_no_replacement(client: Client, ledger: Ledger) -> None:

@@ -159,7 +159,7 @@ class Client(Operations):
         `weight_version`: their name of it, by which a token's version becomes a step (default: the step as text). The
         first policy is step 0, and each batch trained on makes the next. A step that is not above the published one
         says that the trainer went back to a checkpoint. When Redis loses the publication, this client says it again.
-        Raises ContractError for a wrong step or version, SettingsError when the version that is served is another step.
+        Raises ContractError for a wrong step or version, SettingsError when it was published for another step.
         """
         version = str(step) if weight_version is None else weight_version
         from rollq.client.producing.policy_publication import PolicyPublication

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rollq.client.client import internals
+from rollq.client.client import Client, internals
 from rollq.client.producing.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
@@ -81,9 +81,8 @@ def sync(args: argparse.Namespace) -> int:
     fleet = Fleet(_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
-        if client and (of_run := internals(client).versions.adapter()) not in (None, args.adapter or ""):
-            remedy = f"name it with --adapter {of_run}" if of_run else "leave --adapter out, or use another run"
-            raise SettingsError(f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}")
+        if client:
+            _check_run(client, args)
         try:
             with open_progress(sys.stderr) as display:
                 report = _reporter(display)
@@ -91,16 +90,25 @@ def sync(args: argparse.Namespace) -> int:
                     updates = fleet.load_adapter(args.adapter, args.path, args.version, report)
                 else:
                     updates = fleet.update(args.path, args.version, report)
+                before = client.published() if client else None
+                if client:  # before the display ends, which raises when stderr was closed
+                    client.publish(args.step, args.version)
         except SyncError as e:
             _print(args, e.updated, e)
             raise
-        before = client.published() if client else None
-        if client:
-            client.publish(args.step, args.version)
         _print(args, updates)
         if client and args.adapter:
             _unload(fleet, args, before)
     return 0
+
+
+def _check_run(client: Client, args: argparse.Namespace) -> None:
+    """Raises SettingsError when the run has another adapter, or this version's name for another step."""
+    versions = internals(client).versions
+    if (of_run := versions.adapter()) not in (None, args.adapter or ""):
+        remedy = f"name it with --adapter {of_run}" if of_run else "leave --adapter out, or use another run"
+        raise SettingsError(f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}")
+    versions.check_name(args.step, args.version)
 
 
 def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) -> None:
@@ -126,7 +134,7 @@ def _reporter(display: ProgressDisplay) -> Callable[[str, str], None]:
     lock = threading.Lock()
 
     def report(url: str, step: str) -> None:
-        with lock:
+        with lock, contextlib.suppress(OSError):  # stderr was closed; the engines go on
             steps[url] = step
             display.show(list(steps.values()).count("done"), len(steps), dict(steps))
 

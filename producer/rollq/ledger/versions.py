@@ -3,6 +3,7 @@
 Every change is one Lua script, atomic and safe to repeat with the same arguments. docs/ledger.md says what holds.
 """
 
+import re
 from collections.abc import Collection, Sequence
 
 import redis
@@ -14,6 +15,10 @@ from rollq.ledger.stored import text, whole
 
 MOST_GROUPS = 1_000_000
 """Largest number that `limit_staleness` takes."""
+LAST_STEP = 1_000_000_000
+"""Scripts count up to it."""
+STEP = re.compile("0*[0-9]{1,9}")
+"""A name that is a step below LAST_STEP."""
 
 
 class Versions:
@@ -31,16 +36,24 @@ class Versions:
         """The engines serve the policy of this training step now. Returns how many publications there are.
 
         A repeat with the same `token` changes nothing. With the `number` that an earlier publication got, that one is
-        said again, which changes nothing unless Redis has lost it. Raises SettingsError when another step is served
+        said again, which changes nothing unless Redis has lost it. Raises SettingsError when another step was published
         under this version's name.
         """
         status, found = self.scripts.call("publish", [step, weight_version, token, number])
         if status == b"name":
-            raise SettingsError(
-                f"run {self.run}: weight version {weight_version!r} is step {found}, not {step}: tokens tell their step"
-                " by the version's name, so give the weights of each step another name"
-            )
+            raise self._of_another_step(step, weight_version, int(found))
         return int(found)
+
+    def check_name(self, step: int, weight_version: str) -> None:
+        """Raises SettingsError when another step was published under this version's name."""
+        if (found := self._published_steps([weight_version]).get(weight_version, step)) != step:
+            raise self._of_another_step(step, weight_version, found)
+
+    def _of_another_step(self, step: int, weight_version: str, found: int) -> SettingsError:
+        return SettingsError(
+            f"run {self.run}: weight version {weight_version!r} is step {found}, not {step}: tokens tell their step by"
+            " the version's name, so give the weights of each step another name"
+        )
 
     def published(self) -> Published | None:
         """What was published last; None when nothing was."""
@@ -80,13 +93,17 @@ class Versions:
             )
 
     def steps(self, names: Collection[str]) -> dict[str, int]:
-        """The step of each of these versions, if it was published. A whole number that was not is itself the step."""
+        """The step of each of these versions, if it was published. A whole number that was not is itself the step,
+        if it is one that `publish` takes."""
         if not names:
             return {}
+        numbers = {name: int(name) for name in names if STEP.fullmatch(name)}
+        return numbers | self._published_steps(names)
+
+    def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = f"{self.keys.prefix}versions"
         found: Sequence[bytes | None] = self.scripts.guard(key, lambda: self.redis.hmget(key, list(names)))
-        steps = {name: whole(step, key, name) for name, step in zip(names, found, strict=True) if step is not None}
-        return {name: int(name) for name in names if name.isascii() and name.isdigit()} | steps
+        return {name: whole(step, key, name) for name, step in zip(names, found, strict=True) if step is not None}
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
         """Whether these weights are of the `oldest` step or a later one. When the trainer has gone back to a checkpoint

@@ -7,6 +7,7 @@ token. Standard library only. It knows nothing of other engines.
 
 import http.client
 import json
+import logging
 import time
 import urllib.error
 import urllib.parse
@@ -18,6 +19,8 @@ from typing import Any
 
 from rollq.errors import SyncError
 from rollq.urls import mask_url
+
+log = logging.getLogger("rollq")
 
 ROUTER_TIMEOUT_S = 10.0
 """Limit in seconds for a router's list of engines."""
@@ -74,7 +77,7 @@ class Serving:
     version: str
     """Its weight version."""
     path: str
-    """Where its weights came from."""
+    """Where its weights came from, without a slash at the end."""
     paused: bool | None
     """None: a server without `/ready`, which cannot say."""
 
@@ -147,7 +150,10 @@ class Engine:
     def begin(self, step: str) -> None:
         self.step = step
         if self._on_step:
-            self._on_step(self.url, step)
+            try:
+                self._on_step(self.url, step)
+            except Exception as e:  # else an engine would stay paused because nobody can be told
+                log.warning("%s: the report of step %s failed: %s: %s", self.url, step, type(e).__name__, e)
 
     def _do(self, path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         """The body of a 200. Raises ControlFailure for any other status."""
@@ -175,7 +181,7 @@ class Engine:
         except (TypeError, KeyError):
             raise ControlFailure("/model_info does not name the weight version: is this an SGLang server?") from None
         ready = self._connection.call("GET", "/ready", timeout_s=timeout_s)
-        return Serving(str(version), str(path), None if ready.status == NOT_FOUND else not ready.ok)
+        return Serving(str(version), str(path).rstrip("/"), None if ready.status == NOT_FOUND else not ready.ok)
 
     def pause(self, mode: PauseMode, serving: Serving) -> None:
         """A server without `/ready` has no versions per token, so its requests are aborted: no reply then holds tokens
@@ -198,12 +204,14 @@ class Engine:
         self._do("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     def adapters(self) -> dict[str, str]:
-        """The folders of the LoRA adapters that are loaded, by the engine's names of them. Raises ControlFailure."""
+        """The folders of the LoRA adapters that are loaded, without a slash at the end, by the engine's names of them.
+        Raises ControlFailure."""
         answer = self._connection.call("GET", "/v1/models")
         if not answer.ok:
             raise ControlFailure(answer.refusal())
         try:
-            return {str(model["id"]): str(model["root"]) for model in answer.body["data"] if model.get("parent")}
+            loaded = [model for model in answer.body["data"] if model.get("parent")]
+            return {str(model["id"]): str(model["root"]).rstrip("/") for model in loaded}
         except (TypeError, KeyError, AttributeError):
             raise ControlFailure("/v1/models lists no models: is this an SGLang server?") from None
 

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 VERSIONS_TIMEOUT_S = 5.0
 Report = Callable[[str, str], None]
-"""Called with an engine's URL and the step that it begins, from the thread of that engine."""
+"""Called with an engine's URL and the step that it begins, from the thread of that engine. What it raises is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,9 @@ class Fleet:
 
     def unload_adapter(self, name: str, keep: Collection[str]) -> dict[str, str]:
         """Unload the versions of the adapter that are not to `keep`, once no request uses them. Returns the reason of
-        each engine that failed: there they take memory until the next call."""
+        each engine that failed: there they take memory until the next call. Raises SettingsError."""
+        if isinstance(keep, str):
+            raise SettingsError(f"versions are kept by a list, also a single one: keep=[{keep!r}]")
         kept = {served_adapter(_checked_adapter(name), version) for version in keep}
 
         def one(engine: Engine) -> None:
@@ -181,28 +183,28 @@ class Fleet:
     ) -> tuple[list[Engine], dict[str, str]]:
         """The engines, and the reason for each address where none was found."""
         found, away = _parallel(self._urls, lambda url: engines_at(url, self._key, report, timeout_s))
-        return [engine for url in self._urls for engine in found.get(url, ())], {
-            mask_url(url): reason for url, reason in away.items()
-        }
+        engines = [engine for url in self._urls for engine in found.get(url, ())]
+        return engines, {mask_url(url): reason for url, reason in away.items()}
 
     def _pause_all(self, version: str, report: Report | None) -> list[Engine]:
         """All engines, paused. Raises SyncError."""
         engines, away = self._engines(report)
         generated: list[Engine] = []
-        unclear: dict[Engine, str] = {}
+        staying: dict[Engine, str] = {}
 
         def pause(engine: Engine) -> None:
             serving = engine.look()
             self._pause_one(engine, serving)
             if serving.paused is False:
                 generated.append(engine)
-            elif serving.paused is None:
-                unclear[engine] = "it cannot say whether it was paused before, so it stays paused"
+            else:
+                known = "was paused before" if serving.paused else "cannot say whether it was paused before"
+                staying[engine] = f"it {known}, so it stays paused"
 
         _, failed = _parallel(engines, pause)
         if away or failed:
             _, stuck = _parallel(generated, Engine.resume)
-            raise _sync_error(version, {**failed, **stuck, **unclear}, away)
+            raise _sync_error("are not ready for", version, failed | stuck | staying, away, len(generated) - len(stuck))
         return engines
 
     def _pause_one(self, engine: Engine, serving: Serving) -> None:
@@ -292,19 +294,19 @@ def _outcome(
     """The updates, if all engines were updated. Raises SyncError."""
     if not failed and not away:
         return list(updated.values())
-    raise _sync_error(version, failed, away, tuple(updated.values()))
+    error = _sync_error("do not serve", version, failed, away, len(updated))
+    error.updated = tuple(updated.values())
+    raise error
 
 
-def _sync_error(
-    version: str, failed: Mapping[Engine, str], away: Mapping[str, str], updated: Sequence[EngineUpdate] = ()
-) -> SyncError:
+def _sync_error(lack: str, version: str, failed: Mapping[Engine, str], away: Mapping[str, str], rest: int) -> SyncError:
     reasons = {**away, **{engine.url: f"{engine.step}: {reason}" for engine, reason in failed.items()}}
     error = SyncError(
-        f"{len(reasons)} of {len(reasons) + len(updated)} engines do not serve version {version!r}: "
+        f"{len(reasons)} of {len(reasons) + rest} engines {lack} version {version!r}: "
         + "; ".join(f"{url} ({reason})" for url, reason in reasons.items())
         + ". They generate nothing under this version until the same update is made again; see docs/weights.md"
     )
-    error.failed, error.updated = reasons, updated
+    error.failed = reasons
     return error
 
 
@@ -315,7 +317,7 @@ def _checked(version: str) -> str:
 
 
 def _folder(path: str | Path) -> str:
-    if folder := str(path):
+    if folder := str(path).rstrip("/"):
         return folder
     raise SettingsError("path is empty: name the folder of the weights, as the engines see it")
 
@@ -329,12 +331,10 @@ def _checked_adapter(name: str) -> str:
 def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
-        good = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-        )
+        ok = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
-        good = False
-    if not good:
+        ok = False
+    if not ok:
         raise SettingsError(
             f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key goes into a file)"
         )

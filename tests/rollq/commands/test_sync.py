@@ -1,6 +1,7 @@
 """`rollq engines sync`: new weights on engines, and their version in a run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,28 @@ def test_the_run_is_looked_for_before_the_engines_are_touched(redis_url: str, fa
         assert "no Redis at" in fails(*line, f"redis://127.0.0.1:{free_port()}/0", code=1)
         assert "no run 'r' at" in fails(*line, redis_url)
     assert engine.calls == []
+
+
+def test_a_name_of_another_step_is_refused_before_the_engines_are_touched(redis_url: str, fails: Fails) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    with Client(redis_url, run="r") as client:
+        client.publish(6, "v7")
+        client.publish(7, "v8")
+    with serving(engine := FakeEngine()) as urls:
+        said = fails(*LINE, *engine_flags(*urls), "--run", "r", "--step", "8", "--redis", redis_url)
+    assert "weight version 'v7' is step 6, not 8" in said and engine.calls == []
+
+
+def test_a_closed_stderr_stops_no_engine_and_no_publication(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    unread, stderr = os.pipe()
+    os.close(unread)
+    with serving(engine := FakeEngine()) as urls, open(stderr, "w") as closed:
+        monkeypatch.setattr("sys.stderr", closed)
+        assert cli.main([*LINE, *engine_flags(*urls), "--run", "r", "--step", "7", "--redis", redis_url]) == 1
+    assert (engine.version, engine.paused) == ("v7", None)
+    with Client(redis_url, run="r") as client:
+        assert client.published() == Published(7, "v7")
 
 
 def test_a_list_with_a_wrong_entry_is_named(tmp_path: Path, fails: Fails) -> None:

@@ -47,11 +47,25 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
     assert versions.steps([]) == {}
 
 
+def test_the_digits_of_a_time_are_no_step(versions: Versions) -> None:
+    assert versions.steps(["20261128120000123456", "999999999", "1000000000"]) == {"999999999": 999_999_999}
+
+
 def test_the_version_that_is_served_is_no_other_step(versions: Versions) -> None:
     publish(versions, 3, "default")
     with pytest.raises(SettingsError, match=r"'default' is step 3, not 4: .* each step another name"):
         publish(versions, 4, "default")
     assert versions.published() == Published(3, "default")
+
+
+def test_an_older_version_keeps_its_step(versions: Versions) -> None:
+    for step in (6, 7):
+        publish(versions, step, f"v{step}")
+    with pytest.raises(SettingsError, match="'v6' is step 6, not 8"):
+        publish(versions, 8, "v6")
+    assert versions.steps(["v6", "v7"]) == {"v6": 6, "v7": 7}
+    versions.publish(6, "v6", "back at the checkpoint")
+    assert versions.published() == Published(6, "v6")
 
 
 def test_a_lost_publication_is_said_again_and_a_known_one_is_not(versions: Versions) -> None:

@@ -70,6 +70,21 @@ def test_what_is_not_kept_is_unloaded_and_other_adapters_stay() -> None:
     assert set(engines[0].adapters) == {"math@6", "math@7", "mathematics@5", "code@5"}
 
 
+def test_one_version_in_place_of_a_list_unloads_nothing() -> None:
+    with serving(engine := FakeEngine()) as urls:
+        engine.adapters = {"math@41": "/adapters/41"}
+        with pytest.raises(SettingsError, match=r"versions are kept by a list, also a single one: keep=\['41'\]"):
+            Fleet(urls).unload_adapter("math", keep="41")
+    assert engine.adapters == {"math@41": "/adapters/41"}
+
+
+@pytest.mark.parametrize(("had", "wanted"), [("/adapters/7", "/adapters/7/"), ("/adapters/7/", "/adapters/7")])
+def test_a_slash_at_the_end_of_a_folder_is_no_other_folder(had: str, wanted: str) -> None:
+    with serving(engine := FakeEngine()) as urls:
+        engine.adapters = {"math@7": had}  # --lora-paths math@7=/adapters/7
+        assert [done.loaded for done in Fleet(urls).load_adapter("math", wanted, "7")] == [False]
+
+
 @pytest.mark.parametrize("name", ["", "a@b", "a/b", None])
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(SettingsError, match="the name of an adapter must match"):

@@ -94,6 +94,21 @@ class TestUpdate:
             [done] = Fleet(urls).update(WEIGHTS, "7")
         assert done.loaded and engine.posts == FIRST and engine.paused is None
 
+    def test_a_slash_at_the_end_of_a_folder_is_no_other_folder(self) -> None:
+        engine = FakeEngine()
+        engine.version, engine.path = "7", f"{WEIGHTS}/"
+        with serving(engine) as urls:
+            assert [done.loaded for done in Fleet(urls).update(WEIGHTS, "7")] == [False]
+
+    def test_a_report_that_raises_stops_no_engine(self, caplog: pytest.LogCaptureFixture) -> None:
+        def report(url: str, step: str) -> None:
+            raise BrokenPipeError("nobody listens")
+
+        with serving(engine := FakeEngine()) as urls:
+            assert Fleet(urls).update(WEIGHTS, "7", report)
+        assert (engine.version, engine.paused) == ("7", None)
+        assert f"{engine.url}: the report of step verify failed: BrokenPipeError: nobody listens" in caplog.text
+
     def test_no_engine_waits_for_one_that_hangs(self) -> None:
         engines = [FakeEngine() for _ in range(3)]
         engines[1].answers["/update_weights_from_disk"] = HANG
@@ -267,6 +282,16 @@ class TestPaused:
             pytest.fail("there is nothing to transfer to")
         assert [engine.paused for engine in engines] == ["retract", None, None]
         assert [engine.version for engine in engines] == ["0"] * 3
+
+    def test_after_a_failed_transfer_all_that_stay_paused_are_named(self) -> None:
+        engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+        engines[0].paused = engines[1].paused = "retract"  # by a transfer that failed
+        engines[1].answers["/pause_generation"] = (500, "")
+        with serving(*engines) as urls, pytest.raises(SyncError) as caught, Fleet(urls).paused("8"):
+            pytest.fail("there is nothing to transfer to")
+        assert {*caught.value.failed} == {*urls[:2]}
+        assert caught.value.failed[urls[0]] == "pause: it was paused before, so it stays paused"
+        assert str(caught.value).startswith("2 of 3 engines are not ready for version '8': ")
 
     def test_those_that_stay_paused_without_a_transfer_are_named(self) -> None:
         engines = [FakeEngine(), FakeEngine(OLD), FakeEngine(), FakeEngine()]

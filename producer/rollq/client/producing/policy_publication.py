@@ -5,10 +5,8 @@ import uuid
 
 from rollq.errors import ContractError
 from rollq.job import LONGEST_VERSION
+from rollq.ledger.versions import LAST_STEP as LAST_STEP
 from rollq.ledger.versions import Versions
-
-LAST_STEP = 1_000_000_000
-"""Scripts count up to it."""
 
 
 def check_version(run: str, weight_version: object) -> None:

@@ -7,12 +7,13 @@
 -- reply  ok number (of publications) | name step (which has that version's name)
 local meta, versions = typed('run', 'hash'), typed('versions', 'hash')
 local step, version, token, number = tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
-local was, name, published, last, batch, trained =
-  unpack(redis.call('HMGET', meta, 'step', 'version', 'published', 'publication', 'batch', 'trained'))
+local was, published, last, batch, trained =
+  unpack(redis.call('HMGET', meta, 'step', 'published', 'publication', 'batch', 'trained'))
 typed('held:train', 'zset')
 was, published, trained = whole(was, 0, MOST), stored_number(published), stored_number(trained)
 if last == token or (number > 0 and published >= number) then return { 'ok', published } end
-if was and name == version and was ~= step then return { 'name', was } end
+local of_name = whole(redis.call('HGET', versions, version), 0, MOST)
+if of_name and of_name ~= step then return { 'name', of_name } end
 
 allow_without_memory() -- the trainer acknowledges, which makes room, only after this
 redis.call('HSET', meta, 'step', step, 'version', version, 'published', published + 1, 'publication', token)

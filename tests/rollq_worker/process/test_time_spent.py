@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollq.errors import AgentFailure, EnvironmentFailure, RewardFailure, RolloutFailure, UserFailure
 from rollq.events import Finish, VersionSpan
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, seconds_spent
@@ -29,18 +30,25 @@ def spent(ledger: Ledger) -> dict[str, float]:
     return seconds_spent(ledger.redis.hvals(ledger.keys.spent))
 
 
-def attempts(ledger: Ledger, *waits: str) -> list[Any]:
-    jobs = [SimpleNamespace(id=f"r/g/{n}", run="r") for n in range(len(waits))]
+def attempts(ledger: Ledger, *waits: str | type[RolloutFailure]) -> list[Any]:
+    """What each attempt waits for, or the failure of the call that it is in."""
     return [
-        SimpleNamespace(job=job, ledger=ledger, waits_for=(wait, 1.0)) for job, wait in zip(jobs, waits, strict=True)
+        SimpleNamespace(
+            job=SimpleNamespace(id=f"r/g/{n}", run="r"),
+            ledger=ledger,
+            waits_for=(wait, 1.0),
+            time_limits=SimpleNamespace(current=None if isinstance(wait, str) else SimpleNamespace(failure=wait)),
+        )
+        for n, wait in enumerate(waits)
     ]
 
 
 def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
     waits = (
-        "environment.step(get_order)",
-        "the user",
-        "the agent",
+        EnvironmentFailure,
+        RewardFailure,
+        UserFailure,
+        AgentFailure,
         "redis",
         "start",
         "engine",
@@ -50,12 +58,12 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
     )
     traffic = Traffic()
     spent = TimeSpent("w", lambda: attempts(ledger, *waits), traffic)
-    traffic.begin("r/g/5")
     traffic.begin("r/g/6")
+    traffic.begin("r/g/7")
     spent.look(2.0, 0.0)
     # Three run Python code and do not wait for the engine, so one runs and two wait for the interpreter.
     assert spent.seconds["r"] == pytest.approx(
-        {"environment": 2.0, "user": 2.0, "agent": 2.0, "ledger": 2.0, "engine": 4.0, "tokens": 2.0, "interpreter": 4.0}
+        {"environment": 4.0, "user": 2.0, "agent": 2.0, "ledger": 2.0, "engine": 4.0, "tokens": 2.0, "interpreter": 4.0}
     )
     assert sum(spent.seconds["r"].values()) == pytest.approx(2.0 * len(waits))
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from rollq.errors import RollqError
+from rollq.errors import FailureClass, RollqError
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import WAITS, report_time
 from rollq.servers.connection import CONNECTION_ERRORS
@@ -24,6 +24,8 @@ LOOK_S = 1.0
 """Seconds between two looks."""
 REPORT_S = 5.0
 """Seconds between two reports to the ledger."""
+OF_CALLS = {FailureClass.ENV: "environment", FailureClass.REWARD: "environment", FailureClass.AGENT: "agent"}
+"""The one of WAITS that a call into foreign code is, by the class that its failure has."""
 
 
 class TimeSpent:
@@ -97,13 +99,7 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     """The one of WAITS that the attempt's thread is in."""
     if attempt.job.id in asking:
         return "engine"
+    if (call := attempt.time_limits.current) is not None:
+        return OF_CALLS.get(call.failure.failure, "user")  # users, contexts and summaries ask a model
     what, _ = attempt.waits_for
-    if what.startswith("environment"):
-        return "environment"
-    if what.startswith(("the user", "the context", "the summary")):  # they ask a model
-        return "user"
-    if what == "the agent":
-        return "agent"
-    if what == "redis":
-        return "ledger"
-    return "tokens"
+    return "ledger" if what == "redis" else "tokens"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from rollq.ledger.scripts import Scripts
 
 WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent")
-"""What an episode's thread is in: a wait for the engine (queue and slot included), the environment's code, the user, a
-call to Redis, rollq's own code (most of it turns messages into tokens and back), a wait for another thread that runs
-Python code, and an agent program's own work."""
+"""What an episode's thread is in: a wait for the engine (queue and slot included), the environment's code (its opening,
+its end and the reward included), the user, a call to Redis, rollq's own code (most of it turns messages into tokens and
+back), a wait for another thread that runs Python code, and an agent program's own work."""
 
 
 def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:

@@ -208,7 +208,8 @@ def _text(message: Any) -> str:
     if isinstance(content, str):
         return content
     parts = (part if isinstance(part, dict) else part.model_dump() for part in content or ())
-    return "\n".join(part.get("text") or f"[{part.get('type')}]" for part in parts)
+    texts = ((part, part.get("text")) for part in parts)
+    return "\n".join(text if isinstance(text, str) else f"[{part.get('type')}]" for part, text in texts)
 
 
 @cache

@@ -46,7 +46,8 @@ class Toolsets:
             result = await server.call_tool(name, dict(action.arguments))
         except _mcp().exceptions.ToolError as e:
             return str(e)
-        return "\n".join(getattr(part, "text", None) or f"[{part.type}]" for part in result.content)
+        texts = ((part, getattr(part, "text", None)) for part in result.content)
+        return "\n".join(text if isinstance(text, str) else f"[{part.type}]" for part, text in texts)
 
     async def close(self) -> None:
         for toolset in self._toolsets:

@@ -116,7 +116,13 @@ def test_what_must_be_called_counts_for_both_sides(telecom: ConversationDomain) 
 
 @pytest.mark.parametrize(
     "said",
-    ["<tool_call>no JSON</tool_call>", "<tool_call>[1]</tool_call>", called("fly"), called("switch", off=1)],
+    [
+        "<tool_call>no JSON</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>',
+        called("fly"),
+        called("switch", off=1),
+    ],
 )
 def test_a_user_s_wrong_call_is_told_to_the_user(telecom: ConversationDomain, said: str) -> None:
     environment = begin(telecom, 0, said, "Sorry.")

@@ -35,6 +35,12 @@ NUMBERS = [
     ("3-5", "5", True),
     ("between 3\u20135 apples", "5", True),
     ("x-5", "5", True),
+    ("The answer is...72", "72", True),
+    ("No.5", "5", True),
+    ("The balance is -$5.", "-5", True),
+    (f"It is {MINUS}\u20ac1,200", "-1200", True),
+    ("-\\$5", "-5", True),
+    ("He has 5-$3 left", "3", True),
 ]
 BOXES = [
     (r"so \boxed{3} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}", True),

@@ -1,5 +1,7 @@
 """The oracle: a user without a model that knows its task."""
 
+from dataclasses import replace
+
 from rollq.env import STOP_MARKER
 from rollq_worker.environments import shop
 from rollq_worker.users import user_factory
@@ -26,6 +28,11 @@ def test_an_oracle_tells_all_it_knows_to_an_agent_that_asks_nothing_in_particula
         "I ordered it by mistake.",
         "I want the {refund}.",
     ]
+
+
+def test_an_oracle_that_knows_nothing_leaves() -> None:
+    user = OracleUser(replace(TASK, instruction="", outputs=["42"]))
+    assert user.reply("I am looking.") == FAREWELL
 
 
 def test_an_oracle_leaves_after_many_replies() -> None:

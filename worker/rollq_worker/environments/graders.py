@@ -20,9 +20,9 @@ MINUS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u2010": "-", "\u2011": "-
 """Other signs that people and models write for a minus. A dash between two numbers is read as a range all the same."""
 NUMBER = re.compile(
     r"""
-    (?:(?<![\w)\]}%.])[-+])?                                # a sign, but not the dash of 3-5 or x-5
+    (?:(?<![\w)\]}%.])[-+](?:\\?[$\u20ac\u00a3\u00a5])?)?      # the sign of -5 and -$5, not the dash of 3-5
     (?:\d{1,3}(?:([,'_\u00a0\u2009\u202f])\d{3})(?:\1\d{3})*(?!\d|\1\d)  # 1,234,567; not 1,2,3 and not 1,23
-      |\d+|(?=\.\d))
+      |\d+|(?<![\w.])(?=\.\d))                             # .5, but not ...72 and not No.5
     (?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?
     """,
     re.VERBOSE,
@@ -91,7 +91,7 @@ def in_a_box(truth: str) -> str:
 
 def _numbers(text: str) -> list[Decimal]:
     found = (match.group() for match in NUMBER.finditer(text.translate(MINUS)))
-    return [Decimal(re.sub(r"[,'_\u00a0\u2009\u202f]", "", one)) for one in found]
+    return [Decimal(re.sub(r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]", "", one)) for one in found]
 
 
 def _last_box(text: str) -> str | None:

@@ -110,7 +110,8 @@ def typed(text: str, kinds: frozenset[str]) -> Json:
     if kinds & {"integer", "number"} and _NUMBER.fullmatch(word):
         number, problem = read_number(word)
         if isinstance(number, float) and "number" not in kinds:
-            return int(number) if number.is_integer() else text  # JSON Schema takes 5.0 for an integer
+            whole = number.is_integer() and -(2**63) <= number < 2**63
+            return int(number) if whole else text  # JSON Schema takes 5.0 for an integer
         return text if problem else number
     if kinds & {"object", "array"}:
         return _nested(word, kinds, text)

@@ -58,7 +58,7 @@ class OracleUser:
         if self._replies_left <= 0 or (self._waits and not self._awaited):
             return FAREWELL
         if not self._unsaid and "?" not in message:
-            return FAREWELL if not self._waits else self._facts[-1]
+            return self._facts[-1] if self._waits and self._facts else FAREWELL
         return self._answer(message)
 
     def recall(self, heard: str | None, said: str) -> None:

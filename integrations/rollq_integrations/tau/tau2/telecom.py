@@ -79,6 +79,8 @@ class TelecomBackend:
         try:
             call = json.loads(found[1])
             action = Action(call["name"], call.get("arguments") or {})
+            if not isinstance(action.name, str) or not isinstance(action.arguments, dict):
+                raise TypeError("a call has a name and an object of arguments")
             result = self._made(phone, "user", action)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
             result = f"Error: this is no call of a tool: {e}"

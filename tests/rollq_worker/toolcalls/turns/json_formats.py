@@ -70,6 +70,11 @@ LLAMA_TURNS = [
     llama("text before the tag", f"Well. <|python_tag|>{LLAMA_CALL}", calls=[f(s="hi")], content="Well."),
     llama("two calls", f"{LLAMA_CALL};{LLAMA_CALL}", calls=[f(s="hi"), f(s="hi")]),
     llama("two calls with a comma", f"{LLAMA_CALL}, {LLAMA_CALL}", calls=[f(s="hi"), f(s="hi")]),
+    llama(
+        "a tag for each call",
+        f"<|python_tag|>{LLAMA_CALL}; <|python_tag|>{LLAMA_CALL}<|python_tag|>{LLAMA_CALL}",
+        calls=[f(s="hi"), f(s="hi"), f(s="hi")],
+    ),
     llama("arguments", '{"name": "f", "arguments": {"n": 1}}', calls=[f(n=1)]),
     llama("no arguments", '{"name": "f"}', calls=[f()]),
     llama("white space first", f"\n\n{LLAMA_CALL}", calls=[f(s="hi")], sglang=TEXT),

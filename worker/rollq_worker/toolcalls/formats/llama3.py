@@ -74,8 +74,9 @@ def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Pi
         pieces.append(Piece(Kind.CALL, start, more, calls=(call,)))
         if more == len(text):
             return pieces
-        start = at = more
-        if not _is_meant(text, at, tools):
+        start = more
+        at = start + len(next((tag for tag in _TAGS if text.startswith(tag, start)), ""))
+        if at == start and not _is_meant(text, at, tools):
             return [*pieces, Piece(Kind.TEXT, at, len(text))]
 
 

@@ -72,6 +72,13 @@ def test_a_turn_that_nothing_answered_shows_what_the_engine_wrote() -> None:
         assert (entries[-1]["text"], entries[-1]["answered"]) == ("hm", False)
 
 
+def test_assistant_messages_of_the_prompt_do_not_answer_the_turn_that_failed() -> None:
+    shown = [*prompt().messages, {"role": "assistant", "content": "4"}, *prompt().messages]
+    for events in ([sampled(0)], [sampled(0), observed(0), sampled(1)]):
+        made = replace(trajectory(), events=[replace(prompt(), messages=shown), *events])
+        assert same(of_record(exported(made))) == same(of_trajectory(made))
+
+
 def test_the_spans_of_a_page_are_its_tokens_in_order() -> None:
     made = trajectory()
     tokens = page(record(made), made)["tokens"]

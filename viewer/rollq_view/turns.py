@@ -85,7 +85,8 @@ def of_record(record: Mapping[str, Any]) -> Episode:
     _divide_pieces(turns, record.get("pieces") or ())
     messages = list(record["messages"])
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    first = max(0, len(answers) - len(turns))  # assistant messages of the first prompt were not sampled
+    # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has no message.
+    first = max(0, len(answers) - len(turns) + bool(record.get("unanswered")))
     answers = answers[first:]
     for turn, start, end in zip(turns, answers, [*answers[1:], len(messages)], strict=False):
         turn.message, turn.replies = messages[start], messages[start + 1 : end]

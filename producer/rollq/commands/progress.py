@@ -1,7 +1,8 @@
 """The progress of long work: a live table on a terminal with rich installed, a plain line every two seconds elsewhere.
 
 Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line that stays. SIGTERM
-ends the work as Ctrl-C does, so that the terminal gets its cursor back. Knows nothing of runs or jobs.
+ends the work as Ctrl-C does, so that the terminal gets its cursor back. Foreign words cannot control it. Knows nothing
+of runs or jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from rollq.export.transcript import clean
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -50,7 +53,7 @@ class ProgressDisplay:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        print(text, file=self.stream, flush=True)
+        print(clean(text), file=self.stream, flush=True)
 
     def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
         """Shows the state. It is printed at most every two seconds, and only when it has changed."""
@@ -100,7 +103,7 @@ class LiveProgressDisplay(ProgressDisplay):
         self._live: Live | None = None
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(clean(text), markup=False, soft_wrap=True)
 
     def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
         from rich.live import Live
@@ -111,7 +114,7 @@ class LiveProgressDisplay(ProgressDisplay):
         table = Table.grid(padding=(0, 2))
         table.add_row("", ProgressBar(total=max(total, 1), completed=done, width=40), f"{done}/{total}")
         for name, value in facts.items():
-            table.add_row(Text(name, style="dim"), Text(value))
+            table.add_row(Text(clean(name), style="dim"), Text(clean(value)))
         if not self._live:
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()

@@ -12,8 +12,8 @@ from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.flags.types import whole
 from rollq.commands.tables import age, columns
+from rollq.commands.top.frame import one_line
 from rollq.errors import LedgerError, SettingsError
-from rollq.export.transcript import clean
 from rollq.snapshot.diagnosis import look_on
 from rollq.snapshot.fleet import each_run
 from rollq.snapshot.late import LEASED, LateGroup, LateJob, late_groups
@@ -111,7 +111,7 @@ def table(counts: Mapping[str, Any]) -> list[str]:
         if counts[subject]:
             lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
     if counts["waits"]:
-        lines.append(f"waits     {counts['waits']}")
+        lines.append(f"waits     {one_line(counts['waits'])}")
     return lines
 
 
@@ -144,8 +144,8 @@ def _late(groups: Sequence[LateGroup]) -> list[str]:
 def _described(group: LateGroup) -> list[str]:
     opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
     if group.damage:
-        return [f"group {clean(group.group)} ({group.purpose}): {clean(group.damage)}"]
-    title = f"group {clean(group.group)} ({group.purpose}): {group.graded} of {group.size} graded{opened}"
+        return [f"group {one_line(group.group)} ({group.purpose}): {one_line(group.damage)}"]
+    title = f"group {one_line(group.group)} ({group.purpose}): {group.graded} of {group.size} graded{opened}"
     return [title, *(f"  {line}" for line in _table(group.jobs))]
 
 
@@ -156,7 +156,7 @@ def _table(jobs: Sequence[LateJob]) -> list[str]:
         played = age(job.played_s) if job.state == LEASED else "-"
         waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
         numbers = str(job.attempt), str(job.turns), played
-        rows.append((clean(job.job_id), job.state, *numbers, clean(job.worker or "-"), clean(waits)))
+        rows.append((one_line(job.job_id), job.state, *numbers, one_line(job.worker or "-"), one_line(waits)))
     shown: list[str] = []
     title, *lines = columns(rows)
     for line, job in zip(lines, jobs, strict=True):

@@ -83,8 +83,9 @@ class Transcript:
             yield from (f"  {self._coloured('tool', line)}" for line in clean(clip(step["text"])).splitlines())
 
     def _trace(self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str) -> Iterator[str]:
-        # Assistant messages of the prompt were not sampled.
-        given = max(0, sum(m["role"] == "assistant" for m in messages) - len(notes))
+        # Assistant messages of the prompt were not sampled, and a turn that nothing answered has no message.
+        said = sum(m["role"] == "assistant" for m in messages)
+        given = max(0, said - len(notes) + bool(unanswered))
         turns = iter(notes)
         for message in messages:
             role = str(message["role"])

@@ -1,4 +1,5 @@
-"""The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the file `once`."""
+"""The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the file `once`. Closing
+makes the file `closed`."""
 
 import os
 import time
@@ -31,6 +32,8 @@ class FaultyEpisode:
         self.environment = environment
         self.fault = getattr(self, args["fault"]) if "fault" in args else None
         self.once = Path(args["once"]) if "once" in args else None
+        if "closed" in args:
+            self.close = Path(args["closed"]).touch
         self.steps = 0
         self.tools, self.system_prompt = environment.tools, environment.system_prompt
         self.reset, self.grade = environment.reset, environment.grade

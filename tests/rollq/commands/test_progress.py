@@ -1,6 +1,7 @@
 """The display of long work, plain and live."""
 
 import io
+import logging
 import os
 import pty
 import re
@@ -53,6 +54,16 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[bold]not markup[/bold] http://127.0.0.1" in said
     assert "2/2" in said
     assert "0.5 [red]" in said
+
+
+@pytest.mark.parametrize("kind", [ProgressDisplay, LiveProgressDisplay])
+def test_foreign_words_cannot_control_the_terminal(kind: type[ProgressDisplay]) -> None:
+    stream = Terminal()
+    with kind(stream) as display:
+        logging.getLogger("rollq").warning("no %s", "\x1b]0;title\x07")
+        display.show(1, 2, {"waits": "\x1b]0;title\x07"})
+    said = stream.getvalue()
+    assert "\x1b]" not in said and said.count("\\x1b]0;title\\x07") >= 2
 
 
 @pytest.mark.parametrize("hinder", ["no rich", "dumb terminal"])

@@ -88,3 +88,12 @@ def test_as_json_and_with_nothing_open(ledger: Ledger, late: Late, says: Says) -
     assert (found["run"], len(found["late"])) == ("r", 1)
     assert (found["late"][0]["open_s"], found["late"][0]["jobs"][1]["state"]) == (None, "queued")
     assert "no worker is alive" in found["waits"]
+
+
+def test_the_name_that_a_policy_gave_a_tool_is_shown_on_its_line(ledger: Ledger, late: Late) -> None:
+    ledger.submit(group())
+    wait = Wait(claim(ledger, "r/g/0").job.id, "environment.step(\x1b[2J\nrun x: all is well)", 31.0)
+    register(ledger.redis, replace(WORKER, waits=(wait,)))
+    said = late().out
+    assert "\x1b" not in said and "\nrun x" not in said
+    assert "environment.step(\\x1b[2J run x: all is well)" in said

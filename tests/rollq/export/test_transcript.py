@@ -76,6 +76,14 @@ def test_assistant_messages_of_the_prompt_were_not_sampled() -> None:
     assert "assistant\n  an example\nassistant turn 0:" in said
 
 
+def test_assistant_messages_of_the_prompt_do_not_answer_the_turn_that_failed() -> None:
+    trajectory = played(0, 0, None)
+    prompt = replace(trajectory.events[0], messages=[{"role": "assistant", "content": "an example"}])
+    sampled = replace(trajectory.events[1], text="crash")
+    said = shown(record(replace(trajectory, events=[prompt, sampled])))
+    assert "assistant\n  an example\nassistant turn 0: " in said and said.endswith(" (never answered)\n  crash")
+
+
 def test_long_messages_are_clipped() -> None:
     found = record(played(0, 0, 1.0))
     found["messages"] = [{"role": "system", "content": "x" * (LONGEST + 77)}]

@@ -20,6 +20,19 @@ from tests.rollq_worker.agents.played import ask, job, play, run_file
 
 
 class TestFunctions:
+    def test_its_step_is_recorded_as_it_asked_for_it(self) -> None:
+        class Takes(FakeEnvironment):
+            def step(self, action: Any) -> Any:
+                action.arguments.pop("when", None)
+                return super().step(action)
+
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            episode.step("add", {"when": "today"})
+
+        events = play(agent, "x", environment=Takes()).events
+        assert [e.action["arguments"] for e in events if isinstance(e, Acted)][1] == {"when": "today"}
+
     def test_what_it_says_is_whole_text(self) -> None:
         def agent(episode: Episode) -> str:
             ask(episode, episode.messages)

@@ -1,14 +1,20 @@
 """What an answer earns, as docs/environments.md says."""
 
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from threading import Thread
 
 import pytest
 
 from rollq.errors import JobFailure
 from rollq_worker.environments import graders
 from rollq_worker.environments.graders import GRADERS, IN_A_BOX, in_a_box, math
-from rollq_worker.environments.math_process import MathProcess
+from rollq_worker.environments.math_process import PROCESSES, MathProcesses
+from rollq_worker.failures import raise_in
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 
 MINUS = "\u2212"
 
@@ -80,10 +86,10 @@ FORMULAS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[MathProcess]:
-    with pytest.MonkeyPatch.context() as patch, closing(MathProcess(limit_s=0.5)) as process:
-        patch.setattr(graders, "MATH", process)
-        yield process
+def quick() -> Iterator[MathProcesses]:
+    with pytest.MonkeyPatch.context() as patch, closing(MathProcesses(limit_s=0.5)) as processes:
+        patch.setattr(graders, "MATH", processes)
+        yield processes
 
 
 @pytest.mark.parametrize(
@@ -114,13 +120,60 @@ def test_a_truth_that_nothing_can_be_compared_with(grader: str, truth: str, says
         GRADERS[grader]("", truth)
 
 
-def test_a_comparison_that_others_have_ended_is_no_wrong_answer(quick: MathProcess) -> None:
+def test_a_comparison_that_others_have_ended_is_no_wrong_answer(quick: MathProcesses) -> None:
     assert math("72", "72")
-    assert quick._process is not None
-    quick._process.kill()
+    quick._idle[-1].kill()
     with pytest.raises(RuntimeError, match="ended with -9"):
         math("72", "72")
     assert math("72", "72")
+
+
+def test_an_interrupted_comparison_spoils_no_other() -> None:
+    assert math("72", "72")
+    _interrupted(r"\boxed{9^{9^{9^{9}}}}").join()
+    assert math("72", "72")
+
+
+def test_a_comparison_does_not_wait_for_a_slow_one(quick: MathProcesses) -> None:
+    assert math("72", "72")
+    process = quick._idle[-1]
+    process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(math, "72", "72")
+        while process in quick._idle:
+            time.sleep(0.01)
+        try:
+            assert threads.submit(math, "72", "72").result(timeout=30)
+            assert not slow.done()
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert slow.result()
+
+
+def test_a_wait_for_a_process_can_be_interrupted(quick: MathProcesses) -> None:
+    for _ in range(PROCESSES):
+        quick._free.acquire()
+    try:
+        waits = _interrupted("72")
+        waits.join(timeout=10)
+        assert not waits.is_alive()
+    finally:
+        quick._free.release(PROCESSES)
+
+
+def _interrupted(answer: str) -> Thread:
+    """A thread that grades the answer, interrupted as one whose time is up."""
+
+    def attempt() -> None:
+        with suppress(ThreadAbandoned):
+            math(answer, "72")
+
+    thread = Thread(target=attempt)
+    thread.start()
+    time.sleep(0.2)
+    assert thread.ident is not None
+    raise_in(thread.ident, ThreadAbandoned)
+    return thread
 
 
 @pytest.mark.parametrize("truth", ["72", r"\boxed{72}", r"\frac12", "x^2+1"])

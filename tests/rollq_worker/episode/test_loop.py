@@ -1,5 +1,6 @@
 """The agent loop against the fakes: what is sent, what is recorded, how it ends."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -198,6 +199,19 @@ def test_an_opening_that_is_not_the_users_own_is_the_environments_failure():
             return "Ticket 7"
 
     assert run("bye", environment=Mute(), user=FakeUser(["never said"])).messages[1]["content"] == "Ticket 7"
+
+
+def test_an_environment_that_changes_arguments_changes_nothing_that_is_recorded():
+    class Takes(FakeEnvironment):
+        def step(self, action):
+            action.arguments.get("items", []).clear()
+            action.arguments.pop("when", None)
+            return super().step(action)
+
+    arguments = {"items": [1], "when": "today"}
+    trajectory = run(json.dumps({"name": "add", "arguments": arguments}), "bye", environment=Takes())
+    assert trajectory.events[2].actions == [{"name": "add", "arguments": arguments}]
+    assert json.loads(trajectory.messages[2]["tool_calls"][0]["function"]["arguments"]) == arguments
 
 
 class Paying(FakeEnvironment):

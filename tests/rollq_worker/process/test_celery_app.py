@@ -5,12 +5,13 @@ import logging
 
 import pytest
 import redis
+from celery.utils.log import ColorFormatter
 from kombu.exceptions import OperationalError
 
 from rollq.errors import Unwritable
 from rollq.settings import Settings
 from rollq_worker.process import celery_app
-from rollq_worker.process.celery_app import shorten_outages
+from rollq_worker.process.celery_app import shorten_outages, show_controls
 from tests.conftest import free_port
 
 
@@ -27,6 +28,22 @@ def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool)
     except Exception:
         logger.exception("Couldn't ack")
     assert "Couldn't ack" in logged.getvalue() and ("Traceback" in logged.getvalue()) is traceback
+
+
+def test_foreign_words_in_the_log_cannot_control_the_terminal() -> None:
+    logged = io.StringIO()
+    logger = logging.Logger("root")
+    handler = logging.StreamHandler(logged)
+    handler.setFormatter(ColorFormatter("%(message)s"))
+    logger.addHandler(handler)
+    show_controls(logger)
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        logger.exception("no %s", "\x1b]0;title\x07")
+    first, *traceback = logged.getvalue().splitlines()
+    assert first == "\x1b[1;31mno \\x1b]0;title\\x07"  # in Celery's red
+    assert len(traceback) > 2 and traceback[-1] == "ValueError: \\x1b[2J\x1b[0m"
 
 
 def test_pauses_between_tries_to_connect_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,22 +53,39 @@ function pretty(entry) {
   const text = entry.text;
   if (entry.role !== 'tool' || text.length > 200000 || !/^\s*[[{]/.test(text)) return text;
   try {
-    return compact(JSON.parse(text), '');
+    JSON.parse(text);
   } catch {
     return text;
   }
+  return indented(text.match(/"(?:[^"\\]|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g));
 }
 
-// Indented, but what fits on a line stays on one.
-function compact(value, indent) {
-  const flat = JSON.stringify(value);
-  if (value === null || typeof value !== 'object' || flat.length + indent.length < 100) return spaced(flat);
-  const inner = indent + '  ';
-  const parts = Array.isArray(value)
-    ? value.map((item) => inner + compact(item, inner))
-    : Object.entries(value).map(([name, item]) => `${inner}${JSON.stringify(name)}: ${compact(item, inner)}`);
-  const [open, close] = Array.isArray(value) ? '[]' : '{}';
-  return `${open}\n${parts.join(',\n')}\n${indent}${close}`;
+// Only the space between the tokens changes: parsed values would lose digits, the order of keys and those that repeat.
+// What fits on a line stays on one, and so does what would be too far to the right.
+function indented(tokens) {
+  const [begins, closing, open] = [[0], [], []];
+  for (const [at, token] of tokens.entries()) {
+    begins.push(begins[at] + token.length);
+    if (token === '[' || token === '{') open.push(at);
+    if (token === ']' || token === '}') closing[open.pop()] = at;
+  }
+  const parts = [];
+  let [indent, flatTo] = ['\n', -1];
+  for (const [at, token] of tokens.entries()) {
+    const end = closing[at];
+    if (at > flatTo && end && (begins[end + 1] - begins[at] + indent.length <= 100 || indent.length > 80)) flatTo = end;
+    const flat = at <= flatTo;
+    if (!flat && end) parts.push(token, indent += '  ');
+    else if (!flat && (token === ']' || token === '}')) parts.push(indent = indent.slice(0, -2), token);
+    else if (token === ',') parts.push(flat ? ', ' : ',' + indent);
+    else parts.push(token === ':' ? ': ' : readable(token));
+  }
+  return parts.join('');
+}
+
+// Strings may have escapes of letters that need none.
+function readable(token) {
+  return token[0] === '"' ? JSON.stringify(JSON.parse(token)) : token;
 }
 
 function spaced(flat) {

@@ -13,7 +13,7 @@ from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
 from rollq_worker.agents.recorded import HINT, AgentDiverged
 from rollq_worker.episode.environment_checks import check_observation, close
-from rollq_worker.episode.messages import recorded_action, schemas_of
+from rollq_worker.episode.messages import for_environment, recorded_action, schemas_of
 from rollq_worker.episode.resume import Recording
 from rollq_worker.failures import errors_become
 
@@ -66,7 +66,7 @@ class World:
         self._check_repeated(action)
         at = time.time()
         with errors_become(EnvironmentFailure, what):
-            observation = step(action)
+            observation = step(for_environment(action))
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from rollq.errors import JobFailure
 from rollq.pip_extras import install_line
-from rollq_worker.environments.math_process import MathProcess
+from rollq_worker.environments.math_process import MathProcesses
 
 Grader = Callable[[str, str], bool]
 
@@ -37,7 +37,7 @@ LEFT_OUT = (
 )
 """What changes the look of an answer and not its value."""
 FRACTION = re.compile(r"\\[dt]frac")
-MATH = MathProcess()
+MATH = MathProcesses()
 atexit.register(MATH.close)
 
 

@@ -1,7 +1,7 @@
-"""math-verify in a process of its own: in a worker nothing could interrupt a formula such as 9^{9^{9^9}}.
+"""math-verify in processes of its own: in a worker nothing could interrupt a formula such as 9^{9^{9^9}}.
 
 A process ends with the worker, and answers one question at a time. The kernel ends it at a question that takes too
-much CPU; the next question starts another one. It knows no rows and no rewards.
+much CPU; a later question starts another one. It knows no rows and no rewards.
 """
 
 import json
@@ -11,21 +11,24 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from threading import Lock
+from threading import Semaphore
 from typing import Any
 
 MEMORY = 2 << 30
 """Bytes of memory for a question."""
+PROCESSES = 4
+"""Most processes of a worker. They share its CPUs, so a short formula seldom waits for the end of a long one."""
 READY = "ready\n"
 
 
-class MathProcess:
+class MathProcesses:
     """Compares formulas, `limit_s` seconds of CPU for each question; used by several threads."""
 
     def __init__(self, limit_s: float = 5.0) -> None:
         self._limit_s = limit_s
-        self._lock = Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._free = Semaphore(PROCESSES)
+        self._idle: list[subprocess.Popen[str]] = []
+        """Those that have answered all that they were asked. One that was not heard to the end never comes back."""
 
     def same(self, answer: str, truth: str) -> bool | None:
         """Whether the answer has the truth's value; None if the truth is no formula.
@@ -33,27 +36,35 @@ class MathProcess:
         Raises ValueError when this takes too much time or memory, or math-verify fails, and RuntimeError when the
         process ended for another reason.
         """
-        with self._lock:
-            process = self._process = self._process or _start()
-            reply = _ask(process, json.dumps([answer, truth, self._limit_s]) + "\n")
-            if not reply:
-                self._process = None
-                with suppress(BrokenPipeError), process:  # of a question that it did not read
-                    pass  # its pipes are closed
-                if process.returncode == -signal.SIGPROF:
-                    raise ValueError(f"comparing it takes more than {self._limit_s:g} s of CPU")
-                raise RuntimeError(f"the process of math-verify ended with {process.returncode}")
+        while not self._free.acquire(timeout=1.0):  # what is raised in this thread arrives between two waits
+            pass
+        try:
+            reply = self._reply(json.dumps([answer, truth, self._limit_s]) + "\n")
+        finally:
+            self._free.release()
         found: Any = json.loads(reply)
         if isinstance(found, str):
             raise ValueError(found)
         return found if found is None else bool(found)
 
     def close(self) -> None:
-        """End the process."""
-        if self._process:
-            with self._process as process:
-                process.kill()
-            self._process = None
+        """End the idle processes. The others end when nobody reads their replies."""
+        while self._idle:
+            _kill(self._idle.pop())
+
+    def _reply(self, question: str) -> str:
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = _start()
+        reply = _ask(process, question)
+        if reply:
+            self._idle.append(process)
+            return reply
+        _close(process)
+        if process.returncode == -signal.SIGPROF:
+            raise ValueError(f"comparing it takes more than {self._limit_s:g} s of CPU")
+        raise RuntimeError(f"the process of math-verify ended with {process.returncode}")
 
 
 def _start() -> "subprocess.Popen[str]":
@@ -71,14 +82,27 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def _ask(process: "subprocess.Popen[str]", question: str) -> str:
-    """The next line that it writes; "": it has ended."""
+    """The next line that it writes; "": it has ended. When this is interrupted, the process is killed."""
     assert process.stdin is not None and process.stdout is not None, "they are pipes"
     try:
         process.stdin.write(question)
         process.stdin.flush()
+        return process.stdout.readline()
     except BrokenPipeError:
         return ""
-    return process.stdout.readline()
+    except BaseException:
+        _kill(process)
+        raise
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    _close(process)
+
+
+def _close(process: "subprocess.Popen[str]") -> None:
+    with suppress(BrokenPipeError), process:  # of a question that it did not read
+        pass  # its pipes are closed, and its end is awaited
 
 
 def _serve() -> None:

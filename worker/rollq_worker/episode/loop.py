@@ -20,7 +20,14 @@ from rollq.job import Job, Json
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.episode.environment_checks import check_observation, close, with_end
 from rollq_worker.episode.images import EpisodeImages
-from rollq_worker.episode.messages import ActionResult, CallIds, assistant_message, replying_role, schemas_of
+from rollq_worker.episode.messages import (
+    ActionResult,
+    CallIds,
+    assistant_message,
+    for_environment,
+    replying_role,
+    schemas_of,
+)
 from rollq_worker.episode.next_prompt import NextPrompt, NextPrompts, Trace
 from rollq_worker.episode.resume import Recording
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
@@ -196,7 +203,7 @@ class _Episode:
         for action, id in zip(decision.actions, ids, strict=True):
             before = len(self.recording.user_messages)
             with errors_become(EnvironmentFailure, f"environment.step({action.name})"):
-                observation = self.environment.step(action)
+                observation = self.environment.step(for_environment(action))
                 check_observation(observation)
                 shown = self.images.add(observation.images)
             said = self.recording.user_messages[before:]

@@ -7,7 +7,8 @@ says which of the model's own ids a template takes.
 import json
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from rollq.env import RESPOND, Action, Environment
@@ -60,6 +61,11 @@ class ActionResult:
     @property
     def recorded(self) -> dict[str, Json]:
         return recorded_action(self.action, self.text, self.user_messages, self.reward)
+
+
+def for_environment(action: Action) -> Action:
+    """The action as an environment is given it. What it changes in the arguments is not what the policy wrote."""
+    return replace(action, arguments=deepcopy(action.arguments))
 
 
 def recorded_action(action: Action, text: str, said: Sequence[str], reward: float | None) -> dict[str, Json]:

@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from kombu.connection import Connection as KombuConnection
 
 from rollq.client.producing.broker import TASK, broker_settings
 from rollq.errors import RollqError, SettingsError
+from rollq.export.transcript import clean
 from rollq.ledger.keys import QUEUE, celery_queue
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.servers.refusal import refuses_writes, translated
@@ -264,6 +266,7 @@ def make_worker(
 
     warnings.filterwarnings("ignore", category=SecurityWarning)  # of pickles, as root; only JSON is accepted
     signals.after_setup_logger.connect(shorten_outages, weak=False)
+    signals.after_setup_logger.connect(show_controls, weak=False)
     signals.worker_ready.connect(ready, weak=False)
     return Worker(
         app=app,
@@ -291,6 +294,27 @@ def shorten_outages(logger: logging.Logger, **_: object) -> None:
 
     for handler in logger.handlers:
         handler.addFilter(shorten)
+
+
+def show_controls(logger: logging.Logger, **_: object) -> None:
+    """Log what a terminal would obey as what it is: failures quote words of models and tools."""
+    for handler in logger.handlers:
+        handler.setFormatter(_Cleaned(handler.formatter or logging.Formatter()))
+
+
+class _Cleaned(logging.Formatter):
+    """Formats cleaned words as another formatter does, whose own colours stay."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = copy(record)  # other handlers get it as it was
+        shown.msg, shown.args = clean(record.getMessage()), None
+        if record.exc_info:
+            shown.exc_text = clean(self.inner.formatException(record.exc_info))
+        return self.inner.format(shown)
 
 
 def stop_consuming() -> None:

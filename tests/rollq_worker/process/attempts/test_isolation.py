@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from rollq.env import Action
 from rollq.errors import EnvironmentFailure, FailureClass, Fenced, ForOtherWorkers, JobFailure, UserFailure
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
+from rollq_worker.process.attempts import isolation as isolation_module
 from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
@@ -141,6 +144,40 @@ def test_the_process_of_a_step_past_its_limit_is_killed(
     state = reader(ledger).job("r/g0/0")
     assert state is not None and state.failures == {FailureClass.ENV: 1}
     assert state.reason.startswith("nothing in 0.5 s while waiting for environment.step(")
+
+
+@pytest.mark.parametrize(("fault", "error"), [("", None), ("error", EnvironmentFailure), ("user", UserFailure)])
+def test_an_environment_is_closed_at_the_end_however_it_comes(
+    isolation: Isolation, tmp_path: Path, fault: str, error: type[Exception] | None
+) -> None:
+    closed, args = tmp_path / "closed", {"fault": fault} if fault == "error" else {}
+    with isolation.open("faulty", "train", 0, {**args, "closed": str(closed)}, nothing) as environment:
+        environment.reset(FailingUser(UserFailure("the endpoint is gone")))
+        environment.step(Action("no_such_tool"))
+        with pytest.raises(error) if error else nullcontext():
+            environment.step(Action("respond", {"content": "hi"}) if fault == "user" else Action("no_such_tool"))
+        assert fault == "error" or not closed.exists()
+    assert closed.exists()
+
+
+def test_a_step_that_hangs_is_killed_although_it_cannot_be_closed(
+    isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation_module, "CLOSE_LIMIT_S", 0.2)
+    attempt_lost = threading.Event()
+
+    def check() -> None:
+        if attempt_lost.is_set():
+            raise Fenced("r/g/0")
+
+    args = {"fault": "sleep", "closed": str(tmp_path / "closed")}
+    with pytest.raises(Fenced), isolation.open("faulty", "train", 0, args, check) as environment:
+        environment.reset(FailingUser(UserFailure("unused")))
+        environment.step(Action("no_such_tool"))
+        pid = environment._process.pid
+        attempt_lost.set()
+        environment.step(Action("no_such_tool"))
+    assert not alive(pid)
 
 
 class FailingUser:

@@ -18,7 +18,7 @@ from rollq.trajectory import Header
 from rollq_worker.process.attempts import leases as leases_module
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import LEASE_S, Leases
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits
 from tests.clock import Clock
 from tests.rollq.samples import observed, prompt, reader, reap, sampled
 from tests.rollq_worker.process.ledgers import FailsFirst, claim
@@ -90,17 +90,20 @@ class TestRenewing:
             assert len([thread for thread in threading.enumerate() if thread.name.startswith("rollq-le")]) == 1
             back.set()
 
-    def test_the_heartbeat_survives_every_error(
-        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("pause", "call", "name"), [("TICK_S", "tick", "all"), ("LOOK_EVERY_S", "write_behind", "late writes")]
+    )
+    def test_heartbeat_and_late_writer_survive_every_error(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pause: str, call: str, name: str
     ) -> None:
-        monkeypatch.setattr(leases_module, "TICK_S", 0.01)
-        leases = Leases(threading.Event())
-        errors = [redis.ConnectionError("refused"), Unwritable("full"), ValueError("a bug")]
-        monkeypatch.setattr(leases, "tick", FailsFirst(leases.stop, *errors))
+        monkeypatch.setattr(leases_module, pause, 0.01)
+        leases, ended = Leases(threading.Event()), threading.Event()
+        errors = [redis.ConnectionError("refused"), Unwritable("full"), RuntimeError("can't start new thread")]
+        monkeypatch.setattr(leases, call, FailsFirst(ended.set, *errors))
         leases.start()
-        leases._thread.join(60)
-        assert not leases._thread.is_alive()
-        assert "heartbeat: all: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
+        assert ended.wait(10)
+        leases.stop()
+        assert f"heartbeat: {name}: ConnectionError: refused" in caplog.text and "can't start new thread" in caplog.text
 
 
 class TestLateWrites:
@@ -193,6 +196,38 @@ class TestWatching:
         assert state is not None and state.failures == {blamed: 1} and state.state == "queued"
         assert state.reason.startswith("nothing in 0.05 s while waiting for ")
 
+    @pytest.mark.parametrize("limit_s", [60.0, 0.05])
+    def test_closing_behind_an_abandoned_call_is_interrupted_at_its_own_limit(
+        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, limit_s: float
+    ) -> None:
+        monkeypatch.setattr(leases_module, "LOST_THREAD_S", 0.0)
+        leases, closing, may_end, ended = Leases(threading.Event()), threading.Event(), threading.Event(), []
+
+        def play() -> None:
+            with leases.hold(ledger, claim(ledger)) as attempt:
+                with pytest.raises(ThreadAbandoned), attempt.time_limits.call(EnvironmentFailure, "a step", 0.05):
+                    loop()
+                try:
+                    with attempt.time_limits.call(EnvironmentFailure, "closing shop", limit_s):
+                        closing.set()
+                        while not may_end.is_set():
+                            time.sleep(0.001)
+                    ended.append("closed")
+                except ThreadAbandoned:
+                    ended.append("interrupted")
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        until(lambda: leases.tick() or closing.is_set())  # type: ignore[func-returns-value]
+        if limit_s == 60.0:
+            leases.tick()
+            assert leases.lost_threads() == []
+            time.sleep(0.1)
+            may_end.set()
+        until(lambda: leases.tick() or ended)  # type: ignore[func-returns-value]
+        thread.join(60)
+        assert ended == ["closed" if limit_s == 60.0 else "interrupted"]
+
     def test_the_users_time_does_not_count_for_the_environment(self, ledger: Ledger, clock: Clock) -> None:
         leases = Leases(threading.Event())
         with leases.hold(ledger, claim(ledger)) as attempt:
@@ -235,12 +270,17 @@ class TestWatching:
         monkeypatch.setattr(leases_module, "LOST_THREAD_S", 0.0)
         calls: list[bool] = []
         leases = Leases(threading.Event(), slots=3, on_slots_lost=lambda: calls.append(True))
-        with leases.hold(ledger, claim(ledger, 0)) as first:
+        monkeypatch.setattr(TimeLimits, "interrupt", lambda limits: None)
+        with leases.hold(ledger, claim(ledger, 0)) as first, first.time_limits.call(EnvironmentFailure, "a step", 60.0):
             first.abandon(FailureClass.ENV, "hangs")
             time.sleep(0.01)
             leases.tick()
             assert leases.lost_threads() == ["r/g0/0"] and not calls
-            with leases.hold(ledger, claim(ledger, 1)) as second:
+            second_claim = claim(ledger, 1)
+            with (
+                leases.hold(ledger, second_claim) as second,
+                second.time_limits.call(EnvironmentFailure, "a step", 60.0),
+            ):
                 second.abandon(FailureClass.ENV, "hangs")
                 time.sleep(0.01)
                 leases.tick()
@@ -259,6 +299,14 @@ def test_release_all_goes_on_past_what_has_ended(ledger: Ledger) -> None:
         assert first.lost.is_set() and second.lost.is_set()
     stats = reader(ledger).stats()
     assert (stats["leased"], stats["queued"]) == (0, 2)
+
+
+def test_release_all_goes_on_past_a_server_that_is_away(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = Leases(threading.Event())
+    monkeypatch.setattr(ledger, "release", FailsFirst(ledger.release, redis.ConnectionError("refused")))
+    with leases.hold(ledger, claim(ledger, 0)), leases.hold(ledger, claim(ledger, 1)):
+        assert leases.release_all() == 1
+    assert reader(ledger).stats()["queued"] == 1
 
 
 def loop() -> None:

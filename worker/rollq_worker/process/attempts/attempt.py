@@ -197,6 +197,7 @@ class Attempt:
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
         """Fail the attempt while its thread is in foreign code. What the thread writes later is refused."""
+        self.time_limits.give_up()
         try:
             self._write_before_end()
             self.ledger.fail(self.job.id, self.lease, failure, reason)

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from rollq.env import Action, Grade, Observation, User, attempt_labels
+from rollq.env import Action, Environment, Grade, Observation, User, attempt_labels
 from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, ForOtherWorkers, RolloutFailure
 from rollq.job import Json
@@ -39,6 +39,8 @@ CHECK_S = 0.25
 """Longest time in seconds between two calls of `check` while waiting."""
 MAX_ANSWER_BYTES = 1 << 24
 """Longest answer of an environment, in bytes of its pickle."""
+CLOSE_LIMIT_S = 5.0
+"""Longest close of an environment in seconds. It is short, because a step that hangs takes all of it."""
 PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
@@ -92,7 +94,8 @@ class Isolation:
             process.start()
             theirs.close()
         try:
-            yield IsolatedEnvironment(ours, process, check)
+            with contextlib.closing(IsolatedEnvironment(ours, process, check)) as environment:
+                yield environment
         finally:
             with self._lock:
                 ours.close()
@@ -137,7 +140,7 @@ class IsolatedEnvironment:
         self._check = check
         self._user: User | None = None
         self.tools: Sequence[Json]
-        self.tools, limits = self._wait("opening the environment")
+        self.tools, limits, self._closes = self._wait("opening the environment")
         vars(self).update(limits)
         self.system_prompt = ""
 
@@ -153,6 +156,12 @@ class IsolatedEnvironment:
     def grade(self) -> Grade:
         grade: Grade = self._ask("grade", None, "environment.grade")
         return grade
+
+    def close(self) -> None:
+        """Its process closes the environment at the end of the pipe. There is no answer: it may be in a step."""
+        self._pipe.close()
+        if self._closes:
+            wait([self._process.sentinel], CLOSE_LIMIT_S)
 
     def _ask(self, what: str, argument: Any, name: str) -> Any:
         with contextlib.suppress(OSError):  # its process is gone; _wait reads its last answer, or the end of the pipe
@@ -203,42 +212,59 @@ class _PipedUser:
 
     def _ask_worker(self, what: str, argument: str | None) -> str:
         _send(self._pipe, "user", (what, argument))
-        answer: str = _receive(self._pipe)
+        answer: str = self._pipe.recv()
         return answer
 
 
 def _serve(pipe: Connection, labels: AttemptLabels, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
-    """The main function of the environment's process, until the worker closes the pipe or something fails."""
+    """The main function of the environment's process, until the worker closes the pipe or something fails.
+    Then the environment is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:
         _end_with_parent(_server)
     _offer_to_oom_killer()
+    environment = None
     try:
         with labelled(labels):
             environment = domain(name).open(split, task, args)
-        limits = {limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)}
-        _send(pipe, "done", (list(environment.tools), limits))
-        while True:
-            what, argument = _receive(pipe)
-            match what:
-                case "reset":
-                    first = environment.reset(_PipedUser(pipe))
-                    _send(pipe, "done", (first, environment.system_prompt, list(environment.tools)))
-                case "step":
-                    _send(pipe, "done", environment.step(argument))
-                case "grade":
-                    _send(pipe, "done", environment.grade())
+        _answer(pipe, environment)
     except (RolloutFailure, ForOtherWorkers) as e:
-        _send(pipe, "failed", (type(e), str(e), traceback.format_exc()))
-    except BaseException as e:  # any exception ends this process only
-        _send(pipe, "failed", (EnvironmentFailure, f"{type(e).__name__}: {e}", traceback.format_exc()))
+        _send_failure(pipe, type(e), str(e))
+    except BaseException as e:  # any exception ends this process only; the end of the pipe is one
+        _send_failure(pipe, EnvironmentFailure, f"{type(e).__name__}: {e}")
+    _end(environment)
 
 
-def _receive(pipe: Connection) -> Any:
+def _answer(pipe: Connection, environment: Environment) -> None:
+    """Do what the worker asks for. Raises EOFError or OSError once it has closed the pipe."""
+    limits = {limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)}
+    _send(pipe, "done", (list(environment.tools), limits, hasattr(environment, "close")))
+    while True:
+        what, argument = pipe.recv()
+        match what:
+            case "reset":
+                first = environment.reset(_PipedUser(pipe))
+                _send(pipe, "done", (first, environment.system_prompt, list(environment.tools)))
+            case "step":
+                _send(pipe, "done", environment.step(argument))
+            case "grade":
+                _send(pipe, "done", environment.grade())
+
+
+def _end(environment: Environment | None) -> None:
+    """Close the environment and end this process, whatever other threads it has."""
     try:
-        return pipe.recv()
-    except (EOFError, OSError):
-        os._exit(0)  # the worker has closed the pipe
+        getattr(environment, "close", lambda: None)()
+        sys.stdout.flush()
+    except BaseException:  # the episode has ended: it is for the log only
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _send_failure(pipe: Connection, failure: type[Exception], message: str) -> None:
+    with contextlib.suppress(OSError):  # the worker has closed the pipe
+        _send(pipe, "failed", (failure, message, traceback.format_exc()))
 
 
 def _send(pipe: Connection, kind: str, value: Any) -> None:
@@ -246,10 +272,7 @@ def _send(pipe: Connection, kind: str, value: Any) -> None:
     if len(message) > MAX_ANSWER_BYTES:  # it would take that much memory in the worker too
         reason = f"an answer of {len(message)} bytes; at most {MAX_ANSWER_BYTES} are allowed"
         message = ForkingPickler.dumps(("failed", (EnvironmentFailure, reason, "")))
-    try:
-        pipe.send_bytes(message)
-    except OSError:
-        os._exit(0)
+    pipe.send_bytes(message)
 
 
 def _offer_to_oom_killer() -> None:

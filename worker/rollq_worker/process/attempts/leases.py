@@ -136,8 +136,9 @@ class Leases:
             try:
                 attempt.release()
                 released += 1
-            except RollqError as e:
-                log.info("%s: not released: %s", attempt.job.id, e)  # it ended, or was abandoned before
+            except (RollqError, *CONNECTION_ERRORS) as e:
+                # It ended, was abandoned before, or its lease expires.
+                log.info("%s: not released: %s", attempt.job.id, e)
         return released
 
     def _loop(self) -> None:
@@ -147,7 +148,8 @@ class Leases:
 
     def _write_late(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
-            self.write_behind()
+            with _logged("late writes"):  # no other thread journals a turn before it ends
+                self.write_behind()
 
     def write_behind(self) -> None:
         """Write what attempts hold back for too long, except for runs whose last such write still waits for Redis."""
@@ -201,6 +203,8 @@ class Leases:
         """End an attempt that is overdue or has lost its lease, if its thread cannot check by itself."""
         call = attempt.time_limits.current
         if attempt.abandoned_at is not None:
+            if call is not None and call.overdue:
+                attempt.time_limits.give_up()
             attempt.time_limits.interrupt()  # repeated at every tick, because foreign code may have caught the last one
         elif call is not None and call.overdue:
             attempt.abandon(*call.blame(f"nothing in {call.limit_s:g} s"))
@@ -212,7 +216,8 @@ class Leases:
     def _count_lost_threads(self) -> None:
         now = time.monotonic()
         with self._lock:
-            lost = {a for a in self._held if a.abandoned_at is not None and now - a.abandoned_at > LOST_THREAD_S}
+            abandoned = {a for a in self._held if a.abandoned_at is not None and now - a.abandoned_at > LOST_THREAD_S}
+            lost = {a for a in abandoned if a.time_limits.stuck_s > LOST_THREAD_S}
             new = lost - self._lost_threads
             self._lost_threads = lost
         if new:

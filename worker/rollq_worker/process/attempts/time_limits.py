@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from rollq.env import Action, Environment, Grade, Observation, RewardFunction, Sandbox, User
@@ -48,6 +49,8 @@ class ForeignCall:
     away: str = ""
     """What is away for which the call waits, so that its clock stands still."""
     away_since: float = 0.0
+    given_up_at: float = inf
+    """Monotonic time at which its attempt was failed under it, or at which it overran its limit after that."""
 
     @property
     def overdue(self) -> bool:
@@ -118,10 +121,22 @@ class TimeLimits:
         with self._lock:
             return self._calls[-1] if self._calls else None
 
+    def give_up(self) -> None:
+        """The calls that the thread is in are to end. Those that it begins later are not: closing takes its time."""
+        with self._lock:
+            for call in self._calls:
+                call.given_up_at = min(call.given_up_at, time.monotonic())
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds for which the thread has been in a call that was given up."""
+        with self._lock:
+            return max(0.0, time.monotonic() - min((call.given_up_at for call in self._calls), default=inf))
+
     def interrupt(self) -> None:
-        """Raise ThreadAbandoned in the thread if it is still in a call."""
+        """Raise ThreadAbandoned in the thread if it is still in a call that was given up."""
         with self._lock:  # the thread cannot leave the call meanwhile, so this never hits our own code
-            if self._calls:
+            if any(call.given_up_at < inf for call in self._calls):
                 raise_in(self._thread, ThreadAbandoned)
 
 

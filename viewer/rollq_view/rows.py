@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean, pstdev
 from typing import Any
 
 from rollq.evaluation.statistics import SUCCESS
@@ -16,8 +17,6 @@ LONGEST_WHY = 200
 """Number of characters of a row's `why`."""
 BARS = 10
 """Number of bars of the histogram of rewards."""
-SMALL = 2.0**-40
-"""Makes rewards so small that no sum of them is infinite. As a power of 2, it costs no digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
         "envs": Counter(row.env for row in rows),
         "verdicts": Counter(verdict(row.reward) for row in rows if row.stop in GRADED),
         "graded": sum(row.stop in GRADED for row in rows),
-        "reward_mean": _mean(rewards) if rewards else None,
+        "reward_mean": mean(rewards) if rewards else None,
         "histogram": histogram(rewards),
     }
 
@@ -136,19 +135,8 @@ def histogram(rewards: Sequence[float]) -> dict[str, Any]:
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     counts = [0] * BARS
     for reward in rewards:
-        share = (reward * SMALL - low * SMALL) / (high * SMALL - low * SMALL)
-        counts[min(BARS - 1, int(share * BARS))] += 1
+        counts[min(BARS - 1, int((reward - low) / (high - low) * BARS))] += 1
     return {"low": low, "high": high, "counts": counts}
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return sum(reward * SMALL for reward in rewards) / len(rewards) / SMALL
-
-
-def _spread(rewards: Sequence[float], mean: float) -> float:
-    """The standard deviation, without squares, which could be infinite."""
-    distance = math.dist([reward * SMALL for reward in rewards], [mean * SMALL] * len(rewards))
-    return distance / math.sqrt(len(rewards)) / SMALL
 
 
 def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -161,7 +149,6 @@ def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any
 
 def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
     rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
-    mean = _mean(rewards) if rewards else None
     first = members[0]
     return {
         "group": name,
@@ -169,8 +156,8 @@ def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict
         "env": first.env,
         "split": first.split,
         "task": first.task,
-        "mean": mean,
-        "spread": None if mean is None else _spread(rewards, mean),
+        "mean": mean(rewards) if rewards else None,
+        "spread": pstdev(rewards) if rewards else None,
         "members": [{"sample": row.sample, "reward": row.reward, "outcome": row.outcome} for row in members],
     }
 

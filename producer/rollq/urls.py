@@ -157,6 +157,6 @@ def mask_url(url: str) -> str:
     address, mark, query = url.partition("?")
     masked = address + SECRET.sub(r"\1***", mark + query)  # first, because an `@` in it ends no login
     # Also where the scheme is missing, or wrong.
-    masked = re.sub(r"(?s)^([\w.+-]+://)?+([^@:]*):.*@", r"\1\2:***@", masked)
+    masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)
     return SECRET.sub(r"\1***", masked)

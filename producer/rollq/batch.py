@@ -38,7 +38,8 @@ class Group:
     redelivered: bool = False
     """Whether an earlier batch held it. A consumer that died or lost it may have trained on it."""
     started_step: int | None = None
-    """The published step when its first member was first claimed; None: nothing was published (`Client.publish`)."""
+    """The published step when its first member was first claimed, or a lower one to which the trainer went back while
+    the group was open; None: nothing was published (`Client.publish`)."""
     scores: Sequence[float] | None = None
     """One per trajectory, by the consumer's reward function; None without one."""
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollq.client.client import Client, internals
-from rollq.client.producing.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
@@ -19,6 +18,7 @@ from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.job import LONGEST_VERSION
 from rollq.ledger.replies import Published
+from rollq.ledger.versions import LAST_STEP
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode

@@ -45,8 +45,9 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
                                        by + and the name of each later field that they have),
                                        body (the first job); state (open ready held dropped); done, dead, surplus
-                                       (members so far); started (the published step at its first claim); token (of
-                                       the last hold), handed (times); at (when it was submitted), submitted,
+                                       (members so far); started (the published step at its first claim, or
+                                       to which the trainer went back since); token (of the last hold), handed
+                                       (times); at (when it was submitted), submitted,
                                        resubmitted (tokens of the first and the last submission); discarded (dead
                                        members whose remains were deleted); tally:<sample> (what a done member adds
                                        to the totals)

@@ -164,7 +164,7 @@ class TakenGroup:
     handed: int = 0
     """Number of times that it was handed out before."""
     started: int | None = None
-    """The published step when its first member was first claimed; None: none was published."""
+    """As `Group.started_step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError, SyncError
 from rollq.job import NAME, served_adapter
-from rollq.urls import mask_url
+from rollq.urls import is_http, mask_url
 from rollq.weights.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
 
 T = TypeVar("T")
@@ -329,12 +329,7 @@ def _checked_adapter(name: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        ok = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-    except ValueError:
-        ok = False
-    if not ok:
+    if not is_http(url) or "@" in urlsplit(url).netloc:
         raise SettingsError(
             f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key goes into a file)"
         )

@@ -57,7 +57,8 @@ class Bounded(RuleBasedStateMachine):
         self.versions.limit_staleness(batch, bound, running)
         self.calls, self.submitted = 0, 0
         self.began: dict[str, int] = {}
-        """The published step at a group's first claim: no token of it is older."""
+        """The published step at a group's first claim, or to which the trainer went back while the group was open: no
+        token of it is older."""
         self.leases: dict[str, Claim] = {}
         self.sampled: dict[str, int] = {}
         """The step of the weights that sampled a finished group."""
@@ -83,6 +84,8 @@ class Bounded(RuleBasedStateMachine):
         token = self.token("p")
         for _ in range(2):
             self.versions.publish(step, str(step), token)
+        for name in set(self.unfinished()) & set(self.began):
+            self.began[name] = min(self.began[name], step)
         self.step = step
 
     def taken(self, groups: int, token: str, **how: object) -> Taken:

@@ -47,6 +47,17 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
     assert versions.steps([]) == {}
 
 
+def test_groups_that_are_open_when_the_trainer_goes_back_began_there(versions: Versions, ledger: Ledger) -> None:
+    versions.limit_staleness(3, 0, None)
+    publish(versions, 1)
+    enter(ledger, "abc")
+    finish_groups(ledger, "a")
+    claim(ledger, "r/b/0")
+    versions.publish(0, "0", "back")
+    finish_groups(ledger, "c")
+    assert [ledger.redis.hget(ledger.keys.group(name), "started") for name in "abc"] == [b"1", b"0", b"0"]
+
+
 def test_the_digits_of_a_time_are_no_step(versions: Versions) -> None:
     assert versions.steps(["20261128120000123456", "999999999", "1000000000"]) == {"999999999": 999_999_999}
 

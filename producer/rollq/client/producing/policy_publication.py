@@ -5,8 +5,7 @@ import uuid
 
 from rollq.errors import ContractError
 from rollq.job import LONGEST_VERSION
-from rollq.ledger.versions import LAST_STEP as LAST_STEP
-from rollq.ledger.versions import Versions
+from rollq.ledger.versions import LAST_STEP, Versions
 
 
 def check_version(run: str, weight_version: object) -> None:

@@ -14,7 +14,7 @@
 --        ordered (no group before an open one of lower sequence) exact (no short batch) again (only what is held
 --        already) wake (when there may be more) fill (up to that number what is held already)
 -- reply  groups dropped (of the run, or stale) step (the published one; '': none) published (times) bound (on staleness;
---          '': none), then for each group: name seq size handed started (the step at its first claim; '': not known), then the state of each member
+--          '': none), then for each group: name seq size handed started (no token is older than this step; '': not known), then the state of each member
 --        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
 --          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
 --          step published

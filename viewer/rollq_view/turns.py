@@ -86,7 +86,7 @@ def of_record(record: Mapping[str, Any]) -> Episode:
     messages = list(record["messages"])
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has no message.
-    first = max(0, len(answers) - len(turns) + bool(record.get("unanswered")))
+    first = max(0, len(answers) - len(turns) + ("unanswered" in record))
     answers = answers[first:]
     for turn, start, end in zip(turns, answers, [*answers[1:], len(messages)], strict=False):
         turn.message, turn.replies = messages[start], messages[start + 1 : end]
@@ -109,9 +109,7 @@ def _of_traces(record: Mapping[str, Any]) -> Episode:
         while left > 0 and (piece := next(pieces, None)):
             taken.append(piece)
             left -= piece[0]
-        found = of_record(
-            {**own, "messages": trace["messages"], "pieces": taken, "unanswered": trace.get("unanswered")}
-        )
+        found = of_record({**trace, **own, "pieces": taken})
         opening = Opening(words=trace_words(number, trace), messages=found.opening, prompt=found.prompt)
         for turn, name in zip(found.turns, trace["turns"], strict=True):
             turn.number = int(name)

@@ -38,7 +38,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "traces": trajectory.traces,
         "pieces": [_piece(event) for event in trajectory.spans if isinstance(event, Sampled)],
         "times": times_of(trajectory),
-        **({"unanswered": unanswered} if unanswered else {}),
+        **({"unanswered": unanswered} if unanswered is not None else {}),
     }
 
 
@@ -92,15 +92,16 @@ def _alone(waits: Sequence[list[Any]], others: Sequence[list[Any]]) -> Iterator[
         free_from = max(begin, end)
 
 
-def _unanswered(trajectory: Trajectory) -> str:
-    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it."""
-    last, text = -1, ""
+def _unanswered(trajectory: Trajectory) -> str | None:
+    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it. None where
+    the last turn was answered."""
+    last, text = -1, None
     for event in trajectory.events:
-        if isinstance(event, Sampled) and event.turn >= last:
-            text = text + event.text if event.turn == last else event.text
+        if isinstance(event, Sampled) and event.ids and event.turn >= last:
+            text = (text or "") + event.text if event.turn == last else event.text
             last = event.turn
         elif isinstance(event, Observed) and (event.trace is None or event.turn == last):
-            text = ""
+            text = None
     return text
 
 
@@ -188,12 +189,12 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
 def _conversation(messages: list[Message], prompt: Prompt, response: Sequence[Sampled | Observed]) -> dict[str, Any]:
     sampled = [event for event in response if isinstance(event, Sampled) and event.ids]
     answered = {event.turn for event in response if isinstance(event, Observed)}
-    left = "".join(event.text for event in sampled if event.turn not in answered)
+    left = [event.text for event in sampled if event.turn not in answered]
     return {
         "messages": messages,
         "tools": [str((tool.get("function") or tool).get("name")) for tool in prompt.tools],
         "turns": [*dict.fromkeys(event.turn for event in sampled)],
-        **({"unanswered": left} if left else {}),
+        **({"unanswered": "".join(left)} if left else {}),
     }
 
 

@@ -66,11 +66,11 @@ class Transcript:
             notes[place] = notes[place][0], f"{notes[place][1]}; asked for {words}"
         yield from self._steps(None)
         if not several:
-            yield from self._trace(r["messages"], notes, r.get("unanswered", ""))
+            yield from self._trace(r["messages"], notes, r.get("unanswered"))
         for number, trace in enumerate(several):
             yield self._coloured("label", f"-- {trace_words(number, trace)} --")
             own, notes = notes[: len(trace["turns"])], notes[len(trace["turns"]) :]
-            yield from self._trace(trace["messages"], own, trace.get("unanswered", ""))
+            yield from self._trace(trace["messages"], own, trace.get("unanswered"))
         if output := str((r.get("info") or {}).get("agent_output") or ""):
             yield self._coloured("label", "the agent wrote:")
             yield from (f"  {line}" for line in clean(clip(output)).splitlines())
@@ -82,10 +82,10 @@ class Transcript:
             yield self._coloured("tool", "step") + f"      {clean(clip(call))}"
             yield from (f"  {self._coloured('tool', line)}" for line in clean(clip(step["text"])).splitlines())
 
-    def _trace(self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str) -> Iterator[str]:
+    def _trace(self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str | None) -> Iterator[str]:
         # Assistant messages of the prompt were not sampled, and a turn that nothing answered has no message.
         said = sum(m["role"] == "assistant" for m in messages)
-        given = max(0, said - len(notes) + bool(unanswered))
+        given = max(0, said - len(notes) + (unanswered is not None))
         turns = iter(notes)
         for message in messages:
             role = str(message["role"])
@@ -100,7 +100,7 @@ class Transcript:
         for number, note in turns:
             yield self._coloured("warning", f"{'assistant':<9}") + " " + note + " (never answered)"
             yield from self._steps(number)
-        for line in clean(clip(unanswered)).splitlines():
+        for line in clean(clip(unanswered or "")).splitlines():
             yield f"  {self._coloured('assistant', line)}"
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:

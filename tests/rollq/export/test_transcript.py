@@ -79,9 +79,10 @@ def test_assistant_messages_of_the_prompt_were_not_sampled() -> None:
 def test_assistant_messages_of_the_prompt_do_not_answer_the_turn_that_failed() -> None:
     trajectory = played(0, 0, None)
     prompt = replace(trajectory.events[0], messages=[{"role": "assistant", "content": "an example"}])
-    sampled = replace(trajectory.events[1], text="crash")
-    said = shown(record(replace(trajectory, events=[prompt, sampled])))
-    assert "assistant\n  an example\nassistant turn 0: " in said and said.endswith(" (never answered)\n  crash")
+    for text, last in (("crash", "\n  crash"), ("", "")):  # a special token alone has no text
+        sampled = replace(trajectory.events[1], text=text)
+        said = shown(record(replace(trajectory, events=[prompt, sampled])))
+        assert "assistant\n  an example\nassistant turn 0: " in said and said.endswith(f" (never answered){last}")
 
 
 def test_long_messages_are_clipped() -> None:

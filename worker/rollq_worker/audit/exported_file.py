@@ -189,7 +189,7 @@ def _calls(record: Mapping[str, Json]) -> list[bool]:
     found: list[bool] = []
     for trace in record["conversations"]:
         said = [bool(m.get("tool_calls")) for m in trace["messages"] if m["role"] == "assistant"]
-        unanswered = bool(trace.get("unanswered"))
+        unanswered = "unanswered" in trace
         answered = len(trace["turns"]) - unanswered
         found += [*said[len(said) - answered :], *([False] * unanswered)]
     return found

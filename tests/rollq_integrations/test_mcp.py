@@ -17,10 +17,11 @@ from rollq_integrations.mcp import mcp_server, session
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments.dataset import dataset
 from tests.conftest import free_port
-from tests.waiting import until
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = (sys.executable, str(SERVER))
+RUDE = "import os, runpy, sys, time; {}; runpy.run_path(sys.argv.pop(), run_name='__main__'); {}"
+"""A server that does something of its own before and after."""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,27 @@ def test_a_server_that_hangs_is_the_environments_failure(failing_tools: Tools, m
         failing_tools.call(Action("hang", {}))
 
 
+def test_a_line_that_is_no_utf_8_is_passed_over() -> None:
+    opened = mcp_server(sys.executable, "-c", RUDE.format(r"os.write(1, b'caf\xe9\n')", "0"), str(SERVER))()
+    assert opened.call(Action("add", {"a": 1, "b": 2})) == "3"
+    opened.close()
+
+
+def test_a_server_that_stays_at_the_end_of_its_input_ends_with_close() -> None:
+    others = servers()
+    opened = mcp_server(sys.executable, "-c", RUDE.format("0", "time.sleep(600)"), str(SERVER))()
+    assert len(servers()) > len(others)
+    opened.close()
+    assert servers() == others
+
+
+def test_a_call_after_close_is_the_environments_failure() -> None:
+    opened = mcp_server(*COMMAND)()
+    opened.close()
+    with pytest.raises(EnvironmentFailure, match="tool add: ConnectionError: it has ended"):
+        opened.call(Action("add", {"a": 1, "b": 2}))
+
+
 def test_it_gets_no_secrets_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
     session = mcp_server(*COMMAND, env={"MINE": "1"})()
@@ -183,4 +205,4 @@ def test_a_dataset_with_tools_is_played_and_its_servers_end(tmp_path: Path, monk
     environment = domain.open("train", 0, {})
     assert len(servers()) > others
     environment.close()
-    until(lambda: len(servers()) <= others, 30)
+    assert len(servers()) <= others

@@ -171,7 +171,7 @@ class HarborEpisode:
                 return reading(box.download(path).decode())
             except FileNotFoundError:
                 continue
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 raise EnvironmentFailure(f"the tests of {self._task.path.name} wrote {path}: {e}") from e
         return {}
 

@@ -5,6 +5,7 @@ JobFailure, and what carries no instruction (authors, difficulty) is ignored. It
 """
 
 import hashlib
+import math
 import os
 import re
 import tomllib
@@ -93,12 +94,15 @@ def _is_task(path: Path) -> bool:
 
 
 def digest(*paths: Path) -> str:
-    """A hash of the names and contents of all files below the paths."""
+    """A hash of all files and links below the folders: their names and contents, whether they may be run, and where
+    links lead."""
     found = hashlib.sha256()
     for path in paths:
-        for file in sorted(below for below in (path, *path.rglob("*")) if below.is_file()):
-            content = file.read_bytes()
-            found.update(os.fsencode(f"{file.relative_to(path.parent)}\0{len(content)}\0"))
+        for file in sorted(below for below in path.rglob("*") if below.is_file() or below.is_symlink()):
+            content, mode = (file.read_bytes(), file.stat().st_mode) if file.is_file() else (b"", 0)
+            link = os.readlink(file) if file.is_symlink() else ""
+            runs = mode & 0o111 != 0
+            found.update(os.fsencode(f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0"))
             found.update(content)
     return found.hexdigest()[:16]
 
@@ -107,15 +111,22 @@ def read(path: Path) -> TaskFolder:
     """The task of that folder. Raises JobFailure when it cannot be played, with the reason."""
     try:
         return _harbor(path) if (path / HARBOR).is_file() else _terminal_bench(path)
-    except (OSError, TypeError, ValueError, KeyError) as e:
+    except (OSError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as e:
         raise JobFailure(f"the task {path.name}: {type(e).__name__}: {e}") from e
 
 
 def _harbor(path: Path) -> TaskFolder:
     told = tomllib.loads((path / HARBOR).read_text())
     verifier, agent, solution = (_table(told, name) for name in ("verifier", "agent", "solution"))
-    own = verifier.get("environment_mode") == "separate" or "environment" in verifier
-    _refuse(path, {"several steps": bool(told.get("steps"))})
+    mode = verifier.get("environment_mode", "shared")
+    own = mode == "separate" or "environment" in verifier
+    _refuse(
+        path,
+        {
+            "several steps": bool(told.get("steps")),
+            f"the environment_mode {mode!r}": mode not in ("shared", "separate"),
+        },
+    )
     if not (path / "tests" / "test.sh").is_file():
         raise JobFailure(f"the task {path.name} has no tests/test.sh")
     bundled = own and (path / "tests" / "Dockerfile").is_file()
@@ -124,7 +135,7 @@ def _harbor(path: Path) -> TaskFolder:
         path=path,
         instruction=(path / "instruction.md").read_text(),
         place=_place(path, path / "environment", _table(told, "environment")),
-        user=str(agent.get("user") or ""),
+        user=str(agent.get("user", "")),
         agent_s=_seconds(agent, "timeout_sec", 600),
         tests_s=_seconds(verifier, "timeout_sec", 600),
         tests_place=_place(path, path / ("tests" if bundled else "environment"), tests) if own else None,
@@ -133,7 +144,7 @@ def _harbor(path: Path) -> TaskFolder:
         test_command="/tests/test.sh",
         rewards=True,
         tests_env=_variables(path, _table(verifier, "env")),
-        tests_user=str(verifier.get("user") or ""),
+        tests_user=str(verifier.get("user", "")),
         solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
         solution_env=_variables(path, _table(solution, "env")),
     )
@@ -158,7 +169,7 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
         build_s=_seconds(told, "build_timeout_sec", 600),
-        cpus=float(told.get("cpus") or 1),
+        cpus=_above_0("cpus", told.get("cpus", 1)),
         memory=_memory(told),
         env=_variables(path, _table(told, "env")),
         folder=told.get("workdir"),
@@ -167,7 +178,10 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
 
 
 def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in told.get("artifacts", ())]
+    listed = told.get("artifacts", [])
+    entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in listed]
+    if not isinstance(listed, list) or not all(isinstance(entry.get("source"), str) for entry in entries):
+        raise TypeError("artifacts is not a list of paths")
     _refuse(
         path,
         {
@@ -175,7 +189,7 @@ def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
             "artifacts with exceptions": any(entry.get("exclude") for entry in entries),
         },
     )
-    return (ARTIFACTS, *(str(entry["source"]) for entry in entries if entry["source"].rstrip("/") != ARTIFACTS))
+    return (ARTIFACTS, *(entry["source"] for entry in entries if entry["source"].rstrip("/") != ARTIFACTS))
 
 
 def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -204,12 +218,19 @@ def _seconds(told: Mapping[str, Any], name: str, default: float) -> float:
 
 def _memory(environment: Mapping[str, Any]) -> int:
     """In bytes. The older form is a text such as `2G`."""
-    if not (text := environment.get("memory")):
-        return int(environment.get("memory_mb") or 2048) * MB
+    if (text := environment.get("memory")) is None:
+        return int(_above_0("memory_mb", environment.get("memory_mb", 2048)) * MB)
     read_as = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
     if read_as is None:
         raise ValueError(f"memory is {text!r}, not a size such as 2G")
-    return int(float(read_as[1]) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()])
+    return int(_above_0("memory", read_as[1]) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()])
+
+
+def _above_0(name: str, told: Any) -> float:
+    number = float(told)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {number:g}, not a number above 0")
+    return number
 
 
 def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
@@ -222,7 +243,8 @@ def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
             )
         return found[2]
 
-    return {name: VARIABLE.sub(default, str(value)) for name, value in told.items()}
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in told.items()}
+    return {name: VARIABLE.sub(default, text) for name, text in texts.items()}
 
 
 def _terminal_bench(path: Path) -> TaskFolder:
@@ -256,15 +278,17 @@ def _terminal_bench(path: Path) -> TaskFolder:
 def _service(path: Path) -> Mapping[str, Any]:
     """The one service of the task's compose file, with the folder of its Dockerfile and its variables."""
     file = next((path / name for name in COMPOSE if (path / name).is_file()), None)
-    services = _yaml(file).get("services", {}) if file else {"client": {}}
+    services = _table(_yaml(file), "services") if file else {"client": {}}
     _refuse(path, {"several containers": len(services) != 1})
-    [service] = services.values()
+    [service] = (_table(services, name) for name in services)
     played = {"build", "image", "container_name", "command", "volumes", "environment", "working_dir", "expose"}
     build = service.get("build", ".")
     build = build if isinstance(build, dict) else {"context": build}
-    variables = service.get("environment", {})
+    variables = service.get("environment") or {}
     if isinstance(variables, list):
-        variables = dict(text.partition("=")[::2] for text in variables)
+        variables = dict(text.partition("=")[::2] if "=" in text else (text, None) for text in variables)
+    # One without a value has that of the machine, as `${NAME}` has.
+    variables = {name: f"${{{name}}}" if value is None else value for name, value in variables.items()}
     _refuse(
         path,
         {

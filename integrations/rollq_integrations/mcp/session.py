@@ -29,6 +29,8 @@ SAID = 2000
 """Number of bytes of a server's stderr that a failure shows, the last ones."""
 CALL_S = 50.0
 """Longest call in seconds: less than the time limit of a step, so that this is what fails."""
+CLOSE_S = 4.5
+"""Longest wait in seconds for a server's end. The SDK kills it after 4, and an isolated environment has 5 to close."""
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
 
@@ -60,6 +62,7 @@ class Session:
         self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
         self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
         self._opened: Future[Sequence[Json]] = Future()
+        self._gone = threading.Event()
         self._ended = _run(self._serve())
         try:
             self.schemas = self._opened.result(OPEN_S)
@@ -87,8 +90,11 @@ class Session:
             raise self._failure(f"failed in its tool {action.name}", e, CALL_S) from e
 
     def close(self) -> None:
-        """End the connection, and the server if it is this session's own. Does not wait for its end."""
+        """End the connection, and the server if it is this session's own. Waits for that server's end: what still runs
+        when this process ends would stay."""
         self._ended.cancel()
+        if self._env is not None:
+            self._gone.wait(CLOSE_S)
         self._stderr.close()
 
     def _transport(self) -> Any:
@@ -96,7 +102,12 @@ class Session:
             return self._server[0]
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        started = StdioServerParameters(command=self._server[0], args=list(self._server[1:]), env=self._env or None)
+        started = StdioServerParameters(
+            command=self._server[0],
+            args=list(self._server[1:]),
+            env=self._env or None,
+            encoding_error_handler="replace",  # what it prints beside the protocol may be no UTF-8
+        )
         return stdio_client(started, errlog=self._stderr)
 
     def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
@@ -105,8 +116,10 @@ class Session:
             error = error.exceptions[0]
         if not isinstance(error, Exception):
             return error
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
-        said = self._stderr.read().decode("utf-8", "replace").strip()
+        said = ""
+        if not self._stderr.closed:
+            self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
+            said = self._stderr.read().decode("utf-8", "replace").strip()
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, TimeoutError):
             why = f"no answer within {limit_s:g} s"
@@ -125,6 +138,8 @@ class Session:
             if not self._opened.done():
                 self._opened.set_exception(e if isinstance(e, Exception) else ConnectionError("it was closed"))
             raise
+        finally:
+            self._gone.set()
 
 
 async def _schemas(client: Any) -> list[Json]:

@@ -116,6 +116,20 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variables", "given"),
+    [("", {}), ("{A: true, B: 1, T_BENCH_X: }", {"A": "true", "B": "1"}), ("[A=, B=1=2]", {"A": "", "B": "1=2"})],
+)
+def test_variables_of_docker_compose(tmp_path: Path, variables: str, given: Mapping[str, str]) -> None:
+    compose = f"services: {{client: {{environment: {variables}}}}}"
+    assert read(terminal_bench(tmp_path, compose=compose)).place.env == given
+
+
+def test_root_is_a_user(tmp_path: Path) -> None:
+    task = read(harbor(tmp_path, "[agent]\nuser = 0\n[verifier]\nuser = 0"))
+    assert (task.user, task.tests_user) == ("0", "0")
+
+
+@pytest.mark.parametrize(
     ("toml", "says"),
     [
         ("[[steps]]\nname = 'a'", "asks for several steps, which is not played here"),
@@ -127,6 +141,16 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
         ("[agent]\ntimeout_sec = 'long'", "the task one: ValueError"),
         ("[agent]\ntimeout_sec = -1", "timeout_sec is -1, not"),
         ("[verifier]\ntimeout_sec = inf", "timeout_sec is inf, not"),
+        ("[verifier]\nenvironment_mode = 'Separate'", "asks for the environment_mode 'Separate'"),
+        ("artifacts = '/x'", "artifacts is not a list of paths"),
+        ("artifacts = [1]", "artifacts is not a list of paths"),
+        ("[environment]\ncpus = 0", "cpus is 0, not a number above 0"),
+        ("[environment]\ncpus = nan", "cpus is nan, not"),
+        ("[environment]\ncpus = inf", "cpus is inf, not"),
+        ("[environment]\nmemory_mb = -5", "memory_mb is -5, not"),
+        ("[environment]\nmemory_mb = inf", "memory_mb is inf, not"),
+        ("[environment]\nmemory = '0G'", "memory is 0, not"),
+        (f"[environment]\ncpus = 1{'0' * 400}", "the task one: OverflowError"),
         ("environment = 3", "the task one: "),
         ("[", "the task one: TOMLDecodeError"),
     ],
@@ -152,6 +176,17 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
     secret = terminal_bench(tmp_path / "three", compose=COMPOSE.replace("COLOUR=red", "KEY=${SECRET}"))
     with pytest.raises(JobFailure, match="asks for the variable SECRET"):
         read(secret)
+    for n, (wrong, says) in enumerate(
+        (
+            ("services: [a]", "services is a list, not a table"),
+            ("services: {client: }", "client is a NoneType, not a table"),
+            ("services: {client: {environment: red}}", "the task compose-2: AttributeError"),
+            ("services: {client: {environment: [KEY]}}", "asks for the variable KEY of this machine"),
+            ("services: {client: {environment: {KEY: }}}", "asks for the variable KEY of this machine"),
+        )
+    ):
+        with pytest.raises(JobFailure, match=says):
+            read(terminal_bench(tmp_path / f"compose-{n}", compose=wrong))
     (tmp_path / "four").mkdir()
     for folder, says in (("four", "has no task"), ("five", "No such file")):
         with pytest.raises(JobFailure, match=says):
@@ -170,6 +205,21 @@ def test_a_folder_is_named_by_what_is_in_it(tmp_path: Path, monkeypatch: pytest.
     assert add_file(f"harbor:{tmp_path / 'tasks'}") != name
     with pytest.raises(JobFailure, match="there is no task 1 of split 'train'"):
         domain(name).task("train", 1)
+
+
+def test_an_image_is_named_by_what_may_be_run_and_where_links_lead(tmp_path: Path) -> None:
+    task = harbor(tmp_path / "one", **{"environment/start.sh": "true"})
+    start, link = task / "environment" / "start.sh", task / "environment" / "link"
+    names = [read(task).place.image]
+    start.chmod(0o755)
+    names.append(read(task).place.image)
+    for leads_to in ("start.sh", "Dockerfile", "/nowhere"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(leads_to)
+        names.append(read(task).place.image)
+    assert len(set(names)) == len(names)
+    start.chmod(0o700)
+    assert read(task).place.image == names[-1]
 
 
 def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +307,7 @@ def test_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[
         ({"reward.json": '{"reward": "1"}'}, CommandResult("", 0), "not finite numbers"),
         ({"reward.json": '{"reward": 1, "style": 1e999}'}, CommandResult("", 0), "not finite numbers"),
         ({"reward.json": "{"}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
+        ({"reward.json": "[" * 100_000}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
     ],
 )
 def test_what_is_no_grade_is_a_failure(

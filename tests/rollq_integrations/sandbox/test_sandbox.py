@@ -4,12 +4,14 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,12 +294,44 @@ def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(box: 
         (["/bin/bash", "-c", "echo \0"], "an argument has"),
         (["/bin/bash", "-c", "#" * (LONGEST_ARGUMENT - 7) + "\necho 1"], "1\n"),
         (["/bin/none"], "/bin/none: No such file"),
+        ([], ": posix_spawn: argv first element cannot be empty"),
         (["/bin/echo", "\ud800"], "?\n"),
     ],
 )
 def test_commands_that_cannot_run(box: Bubblewrap, command: list[str], says: str) -> None:
     assert box.run(command).output.startswith(says)
     assert bash(box, "echo here").output == "here\n"
+
+
+@pytest.mark.parametrize("env", [{"A": "x\0"}, {"A=B": "x"}, {"A": "\ud800"}])
+def test_variables_that_no_process_can_have(box: Bubblewrap, env: dict[str, str]) -> None:
+    result = box.run(["/bin/true"], env=env)
+    assert result.code == 126 and result.output.startswith("/bin/true: ")
+    assert bash(box, "echo here").output == "here\n"
+
+
+@pytest.mark.parametrize("path", ["/a\0b", "/\ud800"])
+def test_a_name_that_no_file_can_have(box: Bubblewrap, path: str) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"the sandbox: .*(null|encode)"):
+        box.download(path)
+    assert bash(box, "echo here").output == "here\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EnvironmentFailure("the sandbox did not answer for 25 s")])
+def test_an_answer_that_comes_late_is_not_that_of_the_next_command(
+    box: Bubblewrap, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def late(process: Any, seconds: float) -> None:
+        select.select([process.stdout], [], [], seconds)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(boxes, "_answer", late)
+        with pytest.raises(type(error)) as raised:
+            bash(box, "echo first")
+    assert raised.value is error
+    with pytest.raises(EnvironmentFailure, match="the sandbox has ended"):
+        bash(box, "echo second")
 
 
 def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -334,3 +368,7 @@ def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> No
             box.download(path)
     with pytest.raises(EnvironmentFailure, match=r"Read-only|Permission"):
         box.upload(tmp_path / "data", "/usr/data")
+    box.upload(tmp_path / "data", "here")
+    assert box.download("/work/here") == bytes(range(256)) * 1000
+    with pytest.raises(FileNotFoundError):
+        box.upload(tmp_path / "none", "/work")

@@ -90,7 +90,7 @@ class Bubblewrap:
         self._process = _start(self._limits)
         try:
             _answer(self._process, START_S)
-        except EnvironmentFailure:
+        except BaseException:
             self.close()
             raise
 
@@ -105,6 +105,7 @@ class Bubblewrap:
     ) -> CommandResult:
         """Run a command. All its processes end with it."""
         argv = [part.encode(errors="replace").decode() for part in command]  # half of a character pair has no bytes
+        argv = argv or [""]  # which is no program, too
         if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
             return CommandResult(f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126)
         longest = self._limits.seconds if seconds is None else seconds
@@ -116,9 +117,10 @@ class Bubblewrap:
         return CommandResult(output.decode(errors="replace"), reply["code"], why)
 
     def upload(self, source: Path, target: str) -> None:
+        source.stat()  # raises FileNotFoundError where there is none
         for file in [source, *source.rglob("*")]:
             if file.is_file():
-                content, to = file.read_bytes(), os.path.join(target, file.relative_to(source))
+                content, to = file.read_bytes(), os.path.join(WORK, target, file.relative_to(source))
                 head = {"write": os.path.normpath(to), "mode": file.stat().st_mode & 0o777, "size": len(content)}
                 self._check(self._ask(head, content)[0])
 
@@ -134,15 +136,24 @@ class Bubblewrap:
             raise EnvironmentFailure(f"the sandbox: {reply['error']}")
 
     def _ask(self, request: Json, content: bytes = b"", *, seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
-        """The reply of the shell to a request that may take so long."""
+        """The reply of the shell to a request that may take so long. Without one the sandbox ends: a reply that comes
+        late would be that of the next request."""
+        sent = json.dumps(request).encode() + b"\n" + content
+        try:
+            self._send(sent)
+            return _answer(self._process, seconds + GRACE_S)
+        except BaseException:  # also one that a time limit of the caller's raises here
+            self.close()
+            raise
+
+    def _send(self, request: bytes) -> None:
         assert self._process.stdin is not None, "it has pipes"
         try:
-            left = memoryview(json.dumps(request).encode() + b"\n" + content)
+            left = memoryview(request)
             while left:
                 left = left[self._process.stdin.write(left) :]
         except (OSError, ValueError) as e:  # ValueError: it was closed
             raise EnvironmentFailure("the sandbox has ended") from e
-        return _answer(self._process, seconds + GRACE_S)
 
     def close(self) -> None:
         """End all of its processes; the kernel removes the scratch folder."""

@@ -59,7 +59,7 @@ def main() -> None:
             content = sys.stdin.buffer.read(request["size"]) if "write" in request else b""
             try:
                 _reply({}, _write(request, content) if "write" in request else _read(request["read"]))
-            except (OSError, MemoryError) as e:
+            except (OSError, ValueError, MemoryError) as e:  # ValueError: no file can have such a name
                 _reply({"error": str(e), "missing": isinstance(e, FileNotFoundError)}, b"")
 
 
@@ -104,12 +104,12 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
     read, write = os.pipe()
     try:
         pid = _start(request["argv"], {**os.environ, **request["env"]}, write)
-    except OSError as e:
+    except (OSError, ValueError) as e:  # ValueError: no process can have such a name or such variables
         os.close(read)
         return {
             "code": 126,
             "stopped": "",
-        }, f"{request['argv'][0]}: {e.strerror}".encode()
+        }, f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}".encode()
     finally:
         os.close(write)
     ended = os.pidfd_open(pid)

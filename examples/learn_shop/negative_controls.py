@@ -77,10 +77,13 @@ def main() -> None:
     add_flags(parser)
     parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
     args = parser.parse_args()
+    names = args.only.split(",")
+    if unknown := set(names) - CONTROLS.keys():
+        parser.error(f"--only {', '.join(sorted(unknown))}: the names are {', '.join(CONTROLS)}")
     say = clock()
     course, sglang = course_of(args), choose_sglang(args)
     start, histories = course.start(args.out, say), {}
-    for name in args.only.split(","):
+    for name in names:
         control = CONTROLS[name]
         say(f"control: {control.title}")
         options, folder = replace(course.options, staleness=control.staleness), args.out / control.folder

@@ -118,6 +118,8 @@ class Sampler(threading.Thread):
     def _obey(self, *, wait: bool) -> None:
         for _ in range(max(wait, self._commands.qsize())):
             command, done = self._commands.get()
+            if not done.set_running_or_notify_cancel():  # the client has gone
+                continue
             try:
                 done.set_result(command())
             except Exception as error:  # it is the caller's
@@ -167,7 +169,8 @@ class Sampler(threading.Thread):
         else:
             self.running.remove(request)
             self._release(request)
-        request.reply.set_result(self._reply(request, reason))
+        if request.reply.set_running_or_notify_cancel():  # else the client has gone
+            request.reply.set_result(self._reply(request, reason))
 
     def _release(self, request: Request) -> None:
         self._free.append(request.slot)

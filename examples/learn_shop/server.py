@@ -1,6 +1,6 @@
 """The sampler behind SGLang's HTTP API: the paths that rollq's workers and its fleet call.
 
-    python -m examples.learn_shop.server MODEL_DIR [--port 30000] [--threads 1]
+    python -m examples.learn_shop.server MODEL_DIR [--port 30000]
 
 It is for this example: no streaming, no sampling parameters but temperature and stop tokens. Where SGLang runs, use it.
 """
@@ -18,6 +18,7 @@ from examples.learn_shop.sampler import Request, Sampler
 
 VERSION = "0.5.23"
 """The SGLang version whose API this follows: each token has its weight version."""
+HOST = "127.0.0.1"
 SHUTDOWN_S = 0.1
 PATHS = "generate abort_request pause_generation continue_generation update_weights_from_disk flush_cache"
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": False}
@@ -131,30 +132,27 @@ async def _errors(http: web.Request, handler: Any) -> web.StreamResponse:
         return web.json_response({"error": {"message": f"{type(error).__name__}: {error}"}}, status=400)
 
 
-async def serve(sampler: Sampler, host: str, port: int) -> None:
+async def serve(sampler: Sampler, port: int) -> None:
     runner = web.AppRunner(
         Server(sampler).app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
     )
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    print(f"sampler: ready at http://{host}:{runner.addresses[0][1]}", flush=True)
+    await web.TCPSite(runner, HOST, port).start()
+    print(f"sampler: ready at http://{HOST}:{runner.addresses[0][1]}", flush=True)
     await asyncio.Event().wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0: any free port")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--weight-version", default="0")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(args.threads)
-    sampler = Sampler(args.model, args.weight_version, seed=args.seed)
+    torch.set_num_threads(1)
+    sampler = Sampler(args.model, "0", seed=args.seed)
     sampler.start()
-    asyncio.run(serve(sampler, args.host, args.port))
+    asyncio.run(serve(sampler, args.port))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from examples.learn_shop.train import WAIT_S, WARM_UP, Options
 from examples.trl_on_cpu import use_cpu
 from rollq import Client, Job
 from rollq.weights import Fleet
-from rollq_integrations.trl import RolloutFunc, rollq_reward, task_prompts
+from rollq_integrations.trl import RolloutFunc, last_checkpoint, rollq_reward, task_prompts
 from rollq_integrations.trl.async_grpo import FleetTransfer, RolloutWorker
 from rollq_worker.environments import domain
 
@@ -111,10 +111,3 @@ def settings(folder: Path, options: Options) -> dict[str, Any]:
         "disable_tqdm": True,
         "seed": options.seed,
     }
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest one that was written to its end: the state comes last."""
-    whole = folder.glob("checkpoint-*/trainer_state.json")
-    newest = max(whole, key=lambda file: int(file.parent.name.removeprefix("checkpoint-")), default=None)
-    return newest and str(newest.parent)

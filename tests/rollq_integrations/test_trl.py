@@ -5,17 +5,20 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from rollq import Client, Job
 from rollq.errors import ContractError, LedgerError, MissingGroups, SettingsError
 from rollq.job import History, Purpose
 from rollq.ledger.ledger import Ledger
-from rollq_integrations.trl import RolloutFunc, grpo, rollq_reward, task_prompts
+from rollq_integrations.trl import RolloutFunc, grpo, last_checkpoint, rollq_reward, task_prompts
 from rollq_integrations.trl.grpo import AckCallback
+from rollq_integrations.trl.rows import row_of
 from tests.conftest import REPO
 from tests.rollq.agent_episodes import branching
 from tests.rollq.groups import finish_groups
@@ -44,6 +47,13 @@ def rollouts(client: Client, **changes: Any) -> RolloutFunc:
 
 def weights(training: RecordingTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in training.model.state_dict().items()}
+
+
+class Engines:
+    """Takes weights, and serves none."""
+
+    def update(self, path: str, version: str) -> None:
+        pass
 
 
 def prompts(*tasks: int) -> list[Any]:
@@ -265,19 +275,62 @@ def test_the_fleet_gets_the_weights_of_each_step_and_its_version_is_published(
 ) -> None:
     updates: list[tuple[str, str, int | None]] = []
 
-    class Engines:
+    class Noting:
         def update(self, path: str, version: str) -> None:
             published = client.published()
             assert (Path(path) / "model.safetensors").exists()
             updates.append((path, version, published and published.step))
 
-    func = rollouts(client, fleet=Engines(), weights=tmp_path / "weights")
+    func = rollouts(client, fleet=Noting(), weights=tmp_path / "weights")
     training = trainer(func, tmp_path / "out", max_steps=3, save_strategy="no")
     with playing(redis_url):
         training.train()
     folder = str(tmp_path / "weights" / "r")
     assert updates == [(folder, "0", None), (folder, "1", 0), (folder, "2", 1)]
     assert client.published().step == 2
+
+
+def test_a_group_of_other_weights_is_replaced(
+    client: Client, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer was killed while its group was played, and the next one went on from an earlier step."""
+    monkeypatch.setattr(grpo, "LOOK_S", 0.1)
+    func, rows = rollouts(client, fleet=Engines(), weights=tmp_path / "weights"), dict[str, list[Any]]()
+    training = trainer(func, tmp_path / "out")
+    training.state.global_step = 3
+    thread = threading.Thread(target=lambda: rows.update(func(prompts(1, 2), training)), daemon=True)
+    thread.start()
+    until(lambda: len(queued(ledger)) == 2 * SIZE)
+    for job_id in queued(ledger):
+        play_job(ledger, job_id, "2" if job_id == "r/step3.0.0/1" else "3")
+    until(lambda: len(queued(ledger)) == SIZE)
+    for job_id in queued(ledger):
+        play_job(ledger, job_id, "3")
+    thread.join(60)
+    assert [job_id.split("/")[1] for job_id in rows["job_id"]] == ["step3.0.0.r1"] * SIZE + ["step3.0.1"] * SIZE
+    assert client.stats()["skips"] == {"stale": 1}
+    func.trained(4)
+    func.close()
+    with pytest.raises(LedgerError, match=r"group r/step3.0.\d\S* was trained and acknowledged by an earlier trainer"):
+        func(prompts(1, 2), training)
+
+
+def test_training_goes_on_in_the_same_process_after_an_error(client: Client, redis_url: str, tmp_path: Path) -> None:
+    func = rollouts(client)
+    training, failures = trainer(func, tmp_path), iter([OSError("out of memory")])
+
+    class Fail(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2 and (error := next(failures, None)):
+                raise error
+
+    training.add_callback(Fail())
+    with playing(redis_url):
+        with pytest.raises(OSError, match="out of memory"):
+            training.train()
+        training.train(resume_from_checkpoint=last_checkpoint(tmp_path))
+    stats = client.stats()
+    assert (stats["submitted"], stats["groups_acked"], stats["groups_held"]) == (8 * SIZE, 8, 0)
 
 
 @pytest.mark.parametrize(
@@ -321,6 +374,10 @@ def test_settings_that_would_train_something_else_are_refused(client: Client, tm
     training.model.eval()
     with pytest.raises(SettingsError, match="evaluate with"):
         training.rollout_func(prompts(1), training)
+    training = trainer(rollouts(client), tmp_path)
+    training.args.eval_strategy = "steps"  # known at the first step, not only at the first evaluation
+    with pytest.raises(SettingsError, match="evaluate with"):
+        training.rollout_func(prompts(1), training)
 
 
 def test_a_run_that_others_use_too_is_refused(client: Client, ledger: Ledger, redis_url: str, tmp_path: Path) -> None:
@@ -331,10 +388,28 @@ def test_a_run_that_others_use_too_is_refused(client: Client, ledger: Ledger, re
     func.close()
 
 
+def test_a_processor_pads_with_its_tokenizers_token(client: Client, tmp_path: Path) -> None:
+    func = rollouts(client)
+    training = trainer(func, tmp_path)
+    wanted = training.processing_class.pad_token_id
+    training.processing_class = SimpleNamespace(tokenizer=training.processing_class)
+    [row] = func._rows([Job(env="shop", task=1, group="dropped")], {}, training)
+    assert row.prompt_ids == [wanted]
+
+
 def test_the_reward_function_passes_the_grades_on() -> None:
     assert rollq_reward(prompts=[], completions=[], episode_reward=[1.0, None]) == [1.0, None]
 
 
 def test_a_rollout_of_several_traces_is_refused() -> None:
     with pytest.raises(ContractError, match="has 3 traces, and TRL's synchronous trainer takes one row a rollout"):
-        grpo._row(branching(), 1.0, 0)
+        row_of(branching(), 1.0, 0)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for step in (20, 100, 120):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (20, 100):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")

@@ -147,6 +147,21 @@ def test_a_trainer_restarted_from_a_checkpoint_trains_exactly_what_it_would_have
     assert all(torch.equal(tensor, ends[name]) for name, tensor in weights(resumed).items())
 
 
+def test_a_part_of_the_first_batch_that_was_acknowledged_since_cannot_come_again(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Checkpoint 1 holds two samples of the first group, and checkpoint 2 all of them."""
+    submit(client, ledger, 8)
+    trainer(RolloutWorker(client), tmp_path, max_steps=2, save_steps=1).train()
+    worker = RolloutWorker(client)
+    worker._temperature, worker._into = 1.0, 2
+    worker.start()
+    until(lambda: worker._error is not None)
+    with pytest.raises(LedgerError, match="holds a part of batch 0, which a later one acknowledged"):
+        worker.check_health(300.0)
+    worker.stop()
+
+
 def test_samples_say_which_version_their_oldest_token_is_of(client: Client, ledger: Ledger) -> None:
     worker = RolloutWorker(client)
     worker._synced = [4, 6, 8]  # the trainer's versions 1, 2 and 3
@@ -218,6 +233,7 @@ def test_a_worker_that_would_not_know_the_steps_is_refused(client: Client, tmp_p
         ({"token_budget": 4096}, "token_budget=0"),
         ({"token_budget": None}, "token_budget=0"),
         ({"max_steps": -1}, "max_steps="),
+        ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states_from_checkpoint=False"),
     ],
 )
 def test_settings_under_which_nothing_could_be_acknowledged_or_ended_are_refused(

@@ -166,6 +166,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             )
         if args.max_steps <= 0:
             raise SettingsError("the run's jobs have no epochs: use AsyncGRPOConfig(max_steps=)")
+        if args.restore_callback_states_from_checkpoint:
+            raise SettingsError(
+                "the rollout worker reads what the checkpoint says of it by itself: use"
+                " AsyncGRPOConfig(restore_callback_states_from_checkpoint=False)"
+            )
         check_template_kwargs(args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -208,6 +213,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                 while not self._stopping.is_set():
                     consumer.ack(up_to=self._kept)
                     if batch := self._next(consumer):
+                        if skip and batch.step != self._done + 1:
+                            raise LedgerError(
+                                f"run {self.client.run}: the checkpoint holds a part of batch {self._done + 1}, which"
+                                " a later one acknowledged: resume from the latest checkpoint, or start a new run"
+                            )
                         skip -= self._put(batch, skip)
                 consumer.ack(up_to=self._kept)
         except Exception as e:  # raised in the trainer's thread

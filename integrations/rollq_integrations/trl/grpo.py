@@ -12,8 +12,8 @@ step that it was trained in. The interface is that of TRL 1.16 (trl/trainer/grpo
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,44 +29,23 @@ from rollq import (
     PullTimeout,
     Purpose,
     SettingsError,
-    Trajectory,
 )
 from rollq.errors import LedgerError
-from rollq.images import refuse_images
 from rollq.pip_extras import needs
 from rollq.weights import Fleet
+from rollq_integrations.trl.rows import Row, place_of, row_of
 
 with needs("trl"):
     from accelerate.utils import broadcast_object_list, gather_object
-    from datasets import Dataset
     from transformers import TrainerCallback
 
 log = logging.getLogger("rollq")
 
-PLACE = ("env", "split", "task")
-"""The fields of a job that a prompt's message carries beside its role and content."""
 AHEAD = 1 << 31
 """The trainer waits for its groups before it submits more, so no producer's limit is needed."""
 LOOK_S = 2.0
 """Seconds between two looks for dropped groups."""
 STEP = re.compile(r"step(\d+)\.")
-
-
-def task_prompts(job: Job, tasks: Iterable[int]) -> Dataset:
-    """The trainer's dataset: a prompt for each of these tasks of the job's environment and split.
-
-    Its text is for logs only, because the environment writes the real prompt. To mix environments, join their datasets
-    with `datasets.concatenate_datasets`.
-    """
-    place = {"role": "user", "env": job.env, "split": job.split}
-    return Dataset.from_list(
-        [{"prompt": [{**place, "task": task, "content": f"{job.env} {job.split}, task {task}"}]} for task in tasks]
-    )
-
-
-def rollq_reward(*, episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """The trainer's reward function: the environment's grades. A dead member has None, which enters no baseline."""
-    return episode_reward
 
 
 def check_temperature(job: Job, trainers: float) -> None:
@@ -88,22 +67,6 @@ def check_template_kwargs(args: Any) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs` and `env_mask` have
-    one entry per token of the response."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    logprobs: list[float]
-    """The engine's; 0.0 where `env_mask` is 0."""
-    env_mask: list[int]
-    """1 where the policy sampled the token, else 0."""
-    episode_reward: float | None
-    job_id: str | None
-    """The job, for reward functions and logs of your own; None for a dead member."""
-
-
 class RolloutFunc:
     """`rollout_func` of a GRPOTrainer. Each call submits a group for each prompt, waits for exactly these groups, and
     returns a row for each prompt, in order. One trainer at a time may use a run.
@@ -113,7 +76,8 @@ class RolloutFunc:
 
     With a `fleet`, the engines get the trainer's weights before each call, under the step's number as version:
     `trainer.save_model` writes them into `weights`, a folder that the engines see under the same path. The version is
-    published. So training is on policy.
+    published. A group that has tokens of any other weights, as after a restart, is replaced like a dropped one. So
+    training is on policy.
     """
 
     def __init__(
@@ -193,7 +157,7 @@ class RolloutFunc:
     def _check(self, trainer: Any) -> None:
         check_temperature(self.job, trainer.temperature)
         check_template_kwargs(trainer.args)
-        if not trainer.model.training:
+        if trainer.args.eval_strategy != "no" or not trainer.model.training:
             raise SettingsError(
                 "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` or `Client.evaluate`"
             )
@@ -214,18 +178,14 @@ class RolloutFunc:
             siblings = prompts[index : index + size]
             if len(siblings) < size or any(prompt != siblings[0] for prompt in siblings):
                 raise ContractError(f"prompts {index} to {index + size - 1} are not {size} times the same one")
-            place = _place(siblings[0])
+            place = place_of(siblings[0])
             seed = self.job.seed + self._step
             yield replace(self.job, **place, size=size, sample=0, group=f"{prefix}.{index // size}", seed=seed)
 
     def _groups(self, jobs: Sequence[Job]) -> dict[str, Group]:
         """The groups of these jobs by the jobs' group names. Those that were dropped for good are left out."""
-        submitted = self.client.submit(jobs, ahead=AHEAD)
-        if submitted.acked:
-            raise LedgerError(
-                f"job {submitted.acked[0]}: its group was trained and acknowledged by an earlier trainer, so it cannot"
-                " come again: resume from the latest checkpoint, or start a new run"
-            )
+        self.client.submit(jobs, ahead=AHEAD)
+        self._dropped([job.group for job in jobs])
         if self._consumer is None:
             self._consumer = self.client.consumer(name=self._name)
         names = {job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)}
@@ -262,31 +222,54 @@ class RolloutFunc:
                 continue
             for group in old:
                 batch.skip(group.id, "trained before")
+            for group in batch.groups:
+                if others := self._other_weights(group):
+                    log.warning(
+                        "group %s has tokens of weights %s, not %s: it is replaced", group.id, others, self._step
+                    )
+                    batch.skip(group.id, "stale")
             self._batches[batch.step] = self._step
             return batch.groups
+
+    def _other_weights(self, group: Group) -> str:
+        """The versions of its tokens, when they are not all that of the trainer's step. Only a fleet tells."""
+        versions = {version for trajectory in group.trajectories for version in trajectory.versions if version}
+        return ", ".join(sorted(versions)) if self._fleet and versions - {str(self._step)} else ""
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
         """Has dropped groups replaced, and waits for the replacements. Returns the groups whose last replacement was
         dropped, too."""
-        states = self.client.group_states([job.group for job in jobs]) if jobs else []
-        dropped = [job for job, state in zip(jobs, states, strict=True) if state == "dropped"]
+        names = self._dropped([job.group for job in jobs])
+        dropped = [job for job in jobs if job.group in names]
         if not dropped:
             return []
         self.client.refill(dropped, times=self._refill, ahead=AHEAD)
-        last = self.client.group_states([job.replacement(self._refill).group for job in dropped])
-        return [job.group for job, state in zip(dropped, last, strict=True) if state == "dropped"]
+        last = self._dropped([job.replacement(self._refill).group for job in dropped])
+        return [job.group for job in dropped if job.replacement(self._refill).group in last]
+
+    def _dropped(self, names: Sequence[str]) -> set[str]:
+        """Which of these groups were dropped or skipped as stale. Raises LedgerError when one was trained and
+        acknowledged."""
+        states = dict(zip(names, self.client.group_states(names), strict=True)) if names else {}
+        if acked := [name for name, state in states.items() if state == "acked"]:
+            raise LedgerError(
+                f"group {self.client.run}/{acked[0]} was trained and acknowledged by an earlier trainer, so it cannot"
+                " come again: resume from the latest checkpoint, or start a new run"
+            )
+        return {name for name, state in states.items() if state == "dropped"}
 
     def _rows(self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any) -> Iterator[Row]:
         """A row for each sample of each job. What is masked holds padding."""
-        padding = trainer.processing_class.pad_token_id
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor has one
+        padding = tokenizer.pad_token_id
         for job in jobs:
             group = groups.get(job.group)
             if group is None:
-                yield from [_row(None, None, padding)] * job.size
+                yield from [row_of(None, None, padding)] * job.size
                 continue
             members = list(zip(group.trajectories, group.rewards, strict=True))
-            yield from (_row(trajectory, reward, padding) for trajectory, reward in members)
-            yield from [_row(None, None, padding)] * (job.size - len(members))
+            yield from (row_of(trajectory, reward, padding) for trajectory, reward in members)
+            yield from [row_of(None, None, padding)] * (job.size - len(members))
 
 
 class AckCallback(TrainerCallback):  # type: ignore[misc]
@@ -295,6 +278,9 @@ class AckCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, rollouts: RolloutFunc) -> None:
         self._rollouts = rollouts
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._rollouts.close()  # after an error there was no end
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._rollouts.trained(state.global_step)
@@ -311,39 +297,3 @@ def _step(group: Group) -> float:
     """The trainer's step that asked for it; infinite for a group of another producer."""
     match = STEP.match(group.id)
     return int(match[1]) if match else float("inf")
-
-
-def _place(prompt: Any) -> dict[str, Any]:
-    """Environment, split and task, from the prompt's last message."""
-    message = prompt[-1] if isinstance(prompt, list) and prompt else None
-    if not isinstance(message, Mapping) or not set(PLACE) <= message.keys():
-        raise ContractError(
-            f"a prompt names no task: its message needs {', '.join(PLACE)}, as in the dataset of"
-            f" rollq_integrations.trl.task_prompts, not {repr(prompt)[:100]}"
-        )
-    return {name: message[name] for name in PLACE}
-
-
-def _row(trajectory: Trajectory | None, reward: float | None, padding: int) -> Row:
-    """TRL takes no empty response. So where nothing was sampled, it is one masked token."""
-    if trajectory:
-        refuse_images(trajectory, "TRL")
-    segments = trajectory.segments() if trajectory else []
-    ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
-    if segments:
-        if trajectory and len(segments) > 1:  # an agent program's
-            raise ContractError(
-                f"{trajectory.job.id} has {len(segments)} traces, and TRL's synchronous trainer takes one"
-                " row a rollout: train on `batch.arrays()`, or with rollq_integrations.trl.async_grpo"
-            )
-        [segment] = segments
-        ids, response = list(segment.prompt_ids), list(segment.response_ids)
-        logprobs, mask = list(segment.logprobs), list(segment.mask)
-    return Row(
-        prompt_ids=ids,
-        completion_ids=response,
-        logprobs=logprobs,
-        env_mask=mask,
-        episode_reward=reward,
-        job_id=trajectory.job.id if trajectory else None,
-    )

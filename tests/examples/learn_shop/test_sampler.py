@@ -60,6 +60,18 @@ def test_an_abort_keeps_what_was_sampled(sampler: Sampler, models: list[str]) ->
     assert len(other.reply.result()["output_ids"]) == TOKENS
 
 
+def test_clients_that_have_gone_end_nothing_but_their_requests(sampler: Sampler) -> None:
+    gone, other = request(sampler, "gone"), request(sampler, "other")
+
+    def go() -> None:
+        sampler.call(lambda: None).cancel()
+        gone.reply.cancel()
+
+    after_tokens(sampler, gone, go)
+    assert len(other.reply.result(60)["output_ids"]) == TOKENS
+    assert sampler.call(lambda: "alive").result(60) == "alive"
+
+
 def test_a_pause_that_aborts_ends_all(sampler: Sampler) -> None:
     both = [request(sampler, rid) for rid in "ab"]
     after_tokens(sampler, both[1], lambda: sampler.pause("abort"))

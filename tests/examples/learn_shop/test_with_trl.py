@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from examples.learn_shop.train import Options
-from examples.learn_shop.trl_trainers import last_checkpoint
 from examples.learn_shop.with_trl import run
 
 
@@ -19,12 +18,3 @@ def test_each_group_is_acknowledged_once(trainer: str, models: list[str], tmp_pa
     assert steps.count(1) == 2 and steps[-5:] == [1, 2, 3, 4, 5]
     assert results["stats"]["groups_acked"] == 10 and results["stats"]["version_breaks"] == 0
     assert any("killed after step 1" in line for line in lines) and len(results["held_out"]) == 2
-
-
-def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path) is None
-    for step in (20, 100, 120):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    for step in (20, 100):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")

@@ -22,7 +22,9 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty":
 async def run_prompt(flags, uid, task):
     """The n sessions of one prompt. verl makes an agent loop for each."""
     rollout = SimpleNamespace(prompt_length=4096, response_length=8192)
-    config = SimpleNamespace(trainer=SimpleNamespace(save_freq=20), actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    sampler = SimpleNamespace(max_off_policy_threshold=8)
+    trainer = SimpleNamespace(save_freq=20, v1=SimpleNamespace(sampler=sampler))
+    config = SimpleNamespace(trainer=trainer, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     fields = {"uid": uid, "global_steps": 1, "extra_info": {"rollq": {"task": task}}}
     sessions = []
     for session_id in range(flags.n):

@@ -45,13 +45,13 @@ def loop(verl: ModuleType, redis_url: str) -> Iterator[Make]:
     """Makes an agent loop, as verl does for every session. `fresh`: in a process of its own."""
     tokenizer, made = AutoTokenizer.from_pretrained(str(BUNDLED)), []
 
-    def make(fresh: bool = False, save_freq: int = 2, **changes: Any) -> Any:
+    def make(fresh: bool = False, save_freq: int = 2, threshold: int | None = 8, **changes: Any) -> Any:
         if fresh:
             verl.episodes.cache_clear()
         rollout = SimpleNamespace(prompt_length=512, response_length=1024)
-        config = SimpleNamespace(
-            trainer=SimpleNamespace(save_freq=save_freq), actor_rollout_ref=SimpleNamespace(rollout=rollout)
-        )
+        sampler = SimpleNamespace(max_off_policy_threshold=threshold)
+        trainer = SimpleNamespace(save_freq=save_freq, v1=SimpleNamespace(sampler=sampler))
+        config = SimpleNamespace(trainer=trainer, actor_rollout_ref=SimpleNamespace(rollout=rollout))
         wrapped, data = SimpleNamespace(config=config), SimpleNamespace(config={})
         given = {"run": "r", "redis_url": redis_url, "job": {"env": "shop", "budget": {"max_turns": 20}}, **changes}
         made.append(verl.RollqAgentLoop(wrapped, None, tokenizer, None, None, data, "qwen3", **given))
@@ -231,15 +231,27 @@ def test_the_same_session_twice_at_once_is_one_episode(loop: Make, ledger: Ledge
     assert reader(ledger).stats()["submitted"] == 1
 
 
-def test_what_no_checkpoint_needs_is_acknowledged(loop: Make, ledger: Ledger) -> None:
+@pytest.mark.parametrize(
+    ("threshold", "asked"),  # a checkpoint at every second step, and those for prompts in flight
+    [(8, (1, 2, 11, 12)), (16, (1, 2, 19, 20))],
+)
+def test_what_no_checkpoint_needs_is_acknowledged(
+    loop: Make, ledger: Ledger, threshold: int, asked: tuple[int, ...]
+) -> None:
     async def steps() -> list[str]:
-        for step in (1, 2, 11, 12):  # a checkpoint at every second, and 8 steps for prompts in flight
-            await played(ledger, partial(loop, save_freq=2), row(f"u{step}", step=step))
-        return reader(ledger).group_states([f"u{step}.0" for step in (1, 2, 11, 12)])
+        for step in asked:
+            await played(ledger, partial(loop, save_freq=2, threshold=threshold), row(f"u{step}", step=step))
+        return reader(ledger).group_states([f"u{step}.0" for step in asked])
 
     assert asyncio.run(steps()) == ["acked", "ready", "ready", "ready"]
     with pytest.raises(LedgerError, match=r"job r/u1.0/0 was acknowledged.*use another run, or a larger keep_steps"):
         asyncio.run(session(loop, row("u1")))
+
+
+def test_without_a_bound_on_staleness_keep_steps_must_be_named(loop: Make, ledger: Ledger) -> None:
+    with pytest.raises(SettingsError, match=r"max_off_policy_threshold is null, .* set keep_steps"):
+        asyncio.run(session(partial(loop, threshold=None), row()))
+    assert asyncio.run(played(ledger, partial(loop, threshold=None, keep_steps=30), row())).reward_score == 1.0
 
 
 def test_an_episode_without_a_grade_is_an_error_and_no_reward(loop: Make, ledger: Ledger) -> None:

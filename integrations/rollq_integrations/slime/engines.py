@@ -27,7 +27,9 @@ def served_version(urls: list[str]) -> int:
     versions = {url: version for url, version in Fleet(urls).versions().items() if version is not None}
     numbers = {int(version) for version in versions.values() if version.isdecimal()}
     if len(numbers) != 1:
-        raise SyncError(f"slime's engines serve no common weight version: {versions or 'none answers'}")
+        raise SyncError(
+            f"slime's engines serve no common version of slime's (a whole number): {versions or 'none answers'}"
+        )
     return numbers.pop()
 
 
@@ -35,16 +37,16 @@ def step_of(version: int, first: int, args: Any) -> int:
     """The training step of slime's weight version: the number of rollouts that these weights were trained on.
 
     `first` is the rollout with which this process began. train.py updates after each rollout, train_async.py after each
-    whole multiple of `update_weights_interval`.
+    whole multiple of `update_weights_interval`. Weights of a checkpoint between two of those count as the lower one,
+    whose version has the same name: their tokens only look older.
     """
     updates = version - 1 - getattr(args, "update_weight_start_version", 0)
-    interval = _interval(args)
-    return first if updates == 0 else (first // interval + updates) * interval
+    return (first // _interval(args) + updates) * _interval(args)
 
 
 def check_count(args: Any, first: int) -> None:
-    """Warns when slime begins its count of updates again in the middle of a run."""
-    if first > 0 and not getattr(args, "update_weight_start_version", 0):
+    """Warns when slime's count of updates does not go on where it was."""
+    if getattr(args, "update_weight_start_version", 0) != first // _interval(args):
         log.warning("%s", _remedy(args, first))
 
 
@@ -66,15 +68,14 @@ def publish(client: Client, args: Any, first: int, urls: list[str], trained: int
         try:
             client.publish(step, name)
         except SettingsError as e:
-            raise SettingsError(f"{e}. {_remedy(args, first)}") from None
+            raise SettingsError(f"{e}. {_remedy(args, first)}, or use another run") from None
     return policy
 
 
 def _remedy(args: Any, first: int) -> str:
     return (
-        f"slime starts at rollout {first}, and counts its weight versions from 1 again, so tokens that were sampled"
-        f" before look younger than they are: put `update_weight_start_version: {first // _interval(args)}` into the"
-        " file of --custom-config-path"
+        f"slime starts at rollout {first}. So that a weight version keeps its meaning over a restart, put"
+        f" `update_weight_start_version: {first // _interval(args)}` into the file of --custom-config-path"
     )
 
 

@@ -26,6 +26,8 @@ REFUSED = {
     "reward_key": (None, "a reward is one number"),
     "custom_generate_function_path": (None, "rollq's workers play the episodes"),
     "async_save": (False, "a rollout is acknowledged at its checkpoint, which is not whole yet then"),
+    "update_weight_mode": ("full", "the first update of a delta tells slime's engines no weight version"),
+    "debug_rollout_only": (False, "slime tells its engines no weight version then"),
     "rollout_all_samples_process_path": (None, "groups that are not kept are not handed out again after a restart"),
     "rollout_global_dataset": (
         True,
@@ -65,6 +67,11 @@ class SlimeSettings:
             raise SettingsError(f"slime's arguments have {PREFIX}{unknown[0]}; rollq knows {names}")
         if not given.get("run"):
             raise SettingsError("name the run: put `rollq_run: NAME` into the file of slime's --custom-config-path")
+        job = given.get("eval_job", {})
+        if not isinstance(job, Mapping) or not isinstance(job.get("sampling", {}), Mapping):
+            raise SettingsError(
+                f"rollq_eval_job must be a mapping of fields of rollq.Job, and its sampling a mapping, not {job!r}"
+            )
         return cls(**given)
 
 
@@ -72,7 +79,11 @@ class DataSource:
     """slime's data source: the named consumer of a run. `save` acknowledges, `load` begins at a checkpoint."""
 
     def __init__(self, args: Any) -> None:
+        """Raises SettingsError and ContractError for settings and evaluations that cannot be."""
         self.settings = SlimeSettings.read(args)
+        if args.eval_function_path == args.rollout_function_path:  # another function reads paths its own way
+            for dataset in args.eval_datasets:
+                _tasks(dataset, self.settings)
         self.args = args
         self.client = Client(self.settings.redis_url, run=self.settings.run)
         self.first = 0
@@ -104,9 +115,9 @@ class DataSource:
         self._opened().ack(up_to=rollout_id)
 
     def get_samples(self, num_samples: int) -> list[Any]:
-        """The next `num_samples` groups, all of them finished, as `generate_rollout` returns them."""
-        batch = self._next(num_samples)
-        return batch_samples(batch, batch.step, self.args)
+        raise SettingsError(
+            "slime needs --rollout-function-path rollq_integrations.slime.generate_rollout for this data source"
+        )
 
     def add_samples(self, samples: list[Any]) -> None:
         raise ContractError("rollq's groups come finished from its queue, and none can be put back into it")
@@ -119,7 +130,13 @@ class DataSource:
 
     def batch(self, rollout_id: int) -> Batch:
         """The groups of that rollout, exactly `rollout_batch_size`. Raises LedgerError when the run is elsewhere."""
-        batch = self._next(self.args.rollout_batch_size)
+        self.drops.clear()
+        batch = self._opened().next(self.args.rollout_batch_size, exact=True)
+        if batch is None:
+            raise MissingGroups(
+                f"run {self.settings.run} is sealed and has no more groups: end slime with --num-rollout, or train on"
+                " with another run"
+            )
         where = f"run {self.settings.run}: consumer {self.settings.consumer}"
         if batch.step != rollout_id:
             raise LedgerError(
@@ -143,8 +160,7 @@ class DataSource:
             return False
         if self._filter is None:
             return True
-        samples = [rows if len(rows) > 1 else rows[0] for rows in members]
-        verdict = self._filter(self.args, samples)
+        verdict = self._filter(self.args, [sample for rows in members for sample in rows])
         if getattr(verdict, "keep", verdict):
             return True
         spare = self.args.over_sampling_batch_size - self.args.rollout_batch_size
@@ -153,16 +169,6 @@ class DataSource:
             return True
         self.drops[getattr(verdict, "reason", None) or "unnamed"] += 1
         return False
-
-    def _next(self, groups: int) -> Batch:
-        self.drops.clear()
-        batch = self._opened().next(groups, exact=True)
-        if batch is None:
-            raise MissingGroups(
-                f"run {self.settings.run} is sealed and has no more groups: end slime with --num-rollout, or train on"
-                " with another run"
-            )
-        return batch
 
     def _opened(self) -> Consumer:
         if self._consumer is None:
@@ -249,17 +255,19 @@ def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> An
 
 
 def _tasks(dataset: Any, settings: SlimeSettings) -> list[Job]:
-    """The tasks of one evaluation data set. Raises SettingsError."""
+    """The tasks of one evaluation data set. Raises SettingsError and ContractError."""
     env, split, numbers = [*dataset.path.rsplit("/", 2), "", ""][:3]
     first, dash, last = numbers.partition("-")
-    if not (env and split and first.isdecimal() and (last.isdecimal() or not dash)):
+    numbered = first.isdecimal() and (last.isdecimal() or not dash)
+    if not (env and split and numbered and int(first) <= int(last or first)):
         raise SettingsError(
             f"--eval-prompt-data {dataset.name} {dataset.path}: the path of an evaluation is ENV/SPLIT/FIRST-LAST with"
             " rollq, for example shop/test/0-15"
         )
     sampling = {name: getattr(dataset, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
+    sampling |= settings.eval_job.get("sampling", {})
     return [
-        Job.of({"env": env, "split": split, "task": task, "sampling": sampling, **settings.eval_job})
+        Job.of({"env": env, "split": split, "task": task, **settings.eval_job, "sampling": sampling})
         for task in range(int(first), int(last or first) + 1)
     ]

@@ -52,12 +52,15 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
 def check_arguments(group: Group, args: Any) -> None:
     """Raises SettingsError when slime's arguments say other things of a group than its jobs.
 
-    slime divides the logits by its own `rollout_temperature` when it computes logprobs (megatron_utils/loss.py).
+    slime divides the logits by its own `rollout_temperature` when it computes logprobs (megatron_utils/loss.py), and
+    does not know of tokens that other sampling parameters left out.
     """
     job = group.trajectories[0].job
     wanted = [
         ("--n-samples-per-prompt", args.n_samples_per_prompt, group.size),
         ("--rollout-temperature", args.rollout_temperature, job.sampling.get("temperature", 1.0)),
+        ("--rollout-top-p", args.rollout_top_p, job.sampling.get("top_p", 1.0)),
+        ("--rollout-top-k", args.rollout_top_k, job.sampling.get("top_k", -1)),
     ]
     if args.use_rollout_routing_replay:
         if not job.routed_experts:

@@ -11,4 +11,4 @@ def last_checkpoint(folder: str | Path) -> str | None:
     """
     whole = Path(folder).glob("checkpoint-*/trainer_state.json")
     newest = max(whole, key=lambda file: int(file.parent.name.removeprefix("checkpoint-")), default=None)
-    return newest and str(newest.parent)
+    return str(newest.parent) if newest else None

@@ -23,10 +23,6 @@ from rollq.events import Observed, Sampled
 from rollq.images import refuse_images
 from rollq.training.arrays import segment_experts
 
-IN_FLIGHT_STEPS = 8
-"""Steps for which verl plays a prompt at most (its default of `max_off_policy_threshold`). A prompt that a checkpoint
-has in flight comes again after a restart, and some of its sessions were played as long before."""
-
 
 @cache
 def episodes(redis_url: str | None, run: str, keep_steps: int) -> Any:
@@ -49,12 +45,13 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> None:
         """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have, `budget` as a mapping.
         `keep_steps`: steps for which a played episode is kept for a trainer that restarts (default:
-        `trainer.save_freq` + 8). `session_from`: `uid` or `task`, what makes two sessions the same; docs/verl.md."""
+        `trainer.save_freq` and `trainer.v1.sampler.max_off_policy_threshold`). `session_from`: `uid` or `task`, what
+        makes two sessions the same; docs/verl.md."""
         super().__init__(*args, **kwargs)
         if session_from not in ("uid", "task"):
             raise SettingsError(f"session_from must be uid or task, not {session_from!r}")
         if keep_steps is None:
-            keep_steps = max(1, int(self.config.trainer.save_freq)) + IN_FLIGHT_STEPS
+            keep_steps = _keep_steps(self.config.trainer)
         self._job: dict[str, Any] = _plain(job or {})
         self._by_task = session_from == "task"
         self._episodes = episodes(redis_url, run, keep_steps)
@@ -140,6 +137,18 @@ def _output(segment: Segment, trajectory: Trajectory, step: int) -> dict[str, An
             "rollq_stop": str(trajectory.stop),
         },
     }
+
+
+def _keep_steps(trainer: Any) -> int:
+    """The steps between two checkpoints, and those after which verl still trains on a prompt: one that a checkpoint has
+    in flight comes again after a restart, and some of its sessions were played as long before."""
+    in_flight = trainer.v1.sampler.max_off_policy_threshold
+    if in_flight is None:
+        raise SettingsError(
+            "trainer.v1.sampler.max_off_policy_threshold is null, so verl plays a prompt for any number of steps: set"
+            " keep_steps of the agent loop to trainer.save_freq and the most steps that a prompt takes"
+        )
+    return max(1, int(trainer.save_freq)) + int(in_flight)
 
 
 def _step(fields: Mapping[str, Any]) -> int:

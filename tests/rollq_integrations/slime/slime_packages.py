@@ -73,11 +73,14 @@ def arguments(**changes: Any) -> SimpleNamespace:
     """slime's arguments that the adapter and the conversion read, with slime's defaults: 2 groups of 2 samples."""
     defaults = {
         "rollq_run": "r",
+        "rollout_function_path": "rollq_integrations.slime.generate_rollout",
+        "eval_function_path": "rollq_integrations.slime.generate_rollout",
         "rollout_batch_size": 2,
         "over_sampling_batch_size": 2,
         "n_samples_per_prompt": 2,
         "rollout_global_dataset": True,
         "rollout_top_p": 1.0,
+        "rollout_top_k": -1,
         "rollout_temperature": 1.0,
         "use_rollout_routing_replay": False,
         "partial_rollout": False,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollq import Client
+from rollq import Client, Job
 from rollq.client.client import internals
 from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
 from rollq.ledger.evaluations import Store
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import read_addresses
 from rollq_integrations.slime import DataSource, engines, generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups
@@ -53,13 +54,12 @@ def test_groups_come_whole_and_in_the_order_of_submission(source: Make, ledger: 
     worker.join()
 
 
-def test_the_data_source_hands_out_finished_groups_and_takes_none_back(source: Make, ledger: Ledger) -> None:
-    finish_groups(ledger, *"abc")
+def test_the_data_source_is_of_no_use_to_slimes_own_rollout_function(source: Make) -> None:
     made = source()
-    samples = made.get_samples(2)
-    assert [[sample.metadata["job"] for sample in group] for group in samples] == members("a", "b")
+    with pytest.raises(SettingsError, match=r"--rollout-function-path rollq_integrations.slime.generate_rollout"):
+        made.get_samples(2)
     with pytest.raises(ContractError, match="none can be put back"):
-        made.add_samples(samples)
+        made.add_samples([])
 
 
 def test_a_short_group_never_reaches_slime(source: Make, ledger: Ledger) -> None:
@@ -163,7 +163,14 @@ def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(so
     [
         ({}, {"n_samples_per_prompt": 8}, "jobs have 2, and slime's --n-samples-per-prompt is 8"),
         ({"sampling": {"temperature": 0.7}}, {}, r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"),
-        ({"sampling": {"temperature": 0.7}}, {"rollout_temperature": 0.7}, ""),
+        ({"sampling": {"top_p": 0.8}}, {}, r"jobs have 0\.8, and slime's --rollout-top-p is 1\.0"),
+        ({"sampling": {"top_k": 5}}, {}, "jobs have 5, and slime's --rollout-top-k is -1"),
+        ({}, {"rollout_top_k": 5}, "jobs have -1, and slime's --rollout-top-k is 5"),
+        (
+            {"sampling": {"temperature": 0.7, "top_p": 1.0, "top_k": 5}},
+            {"rollout_temperature": 0.7, "rollout_top_k": 5},
+            "",
+        ),
     ],
 )
 def test_jobs_must_be_those_that_slime_computes_with(
@@ -202,11 +209,15 @@ def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger, groups: s
     [
         ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
         ({"async_save": True}, "at its checkpoint, which is not whole yet then"),
+        ({"update_weight_mode": "delta"}, "--update-weight-mode must be 'full' with rollq, not 'delta': the first"),
+        ({"debug_rollout_only": True}, "--debug-rollout-only must be False with rollq, not True: slime tells"),
         ({"custom_generate_function_path": "mine.generate"}, "rollq's workers play the episodes"),
         ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),
         ({"rollout_global_dataset": False}, "leave out --disable-rollout-global-dataset"),
         ({"rollq_runs": "r"}, "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url"),
         ({"rollq_run": ""}, "put `rollq_run: NAME` into the file of slime's --custom-config-path"),
+        ({"rollq_eval_job": None}, "rollq_eval_job must be a mapping of fields of rollq.Job, .* not None"),
+        ({"rollq_eval_job": {"sampling": None}}, "rollq_eval_job must be .* and its sampling a mapping"),
     ],
 )
 def test_what_slime_cannot_do_with_rollq_is_refused_at_the_start(
@@ -255,7 +266,7 @@ def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, l
 
 @pytest.mark.parametrize(
     ("version", "first", "interval", "step"),
-    [(1, 0, 1, 0), (4, 0, 1, 3), (9, 8, 1, 8), (11, 8, 1, 10), (1, 0, 3, 0), (2, 0, 3, 3), (4, 7, 3, 9)],
+    [(1, 0, 1, 0), (4, 0, 1, 3), (9, 8, 1, 8), (11, 8, 1, 10), (1, 0, 3, 0), (2, 0, 3, 3), (3, 7, 3, 6), (4, 7, 3, 9)],
 )
 def test_the_step_of_a_version_is_the_number_of_rollouts_it_was_trained_on(
     version: int, first: int, interval: int, step: int
@@ -264,10 +275,28 @@ def test_the_step_of_a_version_is_the_number_of_rollouts_it_was_trained_on(
     assert engines.step_of(version, first, args) == step
 
 
-def test_a_restart_that_counts_versions_from_one_again_is_told(source: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_between_two_updates_goes_on(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcdefghijkl")
+    first = source(update_weights_interval=3)
+    for step in range(5):
+        engine.version = "1" if step < 3 else "2"
+        rollout(first, step)
+    first.save(3)
+    second = source(after=3, update_weights_interval=3, update_weight_start_version=1)
+    assert jobs(rollout(second, 4)) == members("i", "j")  # version 2 again, and it is still that of step 3
+    assert second.client.published() == Published(3, "2")
+
+
+@pytest.mark.parametrize(
+    ("interval", "start", "right"), [(1, 0, 5), (1, 5, None), (1, 2, 5), (3, 0, 1), (3, 1, None), (8, 0, None)]
+)
+def test_a_restart_that_does_not_go_on_counting_versions_is_told(
+    source: Make, caplog: pytest.LogCaptureFixture, interval: int, start: int, right: int | None
+) -> None:
     with caplog.at_level(logging.WARNING, "rollq"):
-        source(after=4)
-    assert "put `update_weight_start_version: 5` into the file of --custom-config-path" in caplog.text
+        source(after=4, update_weights_interval=interval, update_weight_start_version=start)
+    told = f"put `update_weight_start_version: {right}` into the file of --custom-config-path" in caplog.text
+    assert (told, bool(caplog.text)) == (right is not None,) * 2
 
 
 def test_the_same_version_for_another_step_is_refused(source: Make, ledger: Ledger) -> None:
@@ -301,10 +330,25 @@ def test_an_evaluation_before_and_after_the_first_rollout_are_two(
     assert {name: found and found.version for name, found in stored.items()} == {"held-out-0": "1", "held-out-1": "2"}
 
 
-def test_a_wrong_field_of_an_evaluations_jobs_is_told(source: Make) -> None:
-    made = source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"users": {}})
+def test_a_wrong_field_of_an_evaluations_jobs_is_told_at_the_start(source: Make) -> None:
     with pytest.raises(ContractError, match="unexpected keyword argument 'users'"):
+        source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"users": {}})
+
+
+@pytest.mark.parametrize("path", ["/data/aime.jsonl", "shop/test", "shop/test/5-2"])
+def test_a_wrong_path_of_an_evaluation_is_told_at_the_start(source: Make, path: str) -> None:
+    with pytest.raises(SettingsError, match=f"--eval-prompt-data held-out {path}: the path .* is ENV/SPLIT/FIRST-LAST"):
+        source(eval_datasets=[held_out(path)])
+    source(eval_datasets=[held_out(path)], eval_function_path="slime.rollout.sglang_rollout.generate_rollout")
+
+
+def test_sampling_of_an_evaluations_jobs_is_added_to_slimes(source: Make, redis_url: str) -> None:
+    made = source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"sampling": {"min_p": 0.1}})
+    with playing(redis_url):
         generate_rollout(made.args, 0, made, evaluation=True)
+    task = Job(env="shop", split="test", task=0, sampling={"temperature": 0.0, "min_p": 0.1})
+    same = made.client.evaluate([task], 2, "1", name="held-out-0")  # refused for other jobs
+    assert len(same.result().tries) == 2
 
 
 def held_out(path: str) -> SimpleNamespace:
@@ -329,8 +373,14 @@ def test_engines_that_do_not_agree_are_an_error(source: Make, engine: FakeEngine
     other.version = "7"
     with serving(other):
         engine.answers["/workers"] = (200, {"workers": [{"url": engine.url}, {"url": other.url}]})
-        with pytest.raises(SyncError, match="serve no common weight version"):
+        with pytest.raises(SyncError, match="serve no common version"):
             rollout(source(), 0)
+
+
+def test_engines_without_a_version_of_slimes_are_an_error(source: Make, engine: FakeEngine) -> None:
+    engine.version = "default"
+    with pytest.raises(SyncError, match=r"version of slime's \(a whole number\): .*'default'"):
+        rollout(source(), 0)
 
 
 def test_a_router_that_lists_nothing_is_an_error(source: Make, engine: FakeEngine) -> None:

@@ -21,6 +21,7 @@ from rollq_integrations.slime.samples import batch_samples, check_arguments
 from tests.rollq.routed_experts import ASKED
 from tests.rollq.routed_experts import routed as routed_events
 from tests.rollq.token_rows import Trace, batch_of, episode, logprob_of, sampled_id, version_of
+from tests.rollq_integrations.slime.conftest import Make
 from tests.rollq_integrations.slime.slime_packages import arguments, own_conversion, recorded_conversion
 
 PLAIN: list[Trace] = [(3, [([2], 2), ([1, 3], 0)])]
@@ -112,6 +113,13 @@ def test_an_episode_with_several_traces_is_one_execution(slime: str) -> None:
     trained = [token for row in groups for member in row for s in member for token in s.tokens[-s.response_length :]]
     sampled = [token for token in trained if sampled_id(token)]
     assert len(sampled) == len(set(sampled))  # each once
+
+
+def test_a_filter_gets_the_samples_of_a_group_in_one_list(source: Make) -> None:
+    path = "tests.rollq_integrations.slime.slime_filters.rewards_differ"
+    keeps = source(dynamic_sampling_filter_path=path).dynamic_sampling_filter
+    batch = made(PLAIN, SEVERAL, LONG, SEVERAL, rewards=(1.0, 0.0, 0.5, 0.5))
+    assert [keeps(group) for group in batch.groups] == [True, False]
 
 
 def test_several_traces_without_the_reward_function_are_refused(slime: str) -> None:

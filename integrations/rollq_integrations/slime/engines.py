@@ -4,14 +4,11 @@ slime updates its engines itself. It counts the updates, and its engines report 
 first update, before the first rollout, makes it `update_weight_start_version` + 1 (slime/backends/megatron_utils).
 """
 
-import logging
 from typing import Any
 
 from rollq import Client, SettingsError
 from rollq.errors import SyncError
 from rollq.weights import Fleet, router_engines
-
-log = logging.getLogger("rollq")
 
 
 def engine_urls(args: Any) -> list[str]:
@@ -44,12 +41,6 @@ def step_of(version: int, first: int, args: Any) -> int:
     return (first // _interval(args) + updates) * _interval(args)
 
 
-def check_count(args: Any, first: int) -> None:
-    """Warns when slime's count of updates does not go on where it was."""
-    if getattr(args, "update_weight_start_version", 0) != first // _interval(args):
-        log.warning("%s", _remedy(args, first))
-
-
 def publish(client: Client, args: Any, first: int, urls: list[str], trained: int) -> tuple[int, str]:
     """Publish the policy that slime's engines serve, and return its step and its weight version. `trained`: the
     rollouts that slime has trained on at most.
@@ -68,15 +59,12 @@ def publish(client: Client, args: Any, first: int, urls: list[str], trained: int
         try:
             client.publish(step, name)
         except SettingsError as e:
-            raise SettingsError(f"{e}. {_remedy(args, first)}, or use another run") from None
+            raise SettingsError(
+                f"{e}. slime starts at rollout {first}. So that a weight version keeps its meaning over a restart, put"
+                f" `update_weight_start_version: {first // _interval(args)}` into the file of --custom-config-path, or"
+                " use another run"
+            ) from None
     return policy
-
-
-def _remedy(args: Any, first: int) -> str:
-    return (
-        f"slime starts at rollout {first}. So that a weight version keeps its meaning over a restart, put"
-        f" `update_weight_start_version: {first // _interval(args)}` into the file of --custom-config-path"
-    )
 
 
 def _interval(args: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollq import Batch, Client, Consumer, ContractError, Group, Job, MissingGroups, SettingsError
 from rollq.errors import LedgerError
-from rollq_integrations.slime.engines import check_count, engine_urls, publish
+from rollq_integrations.slime.engines import engine_urls, publish
 from rollq_integrations.slime.samples import (
     TRUNCATED,
     batch_samples,
@@ -100,7 +100,6 @@ class DataSource:
         """
         step = rollout_id if rollout_id is not None and rollout_id >= 0 else None
         self.first = 0 if step is None else step + 1
-        check_count(self.args, self.first)
         self._consumer = self.client.consumer(
             name=self.settings.consumer,
             step=step,

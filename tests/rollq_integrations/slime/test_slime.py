@@ -1,6 +1,5 @@
 """slime's rollout function and data source on the real ledger, called as slime's RolloutManager calls them."""
 
-import logging
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -285,18 +284,6 @@ def test_a_restart_between_two_updates_goes_on(source: Make, engine: FakeEngine,
     second = source(after=3, update_weights_interval=3, update_weight_start_version=1)
     assert jobs(rollout(second, 4)) == members("i", "j")  # version 2 again, and it is still that of step 3
     assert second.client.published() == Published(3, "2")
-
-
-@pytest.mark.parametrize(
-    ("interval", "start", "right"), [(1, 0, 5), (1, 5, None), (1, 2, 5), (3, 0, 1), (3, 1, None), (8, 0, None)]
-)
-def test_a_restart_that_does_not_go_on_counting_versions_is_told(
-    source: Make, caplog: pytest.LogCaptureFixture, interval: int, start: int, right: int | None
-) -> None:
-    with caplog.at_level(logging.WARNING, "rollq"):
-        source(after=4, update_weights_interval=interval, update_weight_start_version=start)
-    told = f"put `update_weight_start_version: {right}` into the file of --custom-config-path" in caplog.text
-    assert (told, bool(caplog.text)) == (right is not None,) * 2
 
 
 def test_the_same_version_for_another_step_is_refused(source: Make, ledger: Ledger) -> None:

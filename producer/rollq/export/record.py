@@ -93,8 +93,8 @@ def _alone(waits: Sequence[list[Any]], others: Sequence[list[Any]]) -> Iterator[
 
 
 def _unanswered(trajectory: Trajectory) -> str | None:
-    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it. None where
-    the last turn was answered."""
+    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it. None
+    where the last turn was answered."""
     last, text = -1, None
     for event in trajectory.events:
         if isinstance(event, Sampled) and event.ids and event.turn >= last:

@@ -87,7 +87,9 @@ def why_and_remedy(error: Exception, key_remedy: str = KEY_REMEDY) -> tuple[str,
 
 
 def no_answer(error: BaseException | None) -> str:
-    """What to do about a Redis that is there and does not answer; empty where none is there."""
+    """What to do about a Redis that is there and does not answer, or refuses the login; empty where none is there."""
+    if isinstance(error, redis.AuthenticationError):
+        return "Correct the user and the password of its address (--redis, ROLLQ_REDIS_URL)"
     if isinstance(error, redis.BusyLoadingError):
         return "It still reads its file: wait until it has"
     if isinstance(error, redis.TimeoutError) and "reading" in str(error):

@@ -126,6 +126,23 @@ class TestRefusals:
         assert answer.status_code == 400 and "one prompt" in answer.json()["message"]
 
 
+class TestWhatSGLangTakes:
+    @pytest.mark.parametrize("count", [0, -1, -100])
+    def test_no_top_logprobs(self, address: str, count: int) -> None:
+        body = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": count}
+        answer = generate(address, **body)
+        assert answer.status_code == 200 and "input_top_logprobs" not in answer.json()["meta_info"]
+
+    def test_a_turn_without_a_bound_may_fill_the_context(self) -> None:
+        with replaying(context_length=100) as url:
+            answer = generate(url, sampling_params={"max_new_tokens": None, "ignore_eos": True})
+        assert answer.json()["meta_info"]["finish_reason"] == {"type": "length", "length": 96}
+
+    def test_both_names_of_its_health(self, address: str) -> None:
+        for path in ("/health", "/health_generate"):
+            assert requests.get(f"{address}{path}", timeout=60).status_code == 200
+
+
 class TestProcess:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_it_announces_its_address_and_ends_on_a_signal(self, number: signal.Signals) -> None:

@@ -167,7 +167,7 @@ class ReplayEngine:
             "output_token_logprobs": _entries(zip(made_up.continuation(last, said), said, strict=True)),
             "output_token_logprobs_length": len(said),
         }
-        if count := request.top_logprobs:
+        if (count := request.top_logprobs) > 0:  # SGLang takes less as none
             vocab = self._tokenizer.vocab_size
             best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairwise(scored)]
             found["input_top_logprobs"] = [None, *best] if scored else []  # no token before the first was scored

@@ -33,7 +33,7 @@ effect."""
 ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
 """What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply is the same."""
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}
-"""Sampling parameters that no job has, and that the engine client adds."""
+"""Sampling parameters that no job has, and that the engine client adds. `max_new_tokens` may also be null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str
 def _check_sampling(sampling: Mapping[str, Any]) -> None:
     for name, value in sampling.items():
         if name in PARAMETERS_OF_REQUESTS:
-            if type(value) is not PARAMETERS_OF_REQUESTS[name]:
+            if type(value) is not PARAMETERS_OF_REQUESTS[name] and (name, value) != ("max_new_tokens", None):
                 raise bad_type(f"invalid type: {value!r}, expected {PARAMETERS_OF_REQUESTS[name].__name__}")
         elif name not in PARAMETERS:
             expected = ", ".join(f"`{known}`" for known in (*PARAMETERS_OF_REQUESTS, *PARAMETERS))
@@ -123,13 +123,14 @@ def _prompt(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], ar
 
 
 def _max_new_tokens(count: int, sampling: Mapping[str, Any], size: ModelSize) -> int:
-    asked: int = sampling.get("max_new_tokens", 128)
+    given = sampling.get("max_new_tokens", 128)
     context = size.context
+    asked: int = context if given is None else given
     if asked < 0 or asked < sampling.get("min_new_tokens", 0):
         raise bad_value(f"max_new_tokens must be at least 0, and at least min_new_tokens, got {asked}.")
     if count >= context:
         raise bad_value(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")
-    if "max_new_tokens" in sampling and count + asked > context:
+    if sampling.get("max_new_tokens") is not None and count + asked > context:
         raise bad_value(
             f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
             f"total of {count + asked} tokens: {count} tokens from the input messages and {asked} tokens for the "

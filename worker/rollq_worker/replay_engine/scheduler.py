@@ -74,6 +74,8 @@ class Scheduler:
     def __init__(self, *, version: str, max_running: int = 0, max_queued: int = 0) -> None:
         self.version = version
         self.paused = False
+        self.pausing = False
+        """Whether it is paused, or will be once what the pause aborts has ended."""
         self.running = 0
         self._max_running = max_running
         self._max_queued = max_queued
@@ -159,12 +161,14 @@ class Scheduler:
     async def pause(self, mode: str) -> None:
         """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all requests (abort). May be
         repeated in another mode."""
+        self.pausing = True
         self._accepting.clear()
         if mode == "abort":
             self.abort(None)
             await self._wait_until_empty()
-        self.paused = True
-        self._stop_clocks(retract=mode == "retract")
+        if self.pausing:  # else it was resumed meanwhile
+            self.paused = True
+            self._stop_clocks(retract=mode == "retract")
 
     def _stop_clocks(self, *, retract: bool) -> None:
         for generation in self._accepted.values():
@@ -175,9 +179,10 @@ class Scheduler:
             generation.wake.set()
 
     def resume(self) -> None:
-        self.paused = False
+        self.pausing = self.paused = False
         for generation in self._accepted.values():
             if generation.started and not generation.aborted:
+                generation.stop_clock()  # it runs where nothing was paused
                 generation.since = time.monotonic()
                 generation.retracted = False
             generation.wake.set()
@@ -194,8 +199,11 @@ class Scheduler:
         version's name."""
         if not self.paused:
             self._accepting.clear()
-            await self._wait_until_empty()
-            self._accepting.set()
+            try:
+                await self._wait_until_empty()
+            finally:  # also of a client that hangs up
+                if not self.pausing:
+                    self._accepting.set()
         if version is not None:
             self.set_version(version)
 

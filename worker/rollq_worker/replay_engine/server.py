@@ -68,6 +68,7 @@ class ReplayServer:
                 web.post("/v1/chat/completions", self.chat_completions),
                 web.get("/ready", self.ready),
                 web.get("/health", self.health),
+                web.get("/health_generate", self.health),
                 web.get("/ping", self.ping),
                 web.get("/model_info", self.model_info),
                 web.get("/v1/models", self.models),
@@ -179,7 +180,7 @@ class ReplayServer:
         return web.Response(text="Cache flushed.\n")
 
     async def ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.scheduler.paused or self.unhealthy else 200)
+        return web.Response(status=503 if self.scheduler.pausing or self.unhealthy else 200)
 
     async def ping(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.unhealthy else 200)

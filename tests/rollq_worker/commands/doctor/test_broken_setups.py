@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rollq_worker.commands.doctor import checks
+from rollq_worker.environments import domain
 from tests.conftest import free_port
 from tests.rollq_worker.commands.doctor.conftest import Doctor
 from tests.rollq_worker.engine.engine_servers import replaying, scripted_engine
@@ -106,7 +107,17 @@ def test_redis_is_away(given: Set, judged: Judge) -> None:
 
 def test_the_password_is_wrong(given: Set, judged: Judge, server: Server) -> None:
     given(REDIS_URL=f"redis://whole:secret-2@{HOST}:{server.port}/0")
-    assert "refuses this user or password" in judged("redis")["says"]
+    found = judged("redis")
+    assert "refuses this user or password" in found["says"]
+    assert found["next"] == "Correct the user and the password of its address (--redis, ROLLQ_REDIS_URL)"
+
+
+def test_the_redis_at_the_default_address_wants_a_password(
+    doctor: Doctor, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.settings.REDIS_URL", f"redis://other:secret-2@{HOST}:{server.port}/0")
+    found = doctor()[1]["checks"]["redis"]
+    assert found["status"] == "fail" and "Correct the user and the password" in found["next"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +225,70 @@ def test_a_user_model_with_a_wrong_key(
     assert (found["status"], found["models"]) == ("ok", ["some/model"])
     given(USER_ENDPOINTS=f"gpt=http://{HOST}:{free_port()}/v1,key_file={key}")
     assert "does not answer" in judged("user model gpt")["says"]
+
+
+CANNOT_OPEN = """\
+from rollq_worker.environments.shop import load as shop
+
+class Words:
+    name, version = "words", "words 1"
+    splits, task = shop(None).splits, shop(None).task
+
+    def open(self, split, index, args):
+        {fails}
+
+def load(variant=None):
+    print("loaded, which is no part of the JSON")
+    return Words()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("raise SystemExit('no data here')", "SystemExit: no data here"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+    ],
+)
+def test_an_environment_that_cannot_be_opened(
+    given: Set, doctor: Doctor, tmp_path: Path, fails: str, says: str
+) -> None:
+    (tmp_path / "words.py").write_text(CANNOT_OPEN.format(fails=fails))
+    code, report = doctor("--env", f"{tmp_path / 'words.py'}:load")
+    (name,) = [name for name in report["checks"] if name.startswith("environment words@")]
+    found = report["checks"][name]
+    assert code == 1 and found["status"] == "fail" and found["tools"] is None
+    assert says in found["says"] and "words.py:" in found["says"]
+    assert report["checks"]["tokenizer"]["status"] == "ok"  # with the tools of the shop
+
+
+COUNTS = """\
+from rollq_worker.environments.shop import load as shop
+
+class Counting:
+    name, version, left = "counting", "counting 1", 0
+    splits, task = shop(None).splits, shop(None).task
+
+    def open(self, split, index, args):
+        environment = shop(None).open(split, index, args)
+        Counting.left += 1
+        environment.close = self.close
+        return environment
+
+    def close(self):
+        Counting.left -= 1
+
+def load(variant=None):
+    return Counting()
+"""
+
+
+def test_the_environments_that_it_opens_are_closed(given: Set, doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTS)
+    _, report = doctor("--env", f"{tmp_path / 'counting.py'}:load")
+    (found,) = [check for name, check in report["checks"].items() if name.startswith("environment counting@")]
+    assert found["status"] == "ok" and found["tools"] > 3
+    assert domain(found["environment"]).left == 0  # type: ignore[attr-defined]
 
 
 HANGS = """\

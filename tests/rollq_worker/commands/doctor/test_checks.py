@@ -278,8 +278,8 @@ def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:
     assert code == 0 and report["checks"]["environment shop"]["tools"] > 3
 
 
-@pytest.mark.parametrize("error", [ValueError, RollqError, NoResponse, OSError])
-def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(error: type[Exception]) -> None:
+@pytest.mark.parametrize("error", [ValueError, RollqError, NoResponse, OSError, SystemExit])
+def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(error: type[BaseException]) -> None:
     def check() -> list[Finding]:
         raise error("redis://me:secret@h:1 went away")
 

@@ -89,6 +89,8 @@ class World:
         return replace(TASK, **{"id": str(index), "opening": f"o{index}", **self.changes})
 
     def open(self, split: str, index: int, args: Any) -> Any:
+        if self.wrong == "open":
+            raise OSError("no data here")
         return Episode(self.wrong)
 
 
@@ -138,6 +140,7 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("no tools", "environment.tools: TypeError"),
         ("done", "Observation.done is a str, not bool"),
         ("info", "Grade.info is a list, not Mapping"),
+        ("open", r"OSError: no data here \(\S+/test_env.py:\d+\)"),
         ("exit", r"SystemExit: 3 \(\S+/test_env.py:\d+, in the call add\({\"n\": 4}\)\)"),
     ],
 )
@@ -199,6 +202,16 @@ class Idle(Episode):
 def test_few_tasks_are_all_chosen(count: int, expected: list[int]) -> None:
     assert chosen(count) == expected
     assert chosen(500)[0] == 0 and chosen(500)[-1] == 499 and len(set(chosen(500))) == 20
+
+
+def test_what_an_environment_prints_is_no_part_of_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(files.FILES.variable, "")
+    (tmp_path / "loud.py").write_text("from rollq_worker.environments.shop import load\nprint('loud')\n")
+    assert cli.main(["env", "check", str(tmp_path / "loud.py"), "--tasks", "0", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["problems"] == [] and "loud" in said.err
 
 
 @pytest.mark.parametrize("env", ["shop", "shop:desk"])

@@ -5,7 +5,9 @@ and what to do next. The exit code is 1 when one fails; a warning leaves it at 0
 """
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.commands.doctor.checks import all_checks
 
-        checked = all_checks(args, found)
+        # What environments print is no JSON.
+        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            checked = all_checks(args, found)
     print(json.dumps(as_json(checked), ensure_ascii=False) if args.json else "\n".join(as_text(checked)))
     return 1 if _failed(checked) else 0
 

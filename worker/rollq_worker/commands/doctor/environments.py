@@ -5,7 +5,7 @@ from typing import Any
 
 from rollq.errors import RollqError
 from rollq.servers.health import Finding, Level
-from rollq_worker.commands.env.check import check_environment, chosen
+from rollq_worker.commands.env.check import check_environment, chosen, opened
 from rollq_worker.environments import domain, names, origins
 
 TASKS = 4
@@ -36,9 +36,10 @@ def check(name: str) -> list[Finding]:
     title, environment = f"environment {name}", domain(name)
     split, count = next(iter(environment.splits().items()))
     report = check_environment(environment, split, chosen(count, TASKS))
-    tools = len(environment.open(split, 0, {}).tools)
+    tools = next(iter(report.tools), None)
     details = {"environment": name, "version": environment.version, "tools": tools, "tasks": report.played}
-    what = f"{environment.version}, {tools} tools, {report.played} of {count} tasks of {split}"
+    known = "" if tools is None else f"{tools} tools, "  # None: no task could be opened
+    what = f"{environment.version}, {known}{report.played} of {count} tasks of {split}"
     if report.problems:
         remedy = f"correct the environment; `rollq env check {name}` plays more tasks"
         first, *more = report.problems
@@ -53,6 +54,7 @@ def tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
     """The tools of its first task; None when it cannot be opened, which its own check says."""
     try:
         environment = domain(name)
-        return list(environment.open(next(iter(environment.splits())), 0, {}).tools)
-    except Exception:  # other people's code
+        with opened(environment, next(iter(environment.splits())), 0) as first:
+            return list(first.tools)
+    except (Exception, SystemExit):  # other people's code
         return None

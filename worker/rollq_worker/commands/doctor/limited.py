@@ -21,7 +21,7 @@ class Limited:
         self._name, self._check, self._limit_s, self._remedy = name, check, limit_s, remedy
         self._until = time.monotonic() + limit_s
         self._found: Sequence[Finding] = ()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         # A daemon, because one that hangs must not keep the command from ending.
         self._thread = threading.Thread(target=self._run, name=f"rollq-doctor-{name}", daemon=True)
         self._thread.start()
@@ -42,7 +42,7 @@ class Limited:
     def _run(self) -> None:
         try:
             self._found = self._check()
-        except Exception as e:  # of Redis, Celery, and other people's environments
+        except (Exception, SystemExit) as e:  # of Redis, Celery, and other people's environments
             self._error = e
 
     def _failed(self, says: str) -> Finding:

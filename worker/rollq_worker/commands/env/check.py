@@ -4,13 +4,13 @@ Engine and renderer are the fakes that ship with rollq, so the loop's own checks
 the checks here. A second play from the first one's journal shows whether another worker could continue the episode.
 """
 
+import contextlib
 import json
 import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,8 @@ from rollq_worker.users.scripted import ScriptedUser
 
 T = TypeVar("T")
 
-OURS = tuple(str(Path(package.__path__[0])) for package in (rollq, rollq_worker))
+OURS = (*(str(Path(package.__path__[0])) for package in (rollq, rollq_worker)), contextlib.__file__)
+"""Where the lines of a traceback are not the author's. What `open()` raises passes through contextlib."""
 SMALL_TALK = "Is there anything else that I can do for you?"
 SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
@@ -61,6 +62,8 @@ class Report:
     """Of the ground truth."""
     idle_rewards: list[float] = field(default_factory=list)
     """Of an agent that only talks."""
+    tools: list[int] = field(default_factory=list)
+    """The number of tools of each task that could be opened."""
     judged: int = 0
     """Tasks with assertions, which nothing here judges."""
     episodes: int = 0
@@ -181,6 +184,15 @@ def _check_task(domain: Domain, split: str, index: int, task: Task, report: Repo
     player.play([_as_turn(call) for call in _wrong_calls(player.tools)], group="mistakes")
 
 
+@contextlib.contextmanager
+def opened(domain: Domain, split: str, index: int) -> Iterator[Environment]:
+    environment = domain.open(split, index, {})
+    try:
+        yield environment
+    finally:
+        getattr(environment, "close", lambda: None)()
+
+
 class _Player:
     """Plays one task."""
 
@@ -188,6 +200,7 @@ class _Player:
         self._domain, self._split, self._index, self._task, self._report = domain, split, index, task, report
         with self._opened() as environment, errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(environment)
+        report.tools.append(len(self.tools))
 
     def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
         """An episode in which the policy says these turns, and then small talk."""
@@ -205,14 +218,9 @@ class _Player:
                 recorded=events,
             )
 
-    @contextmanager
-    def _opened(self) -> Iterator[Environment]:
+    def _opened(self) -> contextlib.AbstractContextManager[Environment]:
         self._report.episodes += 1
-        environment = self._domain.open(self._split, self._index, {})
-        try:
-            yield environment
-        finally:
-            getattr(environment, "close", lambda: None)()
+        return opened(self._domain, self._split, self._index)
 
 
 class _Typed:

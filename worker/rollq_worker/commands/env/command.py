@@ -1,6 +1,7 @@
 """`rollq env`: the environments of this machine, a check of one, and a new one to begin with."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,19 +82,21 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    domain = load_domain(args.env, "worker")
-    from rollq_worker.commands.env.check import check_environment, chosen
+    # What the environment prints is no JSON.
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+        domain = load_domain(args.env, "worker")
+        from rollq_worker.commands.env.check import check_environment, chosen
 
-    splits = domain.splits()
-    split = args.split or next(iter(splits))
-    count = task_count(args.env, split)
-    indices: Sequence[int] = args.tasks or chosen(count)
-    if indices[-1] >= count:
-        raise SettingsError(f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}")
-    with open_progress(sys.stderr) as progress:
-        report = check_environment(
-            domain, split, indices, lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"})
-        )
+        splits = domain.splits()
+        split = args.split or next(iter(splits))
+        count = task_count(args.env, split)
+        indices: Sequence[int] = args.tasks or chosen(count)
+        if indices[-1] >= count:
+            raise SettingsError(f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}")
+        with open_progress(sys.stderr) as progress:
+            report = check_environment(
+                domain, split, indices, lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"})
+            )
     if args.json:
         costs = {"step_ms": _step_ms(report), "programs_s": _programs_s(report)}
         shown = {"env": args.env, "version": domain.version, "split": split, "tasks": report.played}

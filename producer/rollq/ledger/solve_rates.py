@@ -23,7 +23,7 @@ class Store:
 
     def add(self, task: str, group: str, rate: float) -> None:
         blob = pack([SCHEMA, "solved", group, rate], self._where)
-        self._scripts.guard(self._latest, lambda: self._redis.hset(self._latest, task, blob))
+        self._scripts.call("keep_field", ["solved", task, blob])
 
     def latest(self) -> dict[str, Rate]:
         """By task."""

@@ -42,12 +42,15 @@ LEASED = gauge("rollq_jobs_leased", "Jobs that are being played.", "run")
 DEAD = gauge("rollq_jobs_dead", "Dead jobs by the class of the failure that killed them.", "run", "class")
 GROUPS = gauge("rollq_groups", "Groups that are open, ready for a trainer, or held by one.", "run", "state")
 OLDEST = gauge(
-    "rollq_group_wait_seconds", "Seconds since the oldest group in that state was submitted.", "run", "state"
+    "rollq_group_wait_seconds",
+    "Seconds since the oldest group in that state was submitted; of those that are ready or held, for training.",
+    "run",
+    "state",
 )
 STEP = gauge("rollq_policy_step", "Training step of the policy that was published last.", "run")
 STALENESS = gauge(
     "rollq_staleness_steps",
-    "Steps that the policy has gone on since the stalest of the oldest 100 groups in that state began.",
+    "Steps that the policy has gone on since the stalest of the oldest 100 groups for training in that state began.",
     "run",
     "state",
 )
@@ -160,7 +163,7 @@ def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
     yield from spread(ROLLOUTS, counts["stops"], GRADED, run)
     yield from spread(FAILURES, counts["failures"], FailureClass, run)
     yield from spread(SECONDS, snapshot.seconds, WAITS, run)
-    yield from spread(OLDEST, {place: snapshot.age_s(place) for place in PLACES}, before=run)
+    yield from spread(OLDEST, {place: snapshot.age_s(place, trains=place != "open") for place in PLACES}, before=run)
     if snapshot.step is not None:
         yield Sample(STEP, run, snapshot.step)
         yield from spread(STALENESS, {place: max(0, snapshot.staleness(place) or 0) for place in PLACES}, before=run)

@@ -28,6 +28,8 @@ class OldGroup(NamedTuple):
     """Unix seconds; None for a group that an older rollq submitted."""
     started: int | None
     """The step that was published when its first member was first claimed."""
+    trains: bool
+    """Whether it is for training, not for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,17 @@ class RunSnapshot:
             return 0.0
         return self.age_s("open") if self.reaped is None else max(0.0, self.at - self.reaped)
 
-    def age_s(self, place: str) -> float:
-        """Seconds since the oldest of that place's first groups was submitted; 0 where that is not known."""
-        return max([0.0, *(self.at - group.submitted for group in self.groups[place] if group.submitted is not None)])
+    def age_s(self, place: str, *, trains: bool = False) -> float:
+        """Seconds since the oldest of that place's first groups was submitted, with `trains` of those for training; 0
+        where that is not known."""
+        groups = [group for group in self.groups[place] if group.trains or not trains]
+        return max([0.0, *(self.at - group.submitted for group in groups if group.submitted is not None)])
 
     def staleness(self, *places: str) -> int | None:
-        """Steps that were published since the stalest of the places' first groups began; None before any step."""
-        started = [group.started for place in places for group in self.groups[place] if group.started is not None]
+        """Steps that were published since the stalest of the places' first groups for training began; None before any
+        step."""
+        groups = [group for place in places for group in self.groups[place] if group.trains]
+        started = [group.started for group in groups if group.started is not None]
         return self.step - min(started) if started and self.step is not None else None
 
 
@@ -167,7 +173,7 @@ def _records(
     """The groups of the places, the queues of the groups `first`, and the last failures of the jobs."""
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
     for name in (name for names in places.values() for name in names):
-        pipe.hmget(keys.group(name), "at", "started")
+        pipe.hmget(keys.group(name), "at", "started", "purpose")
     for name in first:
         pipe.hget(keys.group(name), "queue")
     for id in jobs:
@@ -180,8 +186,9 @@ def _records(
     return groups, list(islice(found, len(first))), list(found)
 
 
-def _group(name: str, at: bytes | None, started: bytes | None) -> OldGroup:
-    return OldGroup(name, number(at), int(started) if started and started.isdigit() else None)
+def _group(name: str, at: bytes | None, started: bytes | None, purpose: bytes | None) -> OldGroup:
+    step = int(started) if started and started.isdigit() else None
+    return OldGroup(name, number(at), step, text(purpose) == Purpose.TRAIN)
 
 
 def failure_line(failure: str, reason: str) -> str:

@@ -14,6 +14,7 @@ from redis.crc import key_slot
 
 from rollq.errors import FailureClass
 from rollq.job import Purpose
+from rollq.ledger import solve_rates
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.keys import Keys
@@ -202,6 +203,7 @@ CASES = [
     Case("snapshot", held, lambda ledger: reader(ledger).standing()),
     Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
     Case("seal", two_groups, Ledger.seal),
+    Case("keep_field", two_groups, lambda ledger: solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5)),
     Case("admit", lambda ledger: None, lambda ledger: versions(ledger).limit_staleness(2, 1, 8)),
     Case("publish", admitted, lambda ledger: versions(ledger).publish(3, "three", "t")),
     Case("publish", trained, lambda ledger: versions(ledger).publish(1, "1", "restored")),

@@ -11,7 +11,9 @@ import redis
 from rollq.client.client import Client
 from rollq.client.consuming.consumer import Consumer
 from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
+from rollq.evaluation.result import Result
 from rollq.job import Purpose
+from rollq.ledger import evaluations, solve_rates
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
@@ -25,6 +27,7 @@ from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
 NOBODY = "redis://127.0.0.1:1/0"
+RESULT = Result(run="r", name="e", version=None, size=1, tasks=[], left_out=[])
 
 
 @pytest.fixture
@@ -103,6 +106,8 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     (taken,) = take(ledger, 1, "t")
     deliveries(ledger).renew_holds(["t"], 100.0)
     Versions(ledger.redis, "r").publish(1, "1", "p")  # the trainer acknowledges after it
+    solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5)  # also after these two
+    evaluations.Store(ledger.scripts).save(RESULT)
     ack(ledger, "t", taken.id)  # which makes room
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").discard("r/b/0")
@@ -110,6 +115,8 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     stats = reader(ledger).stats()
     assert (stats["done"], stats["delivered"], stats["queued"], stats["dead"]) == (2, 2, 1, 1)
     assert ledger.redis.zscore(ledger.keys.queued, "r/b/0") is None
+    assert solve_rates.Store(ledger.scripts).latest() == {"shop.train.0": ("a", 0.5)}
+    assert evaluations.Store(ledger.scripts).load("e") == RESULT
 
 
 def test_an_expired_lease_is_brought_back(ledger: Ledger, full: Callable[[bool], object]) -> None:

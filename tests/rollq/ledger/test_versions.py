@@ -229,6 +229,12 @@ def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Ver
     assert [taken.unread for taken in found] == [True, True, False]
     assert [taken.id for taken in found[-1].groups] == ["c"]
     assert reader(ledger).stats()["skips"] == {"stale": 2}
+    assert reader(ledger).group_states(["a", "b"]) == ["dropped"] * 2
+    ledger.redis.delete(ledger.keys.acked("b"))  # as when the run forgets it; then it is a new group
+    publish(versions, 3)
+    enter(ledger, "b")
+    assert reader(ledger).group_states(["a", "b"]) == ["dropped", "open"]
+    assert ledger.redis.smembers(ledger.keys.stale) == {b"a"}
 
 
 def test_a_dropped_group_does_not_come_back(versions: Versions, ledger: Ledger) -> None:

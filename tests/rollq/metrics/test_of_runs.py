@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import FailureClass
-from rollq.job import Job
+from rollq.job import Job, Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS, Keys
 from rollq.ledger.ledger import Ledger
@@ -19,6 +19,7 @@ from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
 from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
 from rollq.snapshot.fleet import MOST_RUNS
+from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim
 
 Values = Mapping[tuple[str, ...], float]
@@ -97,6 +98,18 @@ def test_staleness_is_that_of_the_stalest_group(ledger: Ledger) -> None:
     found = values(RunMetrics(ledger.redis))
     assert found["rollq_policy_step", "r"] == 9
     assert (found["rollq_staleness_steps", "r", "open"], found["rollq_staleness_steps", "r", "ready"]) == (6, 0)
+
+
+def test_evaluations_wait_for_no_trainer(ledger: Ledger) -> None:
+    for purpose in Purpose:
+        finish_groups(ledger, purpose.value, purpose=purpose)
+        ledger.redis.hset(ledger.keys.group(purpose.value), "at", ledger.scripts.now() - 1000)
+    ledger.redis.hset(ledger.keys.group("eval"), "at", ledger.scripts.now() - 9000)
+    Versions(ledger.redis, "r").publish(3, "v3", "a")
+    ledger.redis.hset(ledger.keys.group("eval"), "started", 0)
+    found = values(RunMetrics(ledger.redis))
+    assert 1000 <= found["rollq_group_wait_seconds", "r", "ready"] < 2000
+    assert found["rollq_staleness_steps", "r", "ready"] == 0
 
 
 def test_the_fleet(ledger: Ledger) -> None:

@@ -2,7 +2,7 @@
 -- answer. The source's cursor moves with the group it names, so that a producer knows where it was. A cursor that does
 -- not follow the stored one shows that Redis has lost groups of the source.
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
---                   job:<job>
+--                   job:<job> stale
 -- ARGV   group size viable purpose send_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
 --        version, and behind a + each field that older workers may not know) spare body (of the first job)
 --        template_kwargs (as JSON) adapter, then for each job: id digest deadline_s body ('': the first job's)
@@ -67,7 +67,9 @@ if bound and capacity(bound) <= 0 then
   return { 'full' }
 end
 
-local seq = redis.call('HINCRBY', meta, 'seq', 1)
+local stale = typed('stale', 'set')
+local seq = redis.call('HINCRBY', meta, 'seq', 1) -- the first write, so that it is refused without memory
+redis.call('SREM', stale, name) -- that of a group which was forgotten
 local send_at = send_in_s > 0 and now() + send_in_s or 0
 for _, pin in ipairs(pins) do
   if pin[3] ~= pin[2] then redis.call('HSET', meta, pin[1], pin[3]) end

@@ -34,6 +34,7 @@ REPO = Path(__file__).resolve().parent.parent
 OF_TRAINERS = (
     "rollq_integrations/test_trl.py",
     "rollq_integrations/test_trl_async.py",
+    "rollq_integrations/test_trl_restarts.py",
     "examples/learn_shop",
     "e2e/test_trainer_page.py",
     "e2e/test_trl_examples.py",

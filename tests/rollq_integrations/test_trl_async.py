@@ -1,7 +1,6 @@
 """TRL's real AsyncGRPOTrainer takes optimiser steps on a CPU on the groups of a run."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ pytestmark = [
 ]
 STEP = 4
 """Samples of a step; groups have SIZE, so that steps end in the middle of groups."""
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[Client]:
-    with Client(redis_url, run="r") as connected:
-        yield connected
 
 
 @pytest.fixture(autouse=True, scope="module")

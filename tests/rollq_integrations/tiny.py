@@ -15,6 +15,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
+from rollq import Client, Job
 from rollq_integrations.trl import RolloutFunc, rollq_reward, task_prompts
 from rollq_worker.tokens.tokenizer import BUNDLED
 
@@ -81,3 +82,18 @@ def trainer(
         processing_class=tokenizer(),
         rollout_func=rollouts,
     )
+
+
+def rollouts(client: Client, **changes: Any) -> RolloutFunc:
+    how = {name: changes.pop(name) for name in ("refill", "fleet", "weights") if name in changes}
+    return RolloutFunc(client, job=Job(env="shop", task=0, **changes), **how)
+
+
+def prompts(*tasks: int) -> list[Any]:
+    """As the trainer passes them: siblings adjacent."""
+    rows = task_prompts(Job(env="shop", task=0), tasks)
+    return [row["prompt"] for row in rows for _ in range(SIZE)]
+
+
+def weights(training: RecordingTrainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in training.model.state_dict().items()}

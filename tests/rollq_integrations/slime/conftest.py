@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollq_integrations.slime import DataSource
+from rollq_integrations.slime import DataSource, generate_rollout
 from tests.rollq.weights.fake_engines import FakeEngine, serving
 from tests.rollq_integrations.slime.slime_packages import STAND_IN, arguments, own_slime, slime_at
 
@@ -47,3 +47,15 @@ def source(engine: FakeEngine, redis_url: str) -> Iterator[Make]:
     yield make
     for one in made:
         one.client.close()
+
+
+def rollout(source: DataSource, rollout_id: int) -> Any:
+    return generate_rollout(source.args, rollout_id, source)
+
+
+def jobs(output: Any) -> list[list[str]]:
+    return [[sample.metadata["job"] for sample in group] for group in output.samples]
+
+
+def members(*groups: str) -> list[list[str]]:
+    return [[f"r/{group}/0", f"r/{group}/1"] for group in groups]

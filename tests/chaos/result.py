@@ -57,7 +57,7 @@ def fill(result: Result, run: FaultRun) -> None:
     result.jobs, result.done, result.dead = len(run.expected), stats["done"], stats["dead"]
     result.delivered = len(delivered)
     result.lost = len(missing := run.expected - set(delivered) - set(dead) - dropped)
-    result.duplicated = sum(delivered.values()) - len(delivered) + stats["duplicates"]
+    result.duplicated = sum(delivered.values()) - len(delivered)
     result.regenerated = run.engine_proxy.regenerated
     result.resumed = stats["resumed"]
     result.recovered_s = max(run.recovered_s, default=None)
@@ -95,7 +95,7 @@ def _sums(
         "delivered = jobs in the file": (stats["delivered"], delivered),
         "done = jobs in the file + members of dropped groups": (stats["done"], delivered + dropped),
         "dead = dead letters": (stats["dead"], dead),
-        "duplicates = lines that come again": (stats["duplicates"], len(lines) - delivered),
+        "lines = jobs in the file": (len(lines), delivered),
         "queued, leased, open, ready or held": (sum(stats[name] for name in left), 0),
     }
     if not dropped and not stats["dead"] and not run.lost_bytes:

@@ -60,7 +60,7 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     assert json.loads(rollq(parts, *submit)) == {**said, "new": 0, "acked": 6}
 
     counts = json.loads(rollq(parts, "stats", "--run", "first", "--json"))
-    expected = {"submitted": 6, "done": 6, "dead": 0, "groups_acked": 3, "delivered": 6, "duplicates": 0}
+    expected = {"submitted": 6, "done": 6, "dead": 0, "groups_acked": 3, "delivered": 6}
     assert {name: counts[name] for name in expected} == expected
     record = json.loads(out.read_text().splitlines()[0])
     rollq(parts, "show", record["job"], code=1)

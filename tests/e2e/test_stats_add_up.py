@@ -64,7 +64,7 @@ def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     delivered = {found["job"] for found in records}
     dropped = {job_id for job_id in played if states[job_id].group_state == "dropped"}
     assert len(records) == len(delivered) == stats["delivered"] == said["delivered"]
-    assert stats["duplicates"] == said["duplicates"] == 0
+    assert said["duplicates"] == 0
     assert delivered | dropped == set(played)
     assert not delivered & dropped
     assert dropped == {"a/dropped8/0", "a/dropped8/2", "a/dropped9/1"}

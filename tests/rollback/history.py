@@ -213,7 +213,7 @@ class History:
             "groups_acked": len(self.names)
         }
         places = ("queued", "leased", "dead", "groups_open", "groups_ready", "groups_held", "groups_dropped")
-        expected |= dict.fromkeys((*places, "duplicates"), 0)
+        expected |= dict.fromkeys(places, 0)
         wrong = [f"{name} is {stats[name]}, not {value}" for name, value in expected.items() if stats[name] != value]
         for name in self.names:
             if acked[name] != 1 + self.ack_lost[name]:

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from rollq.events import Prompt, Sampled
 from rollq.token_stats import count_tokens
-from rollq.training.staleness import staleness, version_names
+from rollq.training.staleness import staleness, version_tokens
 from rollq.trajectory import Trajectory
 from rollq.wire.routed_experts import routed_experts
 from tests.rollq.agent_episodes import branching, interleaved, user
@@ -62,7 +62,7 @@ def test_rows_and_counts_do_not_depend_on_the_order_in_the_journal(pair: Pair) -
     assert (mixed.versions, mixed.traces) == (straight.versions, straight.traces)
     assert mixed.segments() == straight.segments()
     assert mixed.conversations == straight.conversations
-    assert version_names([mixed]) == version_names([straight])
+    assert version_tokens([mixed]) == version_tokens([straight])
     assert staleness([mixed], 3, {"1": 1}) == staleness([straight], 3, {"1": 1})
     counts, others = count_tokens(mixed).counts, count_tokens(straight).counts
     counts.pop("version_breaks"), others.pop("version_breaks")

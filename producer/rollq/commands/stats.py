@@ -22,7 +22,7 @@ from rollq.snapshot.rollouts import RolloutReader
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
     "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_skipped", "groups_dropped"),
-    "delivery": ("delivered", "duplicates", "redelivered", "resubmitted", "fenced"),
+    "delivery": ("delivered", "redelivered", "resubmitted", "fenced"),
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }
 """Counts by subject, in the order in which they are printed."""

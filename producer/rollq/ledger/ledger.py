@@ -179,7 +179,8 @@ class Ledger:
         if status == b"gap":
             source = rest[0].decode()
             raise self._gap(source, (submitted or {})[source].groups, _cursor(*rest[1:]))
-        self.activate()
+        if not rest[0]:  # its first group would have listed the run
+            self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
         """Pin the tokenizer and chat template of the run's episodes; else its first claim does.

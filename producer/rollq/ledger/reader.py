@@ -40,7 +40,6 @@ COUNTS = (
     "expired",
     "fenced",
     "delivered",
-    "duplicates",
     "redelivered",
     "dropped",
     "surplus",

@@ -71,13 +71,12 @@ TOTALS: dict[str, Metric] = {
     "expired": counter("rollq_leases_expired", "Leases that expired, because a worker died or hung.", "run"),
     "fenced": counter("rollq_fenced", "Writes that were refused, because their attempt had lost its lease.", "run"),
     "delivered": counter("rollq_jobs_delivered", "Graded jobs that a trainer acknowledged.", "run"),
-    "duplicates": counter("rollq_duplicates", "Graded jobs that were acknowledged under two holds.", "run"),
     "redelivered": counter(
         "rollq_redelivered", "Groups handed out again, because their hold ran out or was taken over.", "run"
     ),
     "groups_acked": counter("rollq_groups_acked", "Groups that were acknowledged.", "run"),
     "groups_skipped": counter("rollq_groups_skipped", "Groups that a trainer's filter left out.", "run"),
-    "groups_dropped": counter("rollq_groups_dropped", "Groups that lost too many members to be of use.", "run"),
+    "groups_dropped": gauge("rollq_groups_dropped", "Groups that lost too many members, and were not requeued.", "run"),
     "turns": counter("rollq_turns", "Turns of graded rollouts.", "run"),
     "sampled_tokens": counter("rollq_sampled_tokens", "Sampled tokens of graded rollouts.", "run"),
 }

@@ -49,13 +49,23 @@ def test_admission_is_refused_and_changes_nothing(ledger: Ledger, full: Callable
         lambda: ledger.submit(group("h")),
         lambda: ledger.claim("r/g/1", worker="w", token="t"),
         lambda: Ledger(ledger.redis, "another").pin_tokenizer("a", "b"),
-        ledger.seal,
+        Ledger(ledger.redis, "another").seal,
     ):
         with pytest.raises(Unwritable, match=r"run (r|another): .*maxmemory"):
             refused()
     full(False)
     stats = reader(ledger).stats()
-    assert (stats["submitted"], stats["queued"], stats["leased"], stats["sealed"]) == (2, 1, 1, False)
+    assert (stats["submitted"], stats["queued"], stats["leased"]) == (2, 1, 1)
+
+
+def test_a_run_is_sealed_and_its_short_last_batch_makes_room(ledger: Ledger, full: Callable[[bool], object]) -> None:
+    finish_groups(ledger, "a")
+    full(True)
+    ledger.seal()
+    (taken,) = take(ledger, 2, "t")
+    ack(ledger, "t", taken.id)
+    full(False)
+    assert (reader(ledger).stats()["sealed"], reader(ledger).stats()["delivered"]) == (True, 2)
 
 
 def test_with_running_journals_only_episodes_end_and_make_room(ledger: Ledger, full: Callable[[bool], object]) -> None:

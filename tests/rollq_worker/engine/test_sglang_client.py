@@ -187,7 +187,7 @@ class TestUnavailable:
 
         with scripted_engine(ready=(200, {}), tokenize=(200, {"tokens": [8]})) as engine:
             client = connect(engine, proof=one_text(5, 6, 7))
-            assert not client.ready() and client.tokenizer_differs()
+            assert not client.ready() and client.vocabulary.differs()
             generated = generate(client, check=check)
             assert list(generated.ids) == [7, 8, 9] and checks > 3
             assert len(engine.bodies()) == 1 and client.available and client.outage_s > 0

@@ -2,12 +2,13 @@
 -- has lost groups of the run, it is not sealed: its producer submits them again first.
 -- reads and writes  run sources waiting:<purpose> wake:<token>
 -- ARGV   for each source of the producer: name, groups that it has submitted
--- reply  ok | gap source groups jobs mark (of the stored cursor)
+-- reply  ok has_groups (1: the run has or had some) | gap source groups jobs mark (of the stored cursor)
 local meta = typed('run', 'hash')
 for i = 2, #ARGV, 2 do
   local groups, jobs, mark = read_cursor(ARGV[i])
   if groups < tonumber(ARGV[i + 1]) then return { 'gap', ARGV[i], groups, jobs, mark } end
 end
+allow_without_memory()
 redis.call('HSET', meta, 'sealed', 1)
 for purpose in pairs(PURPOSES) do wake_consumers(purpose) end
-return { 'ok' }
+return { 'ok', redis.call('HEXISTS', meta, 'seq') }

@@ -55,12 +55,14 @@ class TestReply:
         reply = server.generate(server.prompt(), sampling_params={"ignore_eos": True})
         assert len(reply["output_ids"]) == 128
 
-    def test_the_requests_own_stop_token_ends_the_turn_and_is_kept(self, server: Server) -> None:
+    @pytest.mark.parametrize("room", [2, 0])
+    def test_the_requests_own_stop_token_ends_the_turn_and_is_kept(self, server: Server, room: int) -> None:
         first = server.generate(server.prompt(), sampling_params={**GREEDY, "max_new_tokens": 6})["output_ids"]
         stop = first[3]
-        sampling = {**GREEDY, "max_new_tokens": 6, "stop_token_ids": [stop]}
+        ids = first[: first.index(stop) + 1]
+        sampling = {**GREEDY, "max_new_tokens": len(ids) + room, "stop_token_ids": [stop]}
         reply = server.generate(server.prompt(), sampling_params=sampling)
-        assert reply["output_ids"] == first[: first.index(stop) + 1]
+        assert reply["output_ids"] == ids
         assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
         assert reply["text"] == server.tokenizer.decode(reply["output_ids"][:-1])
 

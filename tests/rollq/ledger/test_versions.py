@@ -136,6 +136,20 @@ def test_what_is_not_trained_on_makes_room(versions: Versions, ledger: Ledger, h
     assert enter(ledger, "cd") == "c"
 
 
+@pytest.mark.parametrize(("wanted", "room"), [(1, "e"), (2, "")])
+def test_a_skipped_group_makes_room_when_its_replacement_is_ready(
+    versions: Versions, ledger: Ledger, wanted: int, room: str
+) -> None:
+    versions.limit_staleness(2, 1, None)
+    assert enter(ledger, "abcde") == "abcd"
+    play_groups(ledger, *"abcd")
+    take(ledger, 2, "t")
+    deliveries(ledger).skip("t", "a", "rewards agree")
+    assert len(take(ledger, wanted, "u")) == wanted  # two are the next batch
+    assert len(take(ledger, wanted, "u")) == wanted  # the same again
+    assert enter(ledger, "ef") == room
+
+
 def test_a_short_batch_lets_no_group_in_too_early(versions: Versions, ledger: Ledger) -> None:
     versions.limit_staleness(2, 0, None)
     enter(ledger, "ab")

@@ -1,6 +1,7 @@
 """Finds where a planned turn ends: at its length, a stop token or a stop string, as SGLang does it.
 
-The invariant: the stop token is part of the ids and never of the text. A turn that reaches its length has none.
+The invariant: the stop token is part of the ids and never of the text. One on the last place that the length allows
+ends the turn all the same.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -37,7 +38,7 @@ def cut_at_stop_token(plan: array[int], filler: array[int], request: GenerateReq
         if stop and len(ids) < sampling.get("min_new_tokens", 0):
             continue
         ids.append(token)
-        if stop and len(ids) < longest:  # length is looked at first
+        if stop:
             return Completion(ids, {"type": "stop", "matched": token})
     return Completion(ids, {"type": "length", "length": len(ids)})
 

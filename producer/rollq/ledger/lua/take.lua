@@ -132,6 +132,13 @@ local function look_at_others()
   return groups, renewed, idle, mine
 end
 
+-- The trainer asks for that many groups in place of some that it skipped: their places are free.
+local function give_back_places(number)
+  redis.call('HINCRBY', prefix .. 'run', 'lent', -number)
+  set_trained(stored_number(field('run', 'trained')) - number, stored_number(step), most)
+  wake_producers()
+end
+
 -- A named consumer's successor need not fill the batch.
 local function is_whole()
   local consumer = fill and consumer_of(token)
@@ -169,6 +176,7 @@ local count_open, count_ready = checked('open:' .. purpose, 'zset', 'ZCARD'), ch
 local others, renewed, idle, own = 0, true, true, {}
 if some_held then others, renewed, idle, own = look_at_others() end
 local last = sealed and count_open == 0 and (others == 0 or renewed)
+local lent = most and not again and stored_number(field('run', 'lent')) or 0
 local there = again and 0 or count_ready
 if ordered and there > 0 and count_open > 0 then
   there = redis.call('ZCOUNT', ready, '-inf', '(' .. redis.call('ZRANGE', open, 0, 0, 'WITHSCORES')[2])
@@ -197,6 +205,7 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
     if group.handed > 0 then count('redelivered') end
   end
   redis.call('ZADD', holds, time, token)
+  if lent > 0 and #groups <= lent then give_back_places(#groups) end -- more are another batch
   local consumer = consumer_of(token)
   if consumer and step_of(token) >= stored_number(redis.call('HGET', consumer, 'next')) then
     redis.call('HSET', consumer, 'next', step_of(token) + 1)
@@ -206,12 +215,9 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
   return reply
 end
 
-local lent = most and stored_number(field('run', 'lent')) or 0
-if lent > 0 and not again then -- the trainer asks for others in place of the groups that it skipped
+if lent > 0 then
   allow_without_memory()
-  redis.call('HDEL', prefix .. 'run', 'lent')
-  set_trained(stored_number(field('run', 'trained')) - lent, stored_number(step), most)
-  wake_producers()
+  give_back_places(lent)
 end
 local over = sealed and count_open == 0 and count_ready == 0 and #mine == 0 and (others == 0 or (renewed and idle))
 local ends = others > 0 and redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]

@@ -291,7 +291,7 @@ _refused: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 @cache
 def http_client() -> HttpClient:
     """One client for all episodes of the process, so that connections are kept."""
-    return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
+    return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S)
 
 
 def _retry_after(response: Response) -> float:

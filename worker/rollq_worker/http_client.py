@@ -49,22 +49,14 @@ class Response:
 class HttpClient:
     """One pool of connections, for all threads. Sends JSON and follows no redirects, which lose the body.
 
-    `environment`: honour the machine's proxies and certificates (HTTPS_PROXY, REQUESTS_CA_BUNDLE). Its .netrc is never
-    read.
+    The machine's proxies and certificates count (HTTPS_PROXY, REQUESTS_CA_BUNDLE); its .netrc is never read.
     """
 
-    def __init__(
-        self,
-        *,
-        max_bytes: int,
-        connect_timeout_s: float,
-        environment: bool = False,
-    ) -> None:
+    def __init__(self, *, max_bytes: int, connect_timeout_s: float) -> None:
         adapter = HTTPAdapter(pool_connections=16, pool_maxsize=256)
         self._max_bytes = max_bytes
         self._connect_timeout_s = connect_timeout_s
         self._session = requests.Session()
-        self._session.trust_env = environment
         self._session.headers["Content-Type"] = "application/json"
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, adapter)
@@ -89,7 +81,7 @@ class HttpClient:
                 url,
                 data=body,
                 headers=headers,
-                auth=_unchanged if self._session.trust_env else None,
+                auth=_unchanged,
                 timeout=(connect_timeout_s, timeout_s),
                 allow_redirects=False,
                 stream=True,

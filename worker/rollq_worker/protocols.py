@@ -169,7 +169,8 @@ class Renderer(Protocol):
         ...
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token that closes the turn `message`, so that these replies may follow. The turn has no end token."""
+        """The token that closes the turn `message`, so that these replies may follow: the one that the template writes
+        there. The turn has no end token."""
         ...
 
     def call_id(self, id: str, name: str, n: int) -> str:

@@ -25,6 +25,8 @@ OWN_LOOP = ("get_prompt_messages", "get_model_response", "add_model_response", "
 """What an environment must not replace, because rollq's loop does it."""
 FAILED = "_rollq_failed"
 """Key of the state: the rewards that raised."""
+_ANYTHING = inspect.signature(lambda **objects: None)
+"""Of a reward that is given all objects, the state among them."""
 
 
 class ClassicDomain:
@@ -181,14 +183,8 @@ def _telling(rubric: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             state[FAILED].append((told.__name__, e))
             raise
 
-    told.__signature__ = _ANYTHING  # type: ignore[attr-defined]  # so that the state is always among its arguments
+    told.__signature__ = _ANYTHING  # type: ignore[attr-defined]
     return told
-
-
-def _anything(**objects: Any) -> None: ...
-
-
-_ANYTHING = inspect.signature(_anything)
 
 
 def _prompt(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -78,12 +78,11 @@ def test_garbage_instead_of_http_is_a_failure_of_the_engine(
         generate(connect(url))
 
 
-BODY = [b'{"input_ids": [1],', b' "rid": "rid"}']
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def send(http: EngineHttp, body: list[bytes] = BODY) -> Response:
-    return http.generate("/generate", body, rid="rid", key=KEY, routing_key="run/group")
+def send(http: EngineHttp) -> Response:
+    return http.generate("/generate", b'{"input_ids": [1], "rid": "rid"}', rid="rid", key=KEY, routing_key="run/group")
 
 
 def test_a_generation_is_in_flight_until_its_answer() -> None:

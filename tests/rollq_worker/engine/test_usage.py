@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling import load_watch
-from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle
 from tests.rollq_worker.engine.clients import generate
 from tests.rollq_worker.engine.engine_servers import Answer, good_reply, scripted_engine

@@ -58,11 +58,6 @@ def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
     return replace(job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most))
 
 
-def chain(tools: Sequence[Json]) -> bytes:
-    """The digest of a conversation without messages, which has these tools."""
-    return _digest(b"", _WRITTEN(list(tools)).encode())
-
-
 def longer(before: bytes, message: Message) -> bytes:
     """The digest of the conversation of digest `before` and one more message.
 
@@ -95,7 +90,7 @@ def _digest(before: bytes, text: bytes) -> bytes:
 
 def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
     """The digest before the first message, and the one after each."""
-    found = [chain(tools)]
+    found = [_digest(b"", _WRITTEN(list(tools)).encode())]
     for message in messages:
         found.append(longer(found[-1], message))
     return found

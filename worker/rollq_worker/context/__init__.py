@@ -34,11 +34,8 @@ def context_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Context | None:
-    """What the job's `context` asks for; None: nothing.
-
-    `check` is called while another model is waited for, and raises when the attempt must stop; `away` is around the
-    time for which its endpoint is away. Raises JobFailure for a context that cannot be had.
-    """
+    """What the job's `context` asks for; None: nothing. `check` and `away` are those of `ChatModel`. Raises JobFailure
+    for a context that cannot be had."""
     if not job.context:
         return None
     options = dict(job.context)

@@ -48,7 +48,7 @@ class OutageClock:
 class AllAway:
     """Runs the clock while every engine of a process is away, or none is known. It is the clock of their outages."""
 
-    def __init__(self, clock: OutageClock, engines: int = 0) -> None:
+    def __init__(self, clock: OutageClock, engines: int) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._engines = engines

@@ -161,6 +161,7 @@ class TokenizerCheck:
         self._ask_at = 0.0 if proof else float("inf")  # monotonic time before which the engine is not asked again
 
     def differs(self) -> bool:
+        """Whether the engine is known to have another vocabulary than ours."""
         if time.monotonic() >= self._ask_at:
             with self._lock:
                 if time.monotonic() >= self._ask_at and self._proof:

@@ -1,7 +1,7 @@
 """Several engines as one: each group of jobs has its engine, and an episode leaves it only when that goes away.
 
-Which engine that is, `EnginePlacement` says. The invariant: a request waits for
-an engine that is away only when no other one is up. It knows nothing of where the list comes from.
+Which engine that is, `EnginePlacement` says. The invariant: a request waits for an engine that is away only when no
+other one is up. It knows nothing of where the list comes from.
 """
 
 import logging
@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from rollq.job import parse_id
+from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
 from rollq_worker.engine.quarantine import SharedLock
-from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine

@@ -83,7 +83,8 @@ class SGLangEngine:
         """What no other process calls its requests."""
         self._requests = itertools.count()
         self._limits = EngineLimits(self.control.get_json)
-        self._tokenizer = TokenizerCheck(self.control.tokenize, proof)
+        self.vocabulary = TokenizerCheck(self.control.tokenize, proof)
+        """Whether its vocabulary is ours."""
         self._proof = proof
         self.policies = ServedPolicies(self.control.get_json, self.name, self._shared.weight_waits)
         self._hung = False
@@ -127,7 +128,7 @@ class SGLangEngine:
             if room <= 0:
                 return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
             try:
-                if self.tokenizer_differs():
+                if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
                 self._shared.quarantine.enter(self.url, call.suspect, check)
                 try:
@@ -157,7 +158,7 @@ class SGLangEngine:
                     call.engine_died(self.url, self._shared.quarantine)
             else:
                 self._mark_up()
-                if self.tokenizer_differs():
+                if self.vocabulary.differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
                 if dropped := self._limits.dropped(request.sampling):
@@ -179,7 +180,7 @@ class SGLangEngine:
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
         reason, unreachable = self.control.why_not_ready(hung=self._hung)
-        if not reason and self.tokenizer_differs():
+        if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
         if reason:
             self._availability.mark_down(reason, unreachable=unreachable)
@@ -188,15 +189,6 @@ class SGLangEngine:
         if self._availability.mark_ready():
             self._forget()
         return ""
-
-    def tokenizer_differs(self) -> bool:
-        """Whether the engine is known to have another vocabulary than ours."""
-        return self._tokenizer.differs()
-
-    @property
-    def vocabulary(self) -> TokenizerCheck:
-        """What is known of the engine's vocabulary."""
-        return self._tokenizer
 
     def probe(self) -> str:
         """Ask the engine for one token. Returns why there was none, or "". Raises OtherServer.
@@ -350,5 +342,5 @@ class SGLangEngine:
     def _forget(self) -> None:
         """The engine was unreachable, so it may be another one now."""
         self._limits.forget()
-        self._tokenizer.forget()
+        self.vocabulary.forget()
         self.policies.forget()

@@ -118,7 +118,8 @@ class Dataset:
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
-        prompt = _field(row, PROMPTS)
+        if (prompt := _found(row, PROMPTS)) is None:
+            raise _lacks(row, PROMPTS)
         system = self._system if row.get("system") is None else row["system"]
         if isinstance(prompt, list):
             messages = _messages(prompt)
@@ -225,12 +226,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _found(row: Row, names: Sequence[str]) -> Any:
     """The first of these fields that the row has; None without one."""
     return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _field(row: Row, names: Sequence[str]) -> Any:
-    if (value := _found(row, names)) is None:
-        raise _lacks(row, names)
-    return value
 
 
 def _lacks(row: Row, names: Sequence[str]) -> JobFailure:

@@ -83,7 +83,6 @@ class _Episode:
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
-        self.engine = engine
         self.sampler = Sampler(job, engine, journal, renderer.stop_ids)
         self.renderer = renderer
         self.environment = environment

@@ -26,7 +26,7 @@ class Diverged(EnvironmentFailure):
 class Recording:
     """The events of an earlier attempt that are still to be replayed."""
 
-    def __init__(self, events: Sequence[Event] = ()) -> None:
+    def __init__(self, events: Sequence[Event]) -> None:
         self._events = deque(events)
         self.user_messages: list[str] = []
         """The user's messages since the last event, recorded or not."""

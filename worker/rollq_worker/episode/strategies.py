@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rollq.env import RESPOND, Action
 from rollq.errors import JobFailure
@@ -74,10 +74,7 @@ class ToolCalling:
     calls: Calls = Calls.FIRST
     examples: Sequence[str] = ()
     """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
-
-    @property
-    def text_actions(self) -> bool:
-        return False
+    text_actions: ClassVar[bool] = False
 
     @property
     def several(self) -> bool:
@@ -106,14 +103,8 @@ class TextActions:
     """Each turn is one action written as text; writing to the user is an action too."""
 
     form: TextForm
-
-    @property
-    def text_actions(self) -> bool:
-        return True
-
-    @property
-    def several(self) -> bool:
-        return False
+    text_actions: ClassVar[bool] = True
+    several: ClassVar[bool] = False
 
     def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
         return system_prompt(policy, tools, self.form)
@@ -166,8 +157,8 @@ AGENTS: dict[str, Callable[[Mapping[str, Json]], Strategy]] = {
 """Strategies by name. Each takes the job's agent_args."""
 
 
-def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> Strategy:
+def agent_factory(name: str, args: Mapping[str, Json]) -> Strategy:
     """The strategy of that name. Raises JobFailure for an unknown name or wrong arguments."""
     if name not in AGENTS:
         raise JobFailure(f"agent strategy {name!r} is unknown; there are {', '.join(sorted(AGENTS))}")
-    return AGENTS[name](args or {})
+    return AGENTS[name](args)

@@ -35,8 +35,8 @@ def reward_factory(
 ) -> RewardFunction | None:
     """The reward function of a job; None: the environment's grade counts.
 
-    `check` is called while the judge waits, and raises when the attempt must stop; `away` is around the time for which
-    its endpoint is away. Raises JobFailure for an unknown name and for arguments that the function does not take.
+    `check` and `away` are those of `ChatModel`. Raises JobFailure for an unknown name and for arguments that the
+    function does not take.
     """
     if not name:
         return None

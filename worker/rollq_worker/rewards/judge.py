@@ -7,8 +7,7 @@ an instruction of ours.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 from rollq.env import Grade
@@ -17,7 +16,7 @@ from rollq.images import text_of
 from rollq.job import Json
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
-from rollq_worker.chat_model import Away, ChatModel, ChatOptions
+from rollq_worker.chat_model import ChatModel, ChatOptions
 
 TASK = "Judge how well the assistant did what the user asked for, and whether it kept to the rules it was given."
 PROMPT = """\
@@ -36,20 +35,10 @@ _SCORE = re.compile(r"\W*score\W*?(?<![-\u2212.])(\d+(?:\.\d+)?)(?:\s*/\s*10)?\W
 class ModelReward:
     """A reward for which a language model is asked."""
 
-    def __init__(
-        self,
-        args: Mapping[str, Json],
-        endpoints: Mapping[str, Endpoint],
-        *,
-        seed: int,
-        check: Callable[[], None] | None = None,
-        away: Away = nullcontext,
-    ) -> None:
-        """`args` are those of an `openai` user. Raises JobFailure."""
+    def __init__(self, args: Mapping[str, Json], endpoints: Mapping[str, Endpoint], **asking: Any) -> None:
+        """`args` are those of an `openai` user; `asking` is for `ChatModel`. Raises JobFailure."""
         chosen = ChatOptions.read(args, "judge")
-        self._model = ChatModel(
-            chosen, endpoints, role="judge", failure=RewardFailure, seed=seed, check=check, away=away
-        )
+        self._model = ChatModel(chosen, endpoints, role="judge", failure=RewardFailure, **asking)
         self.longest_s = chosen.longest_s
 
     def ask(self, prompt: str) -> tuple[str, str]:
@@ -61,13 +50,13 @@ class ModelReward:
 class Judge(ModelReward):
     """A rollq.env.RewardFunction: the judge's score, from 0.0 to 1.0. Its words are in the grade's info, as `judge`."""
 
-    def __init__(self, args: Mapping[str, Json], endpoints: Mapping[str, Endpoint], **asked: Any) -> None:
+    def __init__(self, args: Mapping[str, Json], endpoints: Mapping[str, Endpoint], **asking: Any) -> None:
         """`args` also have `task`: what to judge. Raises JobFailure."""
         options = dict(args)
         self._task = options.pop("task", TASK)
         if not isinstance(self._task, str) or not self._task.strip():
             raise JobFailure(f"the judge's task is a text, not {self._task!r:.80}")
-        super().__init__(options, endpoints, **asked)
+        super().__init__(options, endpoints, **asking)
 
     def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:
         verdict, last = self.ask(PROMPT.format(task=self._task.strip(), conversation=conversation_of(trajectory)))

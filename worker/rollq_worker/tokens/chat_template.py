@@ -31,8 +31,6 @@ DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The names of a model's templates that are used, the second one for conversations with tools."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which a message may hold its reasoning."""
-
-
 _ASKS = ("defined", "undefined", "default", "d")
 """Tests and filters that are made for variables that may be missing."""
 

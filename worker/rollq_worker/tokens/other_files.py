@@ -86,8 +86,7 @@ def _maker(folder: Path) -> tuple[Maker | None, tuple[str, ...]]:
 def _tekken(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
     from transformers.integrations.mistral import convert_tekken_tokenizer
 
-    made = convert_tekken_tokenizer(str(folder / TEKKEN))
-    return _written(made)
+    return _written(convert_tekken_tokenizer(str(folder / TEKKEN)))
 
 
 def _bpe(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:

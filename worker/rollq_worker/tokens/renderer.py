@@ -44,7 +44,8 @@ class Continuation:
 
 
 class ChatRenderer:
-    """Implements protocols.Renderer for one tokenizer. It holds no state of an episode, so threads may share it."""
+    """Implements protocols.Renderer, which says what its methods do. It holds no state of an episode, so threads may
+    share it."""
 
     def __init__(
         self,
@@ -127,12 +128,7 @@ class ChatRenderer:
     def rewritten(
         self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
     ) -> array[int] | None:
-        """The ids of the conversation as the template writes it; None where the trace says the same.
-
-        `messages` end with the turn that was sampled as `sampled`. Costs two or three renderings of the whole
-        conversation. Raises TurnRefused when the template cannot write the turn, and JobFailure when it cannot write
-        the replies.
-        """
+        """See the protocol. Costs two or three renderings of the whole conversation."""
         try:
             if self._says_the_same(messages, sampled, replies, tools):
                 return None
@@ -142,8 +138,6 @@ class ChatRenderer:
             raise TurnRefused(str(e)) from e
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The prompt of a conversation that was sampled in part. Raises TurnRefused when the template cannot write one
-        of its turns, and JobFailure when it cannot write the rest."""
         try:
             return self.open(messages, tools)
         except JobFailure as e:
@@ -214,16 +208,12 @@ class ChatRenderer:
         return Continuation(said, full, rewritten)
 
     def read(self, ids: array[int]) -> ReadTurn:
-        """Parse a whole sampled turn, stop token included if there is one."""
         return self._read(self._text(ids), self._thinking, self.tools)
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        """The tokens from right after the stop token of the turn `message` to the end of the next assistant header.
-
-        `stop` is the token that ended the turn; None: the one that `close` gives. All replies to one turn (several tool
-        results) come in one call. Raises JobFailure for roles that may not follow, and when the end of the turn cannot
-        be found.
-        """
+        """See the protocol. `stop`: None is the one that `close` gives. All replies to one turn (several tool results)
+        come in one call. Raises JobFailure for roles that may not follow, and when the end of the turn cannot be
+        found."""
         roles = [str(reply.get("role")) for reply in replies]
         if not roles or not self.family.reply_roles.issuperset(roles):
             raise self._refusal(roles, f"a turn is answered by {' or '.join(sorted(self.family.reply_roles))}")
@@ -247,37 +237,28 @@ class ChatRenderer:
         return self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token to put after a turn that was cut, so that these replies may follow. It is the one that the template
-        writes there."""
         end = self._made_up.answer(message, replies, Guard(self._controls)).end
         return self.tokenizer.added_tokens[end] if end else self.stop_ids[0]
 
     def replying_roles(self, stop: int) -> frozenset[str]:
-        """The roles that may answer a turn which ended with the token `stop`."""
         return frozenset({self._header_stops[stop]}) if stop in self._header_stops else self.family.reply_roles
 
     def complaint_role(self, stop: int | None) -> str:
-        """The role in which to tell the policy that its turn, which ended with `stop`, could not be acted on."""
         if stop in self._header_stops:
             return self._header_stops[stop]
         return "user" if self._header_stops or not self.tools else "tool"
 
     def call_id(self, id: str, name: str, n: int) -> str:
-        """The id of the n-th call of an episode, a call of the tool `name`: the model's own `id` if there is one (else
-        "") and the template takes it."""
         return call_id(self.family, id or f"call_{n}", name, n)
 
     @property
     def image_token(self) -> int:
-        """The token that stands for images. Raises JobFailure for a model of text."""
         return self._images.placeholder
 
     def image_length(self, width: int, height: int) -> int:
-        """The number of tokens of an image of this size in pixels. Raises JobFailure for a model of text."""
         return self._images.length(width, height)
 
     def is_end(self, id: int) -> bool:
-        """Whether the template or the model ends turns with this token."""
         return id in self._end_ids
 
     def _text(self, ids: array[int]) -> str:

@@ -12,9 +12,7 @@ from rollq_worker.toolcalls.pieces import Kind, Reader
 _Part = tuple[Kind, object]
 
 
-def says_the_same(
-    reader: Reader, sampled: str, written: str, thinking: bool | None = False, tools: Sequence[Json] = ()
-) -> bool:
+def says_the_same(reader: Reader, sampled: str, written: str, thinking: bool | None, tools: Sequence[Json]) -> bool:
     """Compares two texts of a turn. `thinking` and `tools` are those of the reader.
 
     A call in `written` counts only if `sampled` has one. Otherwise it was made up for a template that wants one before

@@ -26,11 +26,8 @@ def user_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> User:
-    """A fresh simulator for one episode of `task`.
-
-    `check` is called while a simulator waits and raises when the attempt must stop; `away` is around the time for which
-    its endpoint is away. Raises JobFailure for a spec that cannot be served.
-    """
+    """A fresh simulator for one episode of `task`. `check` and `away` are those of `ChatModel`. Raises JobFailure for a
+    spec that cannot be served."""
     options = dict(spec)
     kind = options.pop("kind", None)
     if kind not in KINDS:
@@ -42,12 +39,12 @@ def user_factory(
     return OracleUser(task) if kind == "oracle" else ScriptedUser(task.opening, task.replies)
 
 
-def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **more: Any) -> User:
+def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **asking: Any) -> User:
     # Imported here: the replay engine plays scripted users and is installed without requests.
     from rollq_worker.chat_model import ChatOptions
     from rollq_worker.users.openai import OpenAIUser
 
-    return OpenAIUser(task.instruction + task.user_tools, ChatOptions.read(options, "user"), endpoints, **more)
+    return OpenAIUser(task.instruction + task.user_tools, ChatOptions.read(options, "user"), endpoints, **asking)
 
 
 def longest_reply_s(user: User) -> float:

@@ -3,13 +3,13 @@
 It knows the task's instruction, and nothing of tools, rewards or the expected answers.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
+from typing import Any
 
 from rollq.env import STOP_MARKER
 from rollq.errors import UserFailure
 from rollq.settings import Endpoint
-from rollq_worker.chat_model import Away, ChatModel, ChatOptions
+from rollq_worker.chat_model import ChatModel, ChatOptions
 
 GREETING = "Hello! How can I help you today?"
 """The first message that the simulated customer gets."""
@@ -37,16 +37,9 @@ class OpenAIUser:
     """Implements rollq.env.User. One object per episode."""
 
     def __init__(
-        self,
-        instruction: str,
-        options: ChatOptions,
-        endpoints: Mapping[str, Endpoint],
-        *,
-        seed: int,
-        check: Callable[[], None] | None = None,
-        away: Away = nullcontext,
+        self, instruction: str, options: ChatOptions, endpoints: Mapping[str, Endpoint], **asking: Any
     ) -> None:
-        self._model = ChatModel(options, endpoints, role="user", failure=UserFailure, seed=seed, check=check, away=away)
+        self._model = ChatModel(options, endpoints, role="user", failure=UserFailure, **asking)
         self._endpoint = options.endpoint
         self._messages: list[dict[str, str]] = [
             {"role": "system", "content": PROMPT.format(instruction=instruction.strip())}

@@ -232,13 +232,8 @@ def _readable(content: bytes) -> int:
 def _walls(limits: Limits, root: bool) -> Iterator[str]:
     """The arguments of bwrap. A worker that is root needs no user namespace, and without one its sandboxes can have
     users of their own; all capabilities go when the shell takes on that user."""
-    yield from (
-        "--unshare-ipc",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-    )
+    for space in ("ipc", "pid", "net", "uts", "cgroup-try"):
+        yield f"--unshare-{space}"
     yield from (
         ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else ["--unshare-user"]
     )
@@ -259,44 +254,17 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
         yield from ("--ro-bind-try", f"{sys.base_prefix}/lib/{library}", f"{LIBRARY_FOLDER}/{library}")
         yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
-    size = str(limits.disk)
-    yield from (
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        *("--dev-bind", "/dev/full", "/dev/zero"),  # it reads as zeros, too, and cannot be mapped as memory
-        "--perms",
-        "1777",
-        "--size",
-        size,
-        "--tmpfs",
-        "/dev/shm",
-    )
-    yield from (
-        "--perms",
-        "1777",
-        "--size",
-        size,
-        "--tmpfs",
-        "/tmp",
-        "--perms",
-        "1777",
-        "--size",
-        size,
-        "--tmpfs",
-        WORK,
-    )
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    yield from ("--dev-bind", "/dev/full", "/dev/zero")  # it reads as zeros, too, and cannot be mapped as memory
+    for folder in ("/dev/shm", "/tmp", WORK):
+        yield from ("--perms", "1777", "--size", str(limits.disk), "--tmpfs", folder)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK)
     for name, value in (
         ("PATH", f"{os.path.dirname(PYTHON)}:/usr/bin:/bin"),
         ("HOME", WORK),
         ("LANG", "C.UTF-8"),
         ("TZ", "UTC"),
-        (
-            "PYTHONHASHSEED",
-            "0",
-        ),  # the order of sets is the same when the episode is played again
+        ("PYTHONHASHSEED", "0"),  # the order of sets is the same when the episode is played again
     ):
         yield from ("--setenv", name, value)
 

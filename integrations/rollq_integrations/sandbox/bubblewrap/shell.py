@@ -2,9 +2,9 @@
 
 It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines of JSON on stdin:
 a command (`argv`), or a file to `write`, whose bytes follow, or to `read`. Replies go to stdout: a line of JSON, and
-then as many bytes of output as that says. A command's processes all end with
-it. As the first process of its PID namespace it cannot be killed from inside, and as it is not dumpable, other
-processes in the sandbox cannot look into it. It ends with its worker, whose end of stdin then closes.
+then as many bytes of output as that says. A command's processes all end with it. As the first process of its PID
+namespace it cannot be killed from inside, and as it is not dumpable, other processes in the sandbox cannot look into
+it. It ends with its worker, whose end of stdin then closes.
 """
 
 import ctypes
@@ -106,10 +106,8 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
         pid = _start(request["argv"], {**os.environ, **request["env"]}, write)
     except (OSError, ValueError) as e:  # ValueError: no process can have such a name or such variables
         os.close(read)
-        return {
-            "code": 126,
-            "stopped": "",
-        }, f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}".encode()
+        said = f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}"
+        return {"code": 126, "stopped": ""}, said.encode()
     finally:
         os.close(write)
     ended = os.pidfd_open(pid)

@@ -51,14 +51,14 @@ def check(settings: Settings) -> list[Finding]:
         says = f"{url} takes messages; {told}. Whose Redis it is and what its user may do is not checked"
         return [Finding(NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details)]
     try:
-        return [_place(client, settings, told, details), *_eviction(client, settings), _rights(client, settings)]
+        same = _same(client, settings)
+        return [_place(same, url, told, details), *([] if same else _eviction(client)), _rights(client, settings)]
     finally:
         client.close()
 
 
-def _place(client: Any, settings: Settings, told: str, details: dict[str, Any]) -> Finding:
-    url = mask_url(settings.broker_url)
-    if _same(client, settings):
+def _place(same: bool, url: str, told: str, details: dict[str, Any]) -> Finding:
+    if same:
         return Finding(NAME, Level.OK, f"the ledger's Redis; {told}", details=details)
     return Finding(NAME, Level.WARN, f"{url} is another Redis than the ledger's; {told}", ANOTHER, details=details)
 
@@ -81,10 +81,8 @@ def _database(client: Any) -> int:
     return int(client.connection_pool.connection_kwargs.get("db") or 0)
 
 
-def _eviction(client: Any, settings: Settings) -> list[Finding]:
+def _eviction(client: Any) -> list[Finding]:
     """Of a broker that is not the ledger's Redis. Messages that it loses are sent again."""
-    if _same(client, settings):
-        return []
     bad = [one for one in health.findings(client) if one.level is not Level.OK and one.name != "redis persistence"]
     return [Finding(f"broker's {one.name}", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
 

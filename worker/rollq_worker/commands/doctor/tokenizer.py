@@ -7,14 +7,15 @@ It knows neither engines nor Redis.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollq.errors import JobFailure, RollqError
 from rollq.servers.health import Finding, Level
-
-if TYPE_CHECKING:
-    from rollq_worker.tokens.selfcheck.check import SelfCheck
-    from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+from rollq_worker.tokens.selfcheck.check import SelfCheck, check
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 REMEDY = (
     "no training template fits it: use another chat template (--template FILE) or another model, or describe its family"
@@ -25,11 +26,8 @@ ARGUMENTS = "correct --template-kwargs"
 
 def check_tokenizer(
     where: str | None, template: str | None, given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> "tuple[Tokenizer | None, Finding]":
+) -> tuple[Tokenizer | None, Finding]:
     """Load the tokenizer and class every edge of its template for these tools, rendered with the arguments `given`."""
-    from rollq_worker.tokens.selfcheck.check import check
-    from rollq_worker.tokens.tokenizer import load_tokenizer
-
     try:
         plain = load_tokenizer(where, template)
     except RollqError as e:
@@ -48,9 +46,7 @@ def check_tokenizer(
     return tokenizer, _checked(tokenizer, self_check, tools, details)
 
 
-def _usable(tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]]) -> bool:
-    from rollq_worker.tokens.selfcheck.check import check
-
+def _usable(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> bool:
     try:
         return not check(tokenizer, [dict(tool) for tool in tools]).missing
     except JobFailure:
@@ -58,11 +54,9 @@ def _usable(tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _refused(
-    tokenizer: "Tokenizer", why: JobFailure, tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
+    tokenizer: Tokenizer, why: JobFailure, tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
 ) -> Finding:
     """The template cannot be used with tools."""
-    from rollq_worker.tokens.selfcheck.check import check
-
     training, use = _training_template(tokenizer, tools, None)
     lines = _arguments(tokenizer, {})
     details = {**details, "reason": str(why), "training_template": training}
@@ -75,10 +69,8 @@ def _refused(
 
 
 def _checked(
-    tokenizer: "Tokenizer", self_check: "SelfCheck", tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
+    tokenizer: Tokenizer, self_check: SelfCheck, tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
 ) -> Finding:
-    from rollq_worker.tokens.renderer import ChatRenderer
-
     family = self_check.family
     renderer = ChatRenderer(tokenizer, list(tools), family, self_check.preamble)
     stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
@@ -107,15 +99,13 @@ def _checked(
     return Finding("tokenizer", Level.OK, says, "", [*lines, use] if use else lines, details)
 
 
-def _counts(self_check: "SelfCheck") -> str:
+def _counts(self_check: SelfCheck) -> str:
     """How many edges are of each class."""
-    from rollq_worker.tokens.selfcheck.bridge_comparison import Match
-
     counted = Counter(seen.match for seen in self_check.edges.values())
     return f"{len(self_check.edges)} edges: " + ", ".join(f"{counted[match]} {match.value}" for match in Match)
 
 
-def _arguments(tokenizer: "Tokenizer", asked: Mapping[str, Any]) -> list[str]:
+def _arguments(tokenizer: Tokenizer, asked: Mapping[str, Any]) -> list[str]:
     """Which arguments the template reads, and which it gets. `asked`: those by which it keeps old reasoning."""
     known = ", ".join(sorted(tokenizer.arguments))
     lines = [f"arguments of the template (--template-kwargs): {known}" if known else "the template reads no arguments"]
@@ -132,12 +122,10 @@ def _list(values: Mapping[str, Any]) -> str:
 
 
 def _training_template(
-    tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]], self_check: "SelfCheck | None"
+    tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], self_check: SelfCheck | None
 ) -> tuple[str, str]:
     """The name of the training template that does better than the tokenizer's own template, and what to do; "" and ""
     where there is none."""
-    from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
-
     better = better_template(tokenizer, [dict(tool) for tool in tools], self_check)
     if better is None:
         return "", ""

@@ -102,7 +102,7 @@ def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
     prompt, group, found = write_ids(array("I", ids)), {ROUTING_KEY: uuid.uuid4().hex}, []
     for _ in range(6):  # of so many, two engines that take turns or draw lots serve some each nearly always
         rid = f"{PROBE}/{uuid.uuid4().hex}"
-        body = b"".join(write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid))
+        body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
         response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
         try:
             sampled = read_reply(
@@ -124,7 +124,7 @@ def probe(http: EngineHttp, ids: Sequence[int]) -> str:
         rid = f"{PROBE}/{uuid.uuid4().hex}"
         body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
         try:
-            response = http.post(PATH, b"".join(body), timeout_s=PROBE_TIMEOUT_S)
+            response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S)
         except NoResponse as e:
             if isinstance(e, ResponseTimeout):
                 EngineControl(http).abort(rid)

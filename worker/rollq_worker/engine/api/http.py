@@ -7,7 +7,7 @@ sent.
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -55,13 +55,12 @@ class EngineHttp:
         """Raises NoResponse."""
         return self._ask("POST", path, body, headers or {}, timeout_s)
 
-    def generate(self, path: str, body: Sequence[bytes], *, rid: str, key: str, routing_key: str) -> Response:
-        """POST a body in pieces: the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
-        NoResponse."""
+    def generate(self, path: str, body: bytes, *, rid: str, key: str, routing_key: str) -> Response:
+        """POST the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut, NoResponse."""
         request = self.in_flight.add(rid, key)
         try:
             headers = {ROUTING_KEY: routing_key}
-            return self._ask("POST", path, b"".join(body), headers, self._read_timeout_s, request)
+            return self._ask("POST", path, body, headers, self._read_timeout_s, request)
         except NoResponse as e:
             if request.cut is not None:
                 raise request.cut from e

@@ -1,4 +1,4 @@
-"""The body of a request to an SGLang server's `/generate`, as pieces of bytes.
+"""The body of a request to an SGLang server's `/generate`.
 
 A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a turn adds one,
 nothing is compared, and they are joined only to be sent. The pieces of first prompts are shared by all jobs whose
@@ -108,8 +108,8 @@ def write_request(
     routing: Routing | None = None,
     images: PromptImages | None = None,
     adapter: Adapter | None = None,
-) -> Sequence[bytes]:
-    """The pieces of the body of a request for at most `max_new_tokens` tokens after the prompt.
+) -> bytes:
+    """The body of a request for at most `max_new_tokens` tokens after the prompt.
 
     `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the prompt has one
     placeholder for each.
@@ -131,7 +131,7 @@ def write_request(
         fields["image_data"] = [image.data_url for image in images.images]
     if adapter is not None:
         fields["lora_path"] = adapter.served
-    return b'{"input_ids":[', *prompt.pieces, b"],", _json(fields)[1:]
+    return b"".join((b'{"input_ids":[', *prompt.pieces, b"],", _json(fields)[1:]))
 
 
 def _json(fields: dict[str, Any]) -> bytes:

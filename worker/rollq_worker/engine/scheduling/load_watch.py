@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol
 
-from rollq_worker.engine.scheduling.engine_load import EngineLoad
+from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.placement import EnginePlacement
+from rollq_worker.engine.sglang_client import SGLangEngine
 
 log = logging.getLogger(__name__)
 
@@ -40,39 +40,10 @@ class Idle(StrEnum):
     """It does not say why. A paused SGLang 0.5.15 looks like one that hangs."""
 
 
-class Control(Protocol):
-    """What an engine is asked."""
-
-    def paused(self) -> bool:
-        """Whether the engine says that it is paused."""
-        ...
-
-    def load(self) -> EngineLoad | None:
-        """None when it tells none. Raises Exception while it is away."""
-        ...
-
-
-class Engine(Protocol):
-    """What is known of an engine."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def available(self) -> bool: ...
-
-    def longest_wait_s(self) -> float:
-        """Seconds that the oldest request has been waiting for its reply."""
-        ...
-
-    @property
-    def control(self) -> Control: ...
-
-
 class LoadWatch:
     def __init__(
         self,
-        engines: Callable[[], Sequence[Engine]],
+        engines: Callable[[], Sequence[SGLangEngine]],
         placement: EnginePlacement,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,7 +80,7 @@ class LoadWatch:
         """What that engine said last; None when it has no episodes, or does not tell."""
         return self._loads.get(url)
 
-    def look(self, engine: Engine) -> None:
+    def look(self, engine: SGLangEngine) -> None:
         """Ask an engine, if there is a reason to."""
         url = engine.url
         if not engine.available or not self._placement.episodes(url):
@@ -123,7 +94,7 @@ class LoadWatch:
         else:
             self._idle[url] = idle
 
-    def _why_idle(self, engine: Engine) -> Idle | None:
+    def _why_idle(self, engine: SGLangEngine) -> Idle | None:
         if engine.longest_wait_s() < SLOW_S:
             return None
         told, since = self._told.get(engine.url, (None, math.inf))
@@ -134,7 +105,7 @@ class LoadWatch:
             return Idle.PAUSED
         return Idle.STALLED if same_s >= STALLED_S else None
 
-    def _ask_load(self, engine: Engine) -> None:
+    def _ask_load(self, engine: SGLangEngine) -> None:
         url = engine.url
         if left := self._silent.pop(url, 0):
             self._silent.update({url: left - 1} if left > 1 else {})

@@ -30,7 +30,7 @@ from rollq_worker.toolcalls import readers
 
 
 class Match(StrEnum):
-    """How an edge's bridge compares with the template's full render."""
+    """How an edge's bridge compares with the template's full render, from good to bad."""
 
     EXACT = "exact"
     """The same ids."""
@@ -49,8 +49,7 @@ UNLIKE_FIRST = (
 LEFT_OUT = "the template leaves out the reasoning of a turn, the words beside its call, or a call"
 ONE_CALL = "the template writes one call a turn: when rendered again, each call is a turn of its own"
 OTHER_IDS = "the header's last characters and the turn's first ones are other ids when they are encoded together"
-_RANK = (Match.EXACT, Match.SAME_TEXT, Match.REWRITE, Match.UNSUPPORTED)
-"""From good to bad."""
+_RANK = tuple(Match)
 _LONGEST_END = 100
 """Number of characters; no token that ends turns is longer."""
 _LONGEST_HEADER = 1000

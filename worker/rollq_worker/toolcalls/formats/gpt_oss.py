@@ -4,8 +4,8 @@
 <|constrain|>json<|message|>{"a": 1}
 
 `analysis` is reasoning; a message to `functions.name` is a call, as is one to `name` alone where a tool has that name;
-everything else is said to the user. The turn begins
-after the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
+everything else is said to the user. The turn begins after the assistant header `<|start|>assistant`, and its stop token
+(`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there without
 `<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an error.

@@ -181,7 +181,7 @@ class Batch:
 
     def prefix_tree(self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo") -> PrefixTree[Numpy]:
         """The rows of `arrays` with their shared prefixes stored once: `rollq.training.prefix_tree.PrefixTree`."""
-        return share_prefixes(self._rows(advantages), dtype=dtype)
+        return share_prefixes(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def _rows(self, advantages: str | TurnCredit) -> list[Row]:
         found = [each for group in self.groups for each in _advantages(group, advantages)]

@@ -187,7 +187,3 @@ def _flush(code: int) -> int:
             broken = isinstance(e, BrokenPipeError)
             code = code or (1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -105,8 +105,7 @@ class Job:
     """One episode to be played. Its id is `run/group/sample`.
 
     Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit` fills in its own run
-    and `env.split.task`. Submitted alone, sample 0 stands for all members of its
-    group.
+    and `env.split.task`. Submitted alone, sample 0 stands for all members of its group.
     """
 
     run: str = ""

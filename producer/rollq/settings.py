@@ -61,8 +61,7 @@ class Settings:
         if not urlsplit(self.broker_url).scheme:
             raise SettingsError(f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}")
         broker_options(self.broker_url)
-        for url in self.engine_urls:
-            engine_address(url)
+        object.__setattr__(self, "engine_urls", tuple(map(engine_address, self.engine_urls)))
         if twice := next((url for url in self.engine_urls if self.engine_urls.count(url) > 1), None):
             raise SettingsError(f"ROLLQ_ENGINE_URL, or --engine: {mask_url(twice)} is there twice")
         if not self.engine_urls:
@@ -81,7 +80,7 @@ class Settings:
         return cls(
             redis_url=redis_url,
             broker_url=broker_url or _address(env, "ROLLQ_BROKER_URL") or redis_url,
-            engine_urls=tuple(map(engine_address, _names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)))),
+            engine_urls=_names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             template=env.get("ROLLQ_TEMPLATE"),
             concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.export.record import as_json as ascii_json
 from rollq.export.transcript import steps_behind
 from rollq.trajectory import Trajectory
 from rollq_view.rows import last_line, why
@@ -63,11 +64,11 @@ def page(
 
 
 def as_json(value: Any) -> str:
-    """JSON in ASCII, because a policy can write half a surrogate pair. Numbers that JSON cannot say become texts."""
+    """As the record of an exported file is written. Numbers that JSON cannot say become texts."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return ascii_json(value)
     except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+        return ascii_json(_finite(value))
 
 
 def _finite(value: Any) -> Any:
@@ -206,8 +207,7 @@ def _is_failure(text: str) -> bool:
 
 def _image(part: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     data, mime = images.get(str(part.get("sha256"))), part.get("mime")
-    known = data is not None and mime in IMAGE_TYPES
-    url = f"data:{mime};base64,{b64encode(data).decode()}" if data is not None and known else ""
+    url = f"data:{mime};base64,{b64encode(data).decode()}" if data is not None and mime in IMAGE_TYPES else ""
     return {"url": url, "size": f"{part.get('width')} × {part.get('height')}", "sha256": str(part.get("sha256"))[:12]}
 
 

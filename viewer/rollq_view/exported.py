@@ -41,10 +41,7 @@ class ExportedFile:
         self._rows: dict[str, dict[str, Row]] = {}
         self._version = 0
         self._size = 0
-        try:
-            self._reader = parquet if parquet.is_parquet(path) else jsonl
-        except OSError as e:
-            raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+        self._reader = parquet if parquet.is_parquet(path) else jsonl
         self._end: Any = None
         """Where the last row that was read ends."""
         self._heads: Iterator[Any] = iter(())

@@ -24,7 +24,6 @@ from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
 from rollq.export.formats import open_output
-from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
@@ -130,7 +129,7 @@ class Pull:
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
         """How often each job was acknowledged."""
-        self.summary = Summary()
+        self.stops: Counter[str] = Counter()
         self.rewards: list[float] = []
         self.ages: set[int | None] = set()
         """The staleness of the batches, in a run that publishes steps; None for one with tokens of unknown weights."""
@@ -155,7 +154,7 @@ class Pull:
             self.ages.add(batch.staleness.max)
         for trajectory in batch.trajectories:
             self.jobs[trajectory.job.id] += 1
-            self.summary.add(trajectory)
+            self.stops[str(trajectory.stop)] += 1
         self.groups.update(group.id for group in batch.groups)
 
     def result(self) -> dict[str, Any]:
@@ -166,7 +165,7 @@ class Pull:
             "delivered": len(self.jobs),
             "duplicates": sum(count - 1 for count in self.jobs.values()),
             "reward_mean": fsum(self.rewards) / len(self.rewards) if self.rewards else None,
-            "stops": dict(self.summary.stops),
+            "stops": dict(self.stops),
             "staleness_max": self.stalest,
             **({"repeated": self._out.repeated} if self._out else {}),
         }
@@ -259,7 +258,7 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
         print(json.dumps(found))
         return
     mean = "-" if found["reward_mean"] is None else f"{found['reward_mean']:.3f}"
-    stops = ", ".join(f"{stop} {count}" for stop, count in pull.summary.stops.most_common())
+    stops = ", ".join(f"{stop} {count}" for stop, count in pull.stops.most_common())
     stale = "" if pull.stalest is None else f", staleness {pull.stalest} at most"
     print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}{stale}")
     if found.get("repeated"):

@@ -49,12 +49,7 @@ class Table(MutableMapping[str, Record]):
         return key in self._own or (key in self._shared and key not in self._gone)
 
     def __iter__(self) -> Iterator[str]:
-        for key in self._shared:
-            if key not in self._gone:
-                yield key
-        for key in self._own:
-            if key not in self._shared or key in self._gone:
-                yield key
+        return map(itemgetter(0), self.pairs())
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -35,18 +35,17 @@ queues raise into running code."""
 def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json]) -> str:
     """The result of a tool on a copy of the arguments, or `Error: ...`."""
     try:
-        text = tool({name: own_copy(value) for name, value in arguments.items()})
+        return tool({name: own_copy(value) for name, value in arguments.items()})
     except TOOL_ERRORS as e:
-        text = f"Error: {e}"
-    return text
+        return f"Error: {e}"
 
 
 def own_copy(value: Json, depth: int = 0) -> Json:
     """A deep copy of a call's argument. Raises ValueError, in words for the policy, past MAX_DEPTH or MAX_INTEGER."""
-    if type(value) is str and depth <= MAX_DEPTH:  # most of them
-        return value
     if depth > MAX_DEPTH:
         raise ValueError("the arguments are nested too deeply")
+    if type(value) is str:  # most of them
+        return value
     if isinstance(value, Mapping):
         return {key: own_copy(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -30,8 +30,8 @@ class Sandbox(Protocol):
         ...
 
     def upload(self, source: Path, target: str) -> None:
-        """Put a file of this machine, or a folder with all that is in it, at the path `target` inside. Missing
-        folders are made."""
+        """Put a file of this machine, or a folder with all that is in it, at the absolute path `target` inside.
+        Missing folders are made."""
         ...
 
     def download(self, path: str) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollq.evaluation.statistics import SUCCESS, Estimate, estimate, pass_hat
-from rollq.events import Sampled
+from rollq.training.staleness import version_tokens
 from rollq.trajectory import Trajectory
 
 TaskKey = tuple[str, str, int]
@@ -56,19 +56,14 @@ class TaskResult:
 
 def task_result(trajectories: Sequence[Trajectory]) -> TaskResult:
     """The result of a group: its trajectories by sample, all of them graded."""
-    job, versions = trajectories[0].job, Counter[str]()
-    for trajectory in trajectories:
-        for event in trajectory.events:
-            if isinstance(event, Sampled):
-                for span in event.versions:
-                    versions[span.version] += span.end - span.start
+    job = trajectories[0].job
     return TaskResult(
         group=job.group,
         env=job.env,
         split=job.split,
         task=job.task,
         tries=[_try(t) for t in trajectories],
-        versions=dict(versions),
+        versions=dict(version_tokens(trajectories)),
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollq.errors import SettingsError
 from rollq.export import jsonl, parquet
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.export.validation import Checked
@@ -21,8 +20,4 @@ def open_output(path: Path, *, append: bool) -> TrajectoryOutput:
 
 def check(path: Path) -> Iterator[Checked]:
     """Every trajectory of the file, checked on its own. Raises SettingsError, ContractError."""
-    try:
-        checks = parquet.check if parquet.is_parquet(path) else jsonl.check
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
-    yield from checks(path)
+    yield from parquet.check(path) if parquet.is_parquet(path) else jsonl.check(path)

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from rollq.errors import ContractError, SettingsError
 from rollq.export.record import digest
-from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
+from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, open_file, sync_folder, write_all
 from rollq.export.validation import Checked, Head, faults
 from rollq.job import Json
 
@@ -96,10 +96,7 @@ class TrajectoryFile(TrajectoryOutput):
         self._begun = True
 
     def _write(self, new: Sequence[Exported]) -> None:
-        self._append(b"".join(exported.line for exported in new))
-
-    def _append(self, data: bytes) -> None:
-        write_all(self._fd, data)
+        write_all(self._fd, b"".join(exported.line for exported in new))
         if self._regular:
             os.fsync(self._fd)
 
@@ -110,13 +107,10 @@ class TrajectoryFile(TrajectoryOutput):
 
 def read(path: Path, number: int) -> dict[str, Json]:
     """Line `number` of the file, counted from 1. Raises SettingsError or ContractError."""
-    try:
-        with path.open("rb") as f:
-            for at, line in enumerate(f, 1):
-                if at == number:
-                    return _parse(line, f"{path}:{number}")
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    with open_file(path) as f:
+        for at, line in enumerate(f, 1):
+            if at == number:
+                return _parse(line, f"{path}:{number}")
     raise SettingsError(f"{path} has no line {number}")
 
 
@@ -133,42 +127,33 @@ def heads(path: Path, start: tuple[int, int] | None) -> Iterator[Head]:
     A torn last line is left out. Raises SettingsError when the file cannot be read.
     """
     before, at = start or (0, 0)
-    try:
-        with path.open("rb") as f:
-            f.seek(at)
-            size = max(1, os.fstat(f.fileno()).st_size)
-            for number, line in enumerate(f, before + 1):
-                if not line.endswith(b"\n") and _is_torn(line):
-                    return
-                where, at = at, at + len(line)
-                record, wrong = line_head(line)
-                yield Head(f"line {number}", where, (number, at), record, wrong, at / size)
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    with open_file(path) as f:
+        f.seek(at)
+        size = max(1, os.fstat(f.fileno()).st_size)
+        for number, line in enumerate(f, before + 1):
+            if not line.endswith(b"\n") and _is_torn(line):
+                return
+            where, at = at, at + len(line)
+            record, wrong = line_head(line)
+            yield Head(f"line {number}", where, (number, at), record, wrong, at / size)
 
 
 def read_at(path: Path, where: int) -> dict[str, Json]:
     """The line that begins at this byte (`Head.where`). Raises SettingsError or ContractError."""
-    try:
-        with path.open("rb") as f:
-            f.seek(where)
-            return _parse(f.readline(), str(path))
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    with open_file(path) as f:
+        f.seek(where)
+        return _parse(f.readline(), str(path))
 
 
 def check(path: Path) -> Iterator[Checked]:
     """Every line checked, one at a time in memory. Raises SettingsError when the file cannot be read."""
     at = 0
-    try:
-        with path.open("rb") as f:
-            size = os.fstat(f.fileno()).st_size
-            for number, line in enumerate(f, 1):
-                at += len(line)
-                job_id, wrong = _faults(line)
-                yield Checked(f"line {number}", job_id, wrong, min(1.0, at / max(1, size)))
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    with open_file(path) as f:
+        size = os.fstat(f.fileno()).st_size
+        for number, line in enumerate(f, 1):
+            at += len(line)
+            job_id, wrong = _faults(line)
+            yield Checked(f"line {number}", job_id, wrong, min(1.0, at / max(1, size)))
 
 
 def _faults(line: bytes) -> tuple[str, list[str]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rollq.errors import ContractError, SettingsError
 from rollq.export.record import unexportable
 from rollq.export.rows import record_of, rows
-from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
+from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, open_file, sync_folder, write_all
 from rollq.export.validation import Checked, Head, faults
 from rollq.pip_extras import needs
 
@@ -127,12 +127,9 @@ class ParquetFolder(TrajectoryOutput):
             os.fsync(fd)
         finally:
             os.close(fd)
-        self._commit(hidden, part)
-        self._parts.append(part)
-
-    def _commit(self, hidden: Path, part: Path) -> None:
         hidden.rename(part)
         sync_folder(self.path)
+        self._parts.append(part)
 
     def _encode(self, new: Sequence[Exported]) -> bytes:
         import pyarrow as pa
@@ -156,10 +153,10 @@ class ParquetFolder(TrajectoryOutput):
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether this is a folder of Parquet files, or one such file. Raises OSError when it cannot be read."""
+    """Whether this is a folder of Parquet files, or one such file. Raises SettingsError when it cannot be read."""
     if path.is_dir():
         return True
-    with path.open("rb") as f:
+    with open_file(path) as f:
         return f.read(len(MAGIC)) == MAGIC
 
 

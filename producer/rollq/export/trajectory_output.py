@@ -5,10 +5,11 @@ import logging
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from rollq.errors import RollqError, SettingsError
 from rollq.export.record import digest, encode
@@ -120,6 +121,16 @@ class TrajectoryOutput(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """The file, open for reading. Raises SettingsError when it cannot be read."""
+    try:
+        with path.open("rb") as f:
+            yield f
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
 
 
 def lock(fd: int, path: Path) -> None:

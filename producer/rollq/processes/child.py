@@ -43,10 +43,11 @@ class Child:
         """The exit code; minus the signal's number when a signal ended it, None while it runs."""
         return self._process.poll()
 
-    def tail(self, lines: int = 15) -> str:
+    def tail(self) -> str:
+        """The last lines of its output."""
         with self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 16384))
-            return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+            return "\n".join(f.read().decode(errors="replace").splitlines()[-15:])
 
     def how_it_ended(self) -> str:
         code = self.exit_code

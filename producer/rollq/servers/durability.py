@@ -49,7 +49,11 @@ def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
         # A command that was made before writes nothing when it is repeated, and Redis waits only for what this
         # connection has written.
         pipe.execute_command("EVAL", WRITE, 1, key)
-        ask(pipe)
+        if durability is Durability.REPLICA:
+            pipe.execute_command("WAIT", 1, CONFIRM_MS)
+        else:
+            pipe.execute_command("WAITAOF", 1, 0, CONFIRM_MS)
+            pipe.config_get("append*")
         reply, written, *proof = pipe.execute(raise_on_error=False)
         for error in (reply, written):
             if isinstance(error, redis.ResponseError):
@@ -59,12 +63,8 @@ def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
         check(server, proof)
         return reply
 
-    ask, check = (_ask_replica, _check_replica) if durability is Durability.REPLICA else (_ask_disk, _check_disk)
+    check = _check_replica if durability is Durability.REPLICA else _check_disk
     return client.on_primary(key, on) if isinstance(client, ClusterClient) else on(client)
-
-
-def _ask_replica(pipe: Any) -> None:
-    pipe.execute_command("WAIT", 1, CONFIRM_MS)
 
 
 def _check_replica(server: Any, proof: list[Any]) -> None:
@@ -76,11 +76,6 @@ def _check_replica(server: Any, proof: list[Any]) -> None:
             f"written, but no replica had it within {CONFIRM_MS / 1000:g} s (durability replica; connected replicas:"
             f" {replicas}). Start a replica, or use another durability"
         )
-
-
-def _ask_disk(pipe: Any) -> None:
-    pipe.execute_command("WAITAOF", 1, 0, CONFIRM_MS)
-    pipe.config_get("append*")
 
 
 def _check_disk(server: Any, proof: list[Any]) -> None:

@@ -48,46 +48,43 @@ class Finding:
     """More fields for programs."""
 
 
-def check_redis(connection: "redis.Redis") -> list[str]:
+def check_redis(connection: Any) -> list[str]:
     """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
     bad = [found for found in findings(connection) if found.level is not Level.OK]
     return sorted({f"{found.says}: {found.remedy}" for found in bad})
 
 
-def findings(connection: "redis.Redis") -> list[Finding]:
+def findings(connection: Any) -> list[Finding]:
     """What the server says of itself; of a cluster, what is wrong with each of its primaries, and else what the first
     says."""
-    client: Any = connection
-    if not isinstance(client, ClusterClient):
-        return _of_server(client)
-    cluster: Any = client
+    if not isinstance(connection, ClusterClient):
+        return _of_server(connection)
+    cluster: Any = connection
     nodes: list[Any] = cluster.get_primaries()
-    told = [(node.name, finding) for node in nodes for finding in _of_server(client.get_redis_connection(node))]
+    told = [(node.name, finding) for node in nodes for finding in _of_server(cluster.get_redis_connection(node))]
     bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
     wrong = {finding.name for _, finding in bad}
     good = {finding.name: finding for _, finding in reversed(told) if finding.name not in wrong}
     return [*good.values(), *(replace(finding, name=f"{finding.name} at {node}") for node, finding in bad)]
 
 
-def server_info(connection: "redis.Redis") -> dict[str, Any]:
+def server_info(connection: Any) -> dict[str, Any]:
     """What one server says of its version, memory, disk and role; empty for a cluster, and where it is not allowed."""
-    client: Any = connection
-    if isinstance(client, ClusterClient):
+    if isinstance(connection, ClusterClient):
         return {}
     try:
-        found: dict[str, Any] = client.info()
+        found: dict[str, Any] = connection.info()
         return found
     except redis.ResponseError:
         return {}
 
 
-def latency(connection: "redis.Redis") -> Finding:
+def latency(connection: Any) -> Finding:
     """How long Redis takes to answer: the median of some calls. PING is refused while its disk is full."""
-    client: Any = connection
     took_ms = []
     for _ in range(CALLS):
         began = time.monotonic()
-        client.time()
+        connection.time()
         took_ms.append(1e3 * (time.monotonic() - began))
     median_ms, most_ms = statistics.median(took_ms), max(took_ms)
     says = f"answers in {median_ms:.2f} ms (median of {CALLS} calls; the longest took {most_ms:.2f} ms)"

@@ -41,7 +41,7 @@ KEY_REMEDY = (
 RIGHTS_REMEDY = "`rollq doctor` names the rights that its user lacks"
 
 
-def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
+def guarded(what: str, call: Callable[[], T], remedy: str = KEY_REMEDY) -> T:
     """The call's reply. Raises LedgerError or Unwritable, as `translated` says."""
     try:
         return call()
@@ -49,11 +49,11 @@ def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
         raise translated(e, what, remedy) from e
 
 
-def translated(error: Exception, what: str, remedy: str = "") -> LedgerError:
+def translated(error: Exception, what: str, remedy: str = KEY_REMEDY) -> LedgerError:
     """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one.
     `remedy` is for a damaged key."""
     kind = Unwritable if refuses_writes(error) else LedgerError
-    why, then = why_and_remedy(error, remedy or KEY_REMEDY)
+    why, then = why_and_remedy(error, remedy)
     return kind(f"{what}: {why.rstrip('.')}. {then}." if then else f"{what}: {why}")
 
 
@@ -64,7 +64,7 @@ def refuses_writes(error: Exception) -> bool:
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
-def why_and_remedy(error: Exception, key_remedy: str = KEY_REMEDY) -> tuple[str, str]:
+def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
     """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; and what to do about it."""
     text = str(error)
     if isinstance(error, TryAgainError):

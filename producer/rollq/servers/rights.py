@@ -15,17 +15,16 @@ from rollq.servers.cluster import ClusterClient
 Command = Sequence[str | int]
 
 
-def refused(client: "redis.Redis", commands: Sequence[Command]) -> list[str] | None:
+def refused(client: Any, commands: Sequence[Command]) -> list[str] | None:
     """Those of these commands that the client's user may not send, each with Redis's reason. Several commands that are
     refused for their keys have the same reason.
 
     None for a cluster, each of whose servers has users of its own. Raises CONNECTION_ERRORS.
     """
-    found: Any = client
-    if isinstance(found, ClusterClient):
+    if isinstance(client, ClusterClient):
         return None
-    pool: Any = found.connection_pool
-    connection: Any = pool.get_connection()
+    pool = client.connection_pool
+    connection = pool.get_connection()
     try:
         if why := _why(connection, ("MULTI",)):
             return [why]

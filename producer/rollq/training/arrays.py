@@ -1,7 +1,6 @@
 """Rows to train on as numpy arrays or torch tensors: padded to one length, or packed end to end.
 
-Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the
-way in.
+Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the way in.
 """
 
 from __future__ import annotations  # numpy's names are not there at run time
@@ -173,9 +172,7 @@ def pad(
     )
 
 
-def pack(
-    rows: Sequence[Row], *, dtype: str = "int64", version_steps: Mapping[str, int] = MappingProxyType({})
-) -> PackedArrays[Numpy]:
+def pack(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]) -> PackedArrays[Numpy]:
     """The rows end to end."""
     with needs("numpy"):
         import numpy as np

@@ -6,7 +6,7 @@ sampled token is there once. `Batch.prefix_tree` is the way in.
 
 from __future__ import annotations  # numpy's names are not there at run time
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -73,12 +73,12 @@ class _Node:
         return list(chain.from_iterable(self.children.values()))
 
 
-def share_prefixes(rows: Sequence[Row], *, dtype: str = "int64") -> PrefixTree[Numpy]:
+def share_prefixes(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]) -> PrefixTree[Numpy]:
     """The rows as a tree. A row shares no token that it sampled, so each of those keeps its own advantage."""
     with needs("numpy"):
         import numpy as np
 
-    packed = pack(rows, dtype=dtype)
+    packed = pack(rows, dtype=dtype, version_steps=version_steps)
     nodes = _depth_first(_tree(packed, len(rows)))
     order = np.concatenate([np.arange(0), *(np.arange(node.begin, node.end) for node in nodes)])
     ends, row_index = np.zeros(len(order), "int64"), np.full(len(order), -1, "int64")

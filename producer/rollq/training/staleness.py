@@ -1,5 +1,6 @@
 """How old a batch's tokens are: the steps from the policy that sampled a token to the one that trains on it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,26 +23,21 @@ class Staleness:
     """Number of sampled tokens whose version was never published."""
 
 
-def version_names(trajectories: Iterable[Trajectory]) -> set[str]:
-    """The versions that sampled them."""
-    return {
-        span.version
-        for trajectory in trajectories
-        for event in trajectory.events
-        if isinstance(event, Sampled)
-        for span in event.versions
-    }
+def version_tokens(trajectories: Iterable[Trajectory]) -> Counter[str]:
+    """Number of tokens that each weight version sampled, by the engine's names."""
+    tokens = Counter[str]()
+    for trajectory in trajectories:
+        for event in trajectory.events:
+            for span in event.versions if isinstance(event, Sampled) else ():
+                tokens[span.version] += span.end - span.start
+    return tokens
 
 
 def staleness(
     trajectories: Iterable[Trajectory], policy_step: int | None, version_steps: Mapping[str, int]
 ) -> Staleness:
     """The staleness of tokens that the policy of `policy_step` trains on. None: no step is known."""
-    tokens: dict[str, int] = {}
-    for trajectory in trajectories:
-        for event in trajectory.events:
-            for span in event.versions if isinstance(event, Sampled) else ():
-                tokens[span.version] = tokens.get(span.version, 0) + span.end - span.start
+    tokens = version_tokens(trajectories)
     known = {name: number for name, number in tokens.items() if policy_step is not None and name in version_steps}
     ages = {name: (policy_step or 0) - version_steps[name] for name in known}
     total, unknown = sum(known.values()), sum(tokens.values()) - sum(known.values())

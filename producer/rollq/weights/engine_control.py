@@ -196,7 +196,8 @@ class Engine:
         a flush that is refused makes this call fail (0.5.23, where /model_info then names the old version) or ends the
         server (0.5.15) although the weights are in use."""
         self.begin("update")
-        self._do("/update_weights_from_disk", _load(path, version), timeout_s)
+        body = {"model_path": path, "weight_version": version, "flush_cache": False, "abort_all_requests": False}
+        self._do("/update_weights_from_disk", body, timeout_s)
 
     def name_version(self, version: str) -> None:
         """The version of weights that came by another way. Requests stay as they are."""
@@ -253,10 +254,6 @@ class Engine:
         self.begin("continue")
         self._do("/continue_generation", {})
         return time.monotonic() - self.paused_at if self.paused_at is not None else 0.0
-
-
-def _load(path: str, version: str) -> dict[str, Any]:
-    return {"model_path": path, "weight_version": version, "flush_cache": False, "abort_all_requests": False}
 
 
 def engines_at(

@@ -149,7 +149,8 @@ def _observed(fields: list[Any], where: str) -> Observed:
     _, _, turn, ids, texts, extra_calls, done, at, seconds, *later = fields
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of an observed event", [at, seconds])
-    _check_observed(turn, extra_calls, done, where)
+    if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
+        wrong(where, "observed", [turn, extra_calls, done])
     (trace,) = _trace(later, ("trace",), where) if later else (None,)
     read = defer(texts, where, message=dict, actions=list, replies=list, errors=list)
     return _new_observed(turn, load_ids(ids), extra_calls, done, at, seconds, trace, read)
@@ -166,11 +167,6 @@ def _trace(later: list[Any], names: tuple[str, ...], where: str) -> list[Any]:
     return [trace, *asked]
 
 
-def _check_observed(turn: Any, extra_calls: Any, done: Any, where: str) -> None:
-    if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
-        wrong(where, "observed", [turn, extra_calls, done])
-
-
 def _acted(fields: list[Any], where: str) -> Acted:
     _, _, texts, done, at, seconds = fields
     if type(done) is not bool or type(at) is not float or type(seconds) is not float:
@@ -181,18 +177,14 @@ def _acted(fields: list[Any], where: str) -> Acted:
 def _closed(fields: list[Any], where: str) -> Closed:
     _, _, stop, reward, failure, texts, at = fields
     stop = Stop(stop)
-    _check_closed(stop, reward, where)
+    if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
+        raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
+    if (reward is None) is (stop in GRADED):
+        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
     if type(at) is not float:
         wrong(where, "time of a closed event", at)
     failure = None if failure is None else FailureClass(failure)
     return _new_closed(stop, reward, failure, at, defer(texts, where, info=dict))
-
-
-def _check_closed(stop: Stop, reward: Any, where: str) -> None:
-    if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
-        raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
-    if (reward is None) is (Stop(stop) in GRADED):
-        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
 
 
 E = TypeVar("E", bound=DeferredTexts)

@@ -189,13 +189,13 @@ def test_the_last_progress_of_a_pull_is_how_it_ended(
 
 KILLED = """
 import os, sys
+from pathlib import Path
 from rollq import cli
-from rollq.export.jsonl import TrajectoryFile
-from rollq.export.parquet import ParquetFolder
+from rollq.export import jsonl
 from rollq.ledger.deliveries import Deliveries
 
-def torn(self, data):
-    os.write(self._fd, data[: len(data) * 2 // 3])
+def torn(fd, data):
+    os.write(fd, data[: len(data) * 2 // 3])
     die()
 
 def die(*_, **__):
@@ -203,8 +203,8 @@ def die(*_, **__):
 
 how, groups, out = sys.argv[1:]
 {
-    "torn": lambda: setattr(TrajectoryFile, "_append", torn),
-    "_commit": lambda: setattr(ParquetFolder, "_commit", die),
+    "torn": lambda: setattr(jsonl, "write_all", torn),
+    "rename": lambda: setattr(Path, "rename", die),
     "ack": lambda: setattr(Deliveries, "ack", die),
 }.get(how, int)()
 sys.exit(cli.main(["pull", "--run", "r", "--groups", groups, "--out", out]))
@@ -230,7 +230,7 @@ def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(ledger: Ledger, o
     assert reader(ledger).stats()["delivered"] == 6
 
 
-@pytest.mark.parametrize(("at", "kept"), [("_commit", ["a"]), ("ack", ["a", "b", "c"])])
+@pytest.mark.parametrize(("at", "kept"), [("rename", ["a"]), ("ack", ["a", "b", "c"])])
 def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
     ledger: Ledger, tmp_path: Path, pull: Pulls, at: str, kept: list[str]
 ) -> None:

@@ -33,7 +33,9 @@ def with_siblings(batch: Batch) -> Batch:
 
 
 def check(batch: Batch) -> "PrefixTree[Any]":
+    batch.version_steps = dict.fromkeys(batch.packed().version_names, 7)
     tree, packed = batch.prefix_tree(), batch.packed()
+    assert tree.version_steps.tolist() == packed.version_steps.tolist() == [7] * len(tree.version_names)
     for row in range(len(packed.rewards)):
         places, own = row_places(tree, row), slice(packed.offsets[row], packed.offsets[row + 1])
         assert tree.tokens[places].tolist() == packed.tokens[own].tolist()

@@ -72,7 +72,7 @@ def test_a_content_that_is_gone_damaged_or_another_s_is_refused_by_name() -> Non
     for wrong, word in ((None, "gone"), (content[:-1], "damaged"), (split(prompt(9))[3], "damaged")):
         with pytest.raises(ContractError, match=f"job r/g/0: the prompt .* {word}"):
             join_prompt(reference, wrong, "r/g/0")
-    with pytest.raises(ContractError, match="job r/g/0: the reference to its prompt: .* is not a shared"):
+    with pytest.raises(ContractError, match=r"job r/g/0: the reference to its prompt: .* is not a shared"):
         join_prompt(encode_event(prompt(), "r/g/0"), content, "r/g/0")
 
 

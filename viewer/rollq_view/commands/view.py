@@ -14,6 +14,9 @@ from rollq.errors import SettingsError
 from rollq.pip_extras import needs
 from rollq.settings import Settings
 from rollq.urls import mask_url
+from rollq_view.exported import ExportedFile
+from rollq_view.redis_place import RedisPlace
+from rollq_view.token_texts import load_texts
 
 PORT = 8642
 
@@ -46,9 +49,6 @@ def run(args: argparse.Namespace) -> int:
         return _view_redis(args)
     if args.run_name or args.allow_actions:
         raise SettingsError("a file is only looked at: leave out --run and --allow-actions")
-    from rollq_view.exported import ExportedFile
-    from rollq_view.token_texts import load_texts
-
     view = server.ViewServer(ExportedFile(args.file), texts=load_texts(settings(args).tokenizer))
     server.serve(view, args.port, ready=lambda port: _print(port, str(args.file), ""))
     return 0
@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _view_redis(args: argparse.Namespace) -> int:
     from rollq_view import server
-    from rollq_view.redis_place import RedisPlace
-    from rollq_view.token_texts import load_texts
 
     url = settings(args).redis_url
     token = secrets.token_urlsafe(24) if args.allow_actions else ""

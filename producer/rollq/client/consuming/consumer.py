@@ -41,7 +41,7 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop
-from rollq.training.staleness import staleness, version_names
+from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")
 
@@ -129,12 +129,11 @@ class Consumer:
         version of rollq wrote a group. Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
-        self._refuse_closed()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         wait = self._waiting
         wait.begin(groups)
         while True:
-            self._refuse_closed()  # by another thread
+            self._refuse_closed()  # another thread may close it meanwhile
             taken, step = self._take(groups, wait.since, exact, deadline)
             if taken.groups:
                 wait.end(taken)
@@ -218,7 +217,7 @@ class Consumer:
             self._leave_out(step, unwanted, self._selection.reason, left=len(taken) - len(unwanted))
             return None
         groups = self._selection.groups(taken)
-        names = version_names(trajectory for group in groups for trajectory in group.trajectories)
+        names = version_tokens(trajectory for group in groups for trajectory in group.trajectories)
         version_steps = self._retry(lambda: self._versions.steps(sorted(names)))
         if bound is not None and not self._as_it_was(step):
             ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}

@@ -33,7 +33,3 @@ class PolicyPublication:
         """Raises what `Versions.publish` raises."""
         with self._lock:
             self.number = self._versions.publish(self.step, self._version, self._token, self.number)
-
-    def is_lost(self, published: int) -> bool:
-        """Whether a ledger with that many publications has lost this one."""
-        return published < self.number

@@ -59,7 +59,7 @@ class Producer:
     def look(self, published: int) -> int | None:
         """Says again what Redis has lost, when it knows fewer publications than this client. Returns the step then."""
         said = self._publication
-        if said is None or not said.is_lost(published):
+        if said is None or published >= said.number:
             return None
         log.warning("run %s: Redis has lost the publication of step %d: it is said again", self._ledger.run, said.step)
         self.pin_again()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from rollq.commands.tables import columns
@@ -151,10 +150,9 @@ def _table(table: Table) -> RenderableType:
 
 def open_screen(stream: TextIO, live: bool) -> Screen:
     """The best one that the stream allows; a plain one unless `live`."""
-    open_live: Callable[[TextIO], Screen] = LiveScreen
     if live and stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
         try:
-            return open_live(stream)
+            return LiveScreen(stream)
         except ImportError:
             pass
     return Screen(stream)

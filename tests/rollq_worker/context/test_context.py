@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import AgentFailure, ContractError, JobFailure, UserFailure
-from rollq.events import Message
+from rollq.events import Message, Observed
 from rollq.job import Budget, Job
 from rollq.settings import Endpoint
 from rollq_worker import context, plug_ins
@@ -29,6 +29,11 @@ def last_reply(opening: Sequence[Message], messages: Sequence[Message], tokens: 
     return [*opening, messages[-1]] if tokens > over else None
 
 
+def careless(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> None:
+    for message in messages:
+        message["content"] = "gone"
+
+
 def odd(opening: Sequence[Message], messages: Sequence[Message], tokens: int, *, gives: Any) -> Any:
     return gives
 
@@ -36,7 +41,7 @@ def odd(opening: Sequence[Message], messages: Sequence[Message], tokens: int, *,
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     here = "tests.rollq_worker.context.test_context"
-    entries = [EntryPoint(name, f"{here}:{name}", context.GROUP) for name in ("last_reply", "odd")]
+    entries = [EntryPoint(name, f"{here}:{name}", context.GROUP) for name in ("last_reply", "odd", "careless")]
     monkeypatch.setattr(plug_ins, "entry_points", lambda group: entries if group == context.GROUP else [])
     plug_ins.function_named.cache_clear()
     yield
@@ -64,7 +69,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"kind": "summary", "over": 500, "endpoint": "local"}, "summary model needs model"),
         (
             {"kind": "windwo", "over": 500},
-            "context 'windwo' is unknown here; there are last_reply, odd, summary, window",
+            "context 'windwo' is unknown here; there are careless, last_reply, odd, summary, window",
         ),
         ({"kind": "last_reply", "most": 1}, "context 'last_reply' with context {'most': 1}"),
     ],
@@ -121,6 +126,12 @@ def test_a_summary_stands_behind_what_the_user_said_and_showed() -> None:
 def test_a_package_adds_a_kind() -> None:
     played = play_with_fakes(CALL, "bye", context={"kind": "last_reply", "over": 60})
     assert [len(row.prompt_messages) for row in played.segments()] == [2, 3]
+
+
+def test_what_a_package_changes_is_not_what_was_said() -> None:
+    played = play_with_fakes(CALL, "bye", context={"kind": "careless"})
+    [observed, _] = [event for event in played.events if isinstance(event, Observed)]
+    assert [reply["content"] for reply in observed.replies] != ["gone"]
 
 
 IMAGE = {"type": "image", "sha256": "0", "mime": "image/png", "width": 1, "height": 1, "bytes": 9}

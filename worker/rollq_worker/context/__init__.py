@@ -9,6 +9,7 @@ job's `context` by keyword.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -94,10 +95,11 @@ def _refusal(job: Job, why: str) -> JobFailure:
 
 
 def _checked(hook: ContextHook) -> ContextHook:
-    """The hook of another package, whose messages are plain ones that the policy can answer, with images it knows."""
+    """The hook of another package. What it changes in the messages is not what was said; those that it returns are
+    plain ones that the policy can answer, with images it knows."""
 
     def checked(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
-        found = hook(opening, messages, tokens)
+        found = hook(*deepcopy((opening, messages)), tokens)
         if found is None:
             return None
         plain: list[Message] = json.loads(json.dumps(list(found), allow_nan=False))

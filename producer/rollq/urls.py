@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from rollq.errors import SettingsError
 
@@ -22,6 +22,13 @@ EXPECTED = {
 DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
 OPTIONS = {SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+", CLUSTER: r"ssl|ssl_\w+"}
 """The options of an address. Those that begin with `ssl_` are redis-py's."""
+CELERYS = r"ssl_\w+|connect_timeout|credential_provider|heartbeat|insist|login_method"
+"""The options of one server that kombu takes as they are."""
+REDIS_PYS = (
+    r"db|username|password|protocol|client_name|lib_\w+|socket_\w+|retry_on_\w+|max_connections|health_check_interval"
+    r"|encoding\w*|legacy_responses"
+)
+"""Those that it does not. What a server must be told has a place in the address; the rest is Celery's own choice."""
 HTTP = re.compile(
     r"https?://([^/?#\\]*@)?(\[[\da-f:.]+(%[\w.~-]+)?\]|[\w.-]+)(:\d*)?([/?#]\S*)?", re.ASCII | re.IGNORECASE
 )
@@ -128,7 +135,7 @@ def _host(text: str, default_port: int) -> tuple[str, int] | None:
 def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     """The address as Celery's Redis transport wants it, and its transport options. Other brokers stay as they are.
 
-    Raises SettingsError for a cluster, because Celery's queues need one server.
+    Raises SettingsError for a cluster, because Celery's queues need one server, and for an unknown option.
     """
     scheme = url.partition("://")[0]
     if scheme == CLUSTER:
@@ -136,7 +143,11 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
             f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set ROLLQ_BROKER_URL (or --broker) to"
             " a Redis of its own, redis:// or sentinel://"
         )
-    if scheme != SENTINEL or ";" in url:  # with `;` it is written for Celery already
+    if ";" in url:  # it is written for Celery already
+        return url, {}
+    if scheme in ONE_SERVER:
+        return _for_kombu(url), {}
+    if scheme != SENTINEL:
         return url, {}
     servers = parse_servers(url)
     if servers.tls:
@@ -148,8 +159,28 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts]
     own = "" if login == ":@" else login
     address = ";".join(f"sentinel://{own}{host}/{servers.database}" for host in hosts)
-    sentinel_options = {**servers.sentinel_login, "socket_timeout": 1.0, "socket_connect_timeout": 1.0}
-    return address, {"master_name": servers.options["service"], "sentinel_kwargs": sentinel_options}
+    # Without redis-py's retries, so that a Sentinel that is away does not hold up the question to the next one.
+    brief: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": None}
+    return address, {"master_name": servers.options["service"], "sentinel_kwargs": brief | servers.sentinel_login}
+
+
+def _for_kombu(url: str) -> str:
+    """The address of one server. Database and login stand where kombu looks for them. Raises SettingsError."""
+    parts = urlsplit(url)
+    options, unix = dict(parse_qsl(parts.query)), parts.scheme == "unix"
+    kept = {name: value for name, value in options.items() if not unix and re.fullmatch(CELERYS, name)}
+    if kept == options and not unix:
+        return url
+    for name in options.keys() - kept.keys():
+        if not re.fullmatch(REDIS_PYS, name):
+            raise SettingsError(f"not an address of Redis: {mask_url(url)} (Celery takes no option {name}: remove it)")
+    user = parts.username or quote(options.get("username", ""), safe="")
+    password = parts.password or quote(options.get("password", ""), safe="")
+    login = f"{user}:{password}@" if user or password else ""
+    if unix:
+        return f"redis+socket://{login}{parts.path}?virtual_host={options.get('db', 0)}"
+    host, database = parts.netloc.rpartition("@")[2], options.get("db", parts.path.strip("/"))
+    return f"{parts.scheme}://{login}{host}/{database}{'?' if kept else ''}{urlencode(kept)}"
 
 
 def mask_url(url: str) -> str:

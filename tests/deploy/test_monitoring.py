@@ -53,6 +53,13 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert set(used) <= known | OF_PROMETHEUS
 
 
+def test_the_alert_of_a_full_redis_shows_what_it_uses() -> None:
+    """Of `x and y`, the value is x."""
+    (full,) = (rule for rule in RULES if rule["alert"] == "RollqRedisFull")
+    assert next(name for name, _ in selectors(full["expr"])) == "rollq_redis_memory_bytes"
+    assert "Redis uses {{ $value" in full["annotations"]["summary"]
+
+
 def _inside(panel: dict[str, Any]) -> set[tuple[int, int]]:
     at = panel["gridPos"]
     return {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}

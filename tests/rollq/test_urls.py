@@ -1,14 +1,21 @@
 """Addresses of several servers: what they say, what is wrong with them, and what Celery makes of them."""
 
+from pathlib import Path
+
 import pytest
 from kombu import Connection
 from redis.connection import SSLConnection
 
+from rollq.client.producing.broker import Broker
 from rollq.errors import SettingsError
+from rollq.ledger.constants import NEW
+from rollq.ledger.keys import QUEUE
+from rollq.ledger.replies import JobMessage
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import broker_options, check_url, is_http, mask_url, parse_servers
+from tests.servers import Server
 
 SENTINELS = "sentinel://rollq:p%40ss@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=other"
 
@@ -106,7 +113,57 @@ def test_what_celery_makes_of_sentinels() -> None:
         ]
 
 
-@pytest.mark.parametrize("url", ["redis://h/0", "rediss://h/0", "amqp://h", "sentinel://a;sentinel://b"])
+@pytest.mark.parametrize(
+    ("url", "translated"),
+    [
+        ("unix:///a%20b/r.sock", "redis+socket:///a%20b/r.sock?virtual_host=0"),
+        ("unix://u:p%40@/r.sock?db=3&socket_timeout=2", "redis+socket://u:p%40@/r.sock?virtual_host=3"),
+        ("unix://u@/r.sock?password=p@", "redis+socket://u:p%40@/r.sock?virtual_host=0"),
+        ("redis://:p%40@[::1]:6380/1?db=3", "redis://:p%40@[::1]:6380/3"),
+        ("redis://h?username=u&password=p@", "redis://u:p%40@h/"),
+        ("redis://h/2?protocol=2&client_name=x&socket_keepalive=true&health_check_interval=9", "redis://h/2"),
+        ("rediss://h/2?ssl_ca_certs=/a%20b&socket_timeout=2", "rediss://h/2?ssl_ca_certs=%2Fa+b"),
+    ],
+)
+def test_celery_gets_database_and_login_where_it_looks_for_them(url: str, translated: str) -> None:
+    assert broker_options(url) == (translated, {})
+    assert broker_options(translated) == (translated, {})
+
+
+def test_celery_reaches_the_database_of_the_ledger(tmp_path: Path) -> None:
+    server = Server(tmp_path, ["--unixsocket", str(tmp_path / "r.sock")])
+    server.client.config_set("requirepass", "p@ss")
+    options = "password=p@ss&protocol=2&client_name=x&socket_timeout=2&health_check_interval=9"
+    try:
+        for database, address in enumerate((server.url.removesuffix("/0"), f"unix://{tmp_path}/r.sock"), 3):
+            url = f"{address}?db={database}&{options}"
+            broker = Broker(url)
+            assert broker.send([JobMessage("r/g/0", QUEUE, NEW)]) == ["r/g/0"], broker.error
+            assert broker.backlog() == {QUEUE: 1}
+            broker.close()
+            with connect(url) as client:
+                assert client.keys(f"{QUEUE}*")
+    finally:
+        server.kill()
+
+
+def test_an_option_that_nobody_knows_is_named() -> None:
+    with pytest.raises(SettingsError, match="Celery takes no option sokcet_timeout: remove it") as caught:
+        Settings(broker_url="redis://:secret@h/0?sokcet_timeout=2")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h/0",
+        "rediss://h/0?ssl_ca_certs=/a b&ssl_check_hostname=false",
+        "redis://h/0?credential_provider=a.B",
+        "amqp://h?x=1",
+        "sentinel://a;sentinel://b",
+        "redis://a;redis://b?x=1",
+    ],
+)
 def test_other_brokers_stay_as_they_are(url: str) -> None:
     assert broker_options(url) == (url, {})
 

@@ -21,9 +21,10 @@ from redis.exceptions import (
     SlotNotCoveredError,
     TryAgainError,
 )
+from redis.sentinel import MasterNotFoundError
 
 from rollq.errors import RollqError
-from rollq.servers.refusal import unreached
+from rollq.servers.refusal import of_sentinels, unreached
 
 log = logging.getLogger("rollq")
 
@@ -62,12 +63,14 @@ class Patience:
 
     def __call__(self, call: Callable[[], T]) -> T:
         """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a server that has never
-        answered; TryAgainError while a slot moves, or ClusterDownError."""
+        answered; AuthenticationError at once; TryAgainError while a slot moves, or ClusterDownError."""
         failures, since = 0, 0.0
         while True:
             try:
                 result = call()
             except (redis.RedisError, RedisClusterException) as e:
+                if isinstance(e.__cause__, AuthenticationError):  # of a cluster's servers
+                    raise e.__cause__ from None
                 if (error := passing(e)) is None:
                     raise
                 if isinstance(e, redis.BusyLoadingError):  # it is there, and reads its file
@@ -99,6 +102,8 @@ def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError
     match error:
         case AuthenticationError():
             return None
+        case MasterNotFoundError():
+            return of_sentinels(error)
         case redis.ConnectionError() | redis.TimeoutError() | ClusterDownError() | TryAgainError():
             return error
         case AskError():  # and MovedError: in a transaction, redis-py does not follow them to the end

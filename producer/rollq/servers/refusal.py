@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import redis
 from redis.exceptions import ClusterDownError, NoPermissionError, ReadOnlyError, TryAgainError
+from redis.sentinel import MasterNotFoundError
 
 from rollq.errors import LedgerError, Unwritable
 
@@ -102,12 +103,31 @@ def no_answer(error: BaseException | None) -> str:
 
 def unreached(address: str, error: BaseException) -> str:
     """That Redis was never reached at this address, why, and what to do about it."""
+    if isinstance(error, MasterNotFoundError):
+        error = of_sentinels(error)
     return f"no Redis at {address}: {str(error).rstrip('.')}. {_where_to_look(address, error)}"
 
 
+def of_sentinels(error: MasterNotFoundError) -> redis.ConnectionError:
+    """The same without redis-py's clients, which it shows with all their options; AuthenticationError if a Sentinel
+    refused the login."""
+    text = re.sub(r"<.*?> - (?=[\w:]*Error)", "", str(error))
+    if "AuthenticationError" in text:
+        return redis.AuthenticationError("a Sentinel refuses sentinel_username or sentinel_password")
+    return MasterNotFoundError(text)
+
+
 def _where_to_look(address: str, error: BaseException) -> str:
-    causes = [cause for cause in (error, error.__cause__, error.__context__) if cause]
+    if remedy := no_answer(error):
+        return remedy
+    causes = _causes(error)
     tls = address.startswith("rediss:")
+    if isinstance(error, MasterNotFoundError):
+        return "Start the Sentinels, or correct them and their service in the address (--redis, ROLLQ_REDIS_URL)"
+    if any(type(cause) is redis.RedisError for cause in causes):
+        return "Correct the options of the address (ssl_cert_reqs= takes required, optional and none)"
+    if not address.startswith("unix:") and any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return "Correct the files in its options (ssl_ca_certs=, ssl_certfile=, ssl_keyfile=)"
     if any(isinstance(cause, socket.gaierror) for cause in causes):
         return "No such host: correct the address"
     if any(isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError)) for cause in causes):
@@ -115,6 +135,15 @@ def _where_to_look(address: str, error: BaseException) -> str:
     if not tls and "closed by server" in str(error):
         return "Does it speak TLS there (rediss://)?"
     return "Start one with `rollq redis`, or give another address (--redis, ROLLQ_REDIS_URL)"
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """The error and what led to it."""
+    found: list[BaseException] = []
+    while error and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:

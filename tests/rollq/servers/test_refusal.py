@@ -45,6 +45,11 @@ def wrapped(cause: Exception) -> redis.ConnectionError:
         ),
         ("rediss://h:1/0", wrapped(ssl.SSLError("CERTIFICATE_VERIFY_FAILED")), "is its certificate trusted"),
         ("rediss://h:1/0", redis.TimeoutError("Timeout connecting to server"), "Does it speak TLS there"),
+        ("rediss://h:1/0?ssl_keyfile=/none", wrapped(FileNotFoundError(2, "No such file")), "Correct the files in its"),
+        ("unix:///none.sock", wrapped(FileNotFoundError(2, "No such file")), "Start one with `rollq redis`"),
+        ("h:1, h:2", wrapped(wrapped(FileNotFoundError(2, "No such file"))), "Correct the files in its options"),
+        ("rediss://h:1/0", redis.RedisError("Invalid SSL Certificate Requirements Flag: X"), "ssl_cert_reqs= takes"),
+        ("h:1, h:2", redis.AuthenticationError("invalid username-password pair"), "Correct the user and the password"),
     ],
 )
 def test_a_server_that_is_not_reached_has_the_remedy_of_its_cause(address: str, error: Exception, remedy: str) -> None:

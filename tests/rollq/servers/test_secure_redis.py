@@ -1,6 +1,5 @@
 """A Redis behind TLS and a user of its own: the ledger, the broker and the commands reach it by its address alone."""
 
-import os
 import socket
 import ssl
 import subprocess
@@ -25,6 +24,7 @@ from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play
+from tests.rollq_worker.engine.engine_servers import replaying
 
 PASSWORD = "p%40ss%2Fword"
 """As an address holds it: percent-encoded."""
@@ -139,26 +139,20 @@ def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
 @pytest.mark.timeout(900)
 def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
     address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
-    port = free_port()
-    environment = {**os.environ, "ROLLQ_REDIS_URL": address, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
     log = tmp_path / "log"
-    line = [sys.executable, "-m", "rollq"]
-    parts = []
-    try:
-        with log.open("wb") as out:
-            for part in (["engine", "--port", str(port)], ["worker", "-c", "2"]):
-                parts.append(subprocess.Popen([*line, *part], env=environment, stdout=out, stderr=out))
-        submit = [*line, "submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
-        pull = [*line, "pull", "--run", "w", "--groups", "2", "--timeout", "300"]
-        for command in (submit, pull):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stderr + log.read_text()
-        assert "p@ss" not in log.read_text()
-        assert PASSWORD not in log.read_text()
-    finally:
-        for process in reversed(parts):
-            process.terminate()
-            process.wait(60)
+    with replaying() as engine, log.open("wb") as out:
+        line = [sys.executable, "-m", "rollq", "worker", "-c", "2", "--redis", address, "--engine", engine]
+        worker = subprocess.Popen(line, stdout=out, stderr=out)
+        try:
+            submit = ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
+            pull = ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]
+            for command in (submit, pull):
+                assert cli.main([*command, "--redis", address]) == 0, log.read_text()
+            assert "p@ss" not in log.read_text()
+            assert PASSWORD not in log.read_text()
+        finally:
+            worker.terminate()
+            worker.wait(60)
 
 
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:
@@ -169,6 +163,19 @@ def test_an_unknown_authority_is_refused(tls_port: int) -> None:
     assert broker.send([AGAIN]) == []
     assert broker.error
     broker.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("ssl_certfile=/none.crt&ssl_keyfile=/none.key", "Correct the files in its options"),
+        ("ssl_cert_reqs=CERT_REQUIRED", "ssl_cert_reqs= takes required, optional and none"),
+    ],
+)
+def test_a_wrong_option_is_not_taken_for_a_server_that_is_away(tls_port: int, option: str, remedy: str) -> None:
+    with pytest.raises(RollqError, match=remedy) as caught:
+        ping_redis(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{option}")
+    assert "Start one" not in str(caught.value)
 
 
 def test_only_tls_is_verified_and_only_when_nothing_is_said() -> None:

@@ -105,6 +105,22 @@ class TestRenewing:
         leases.stop()
         assert f"heartbeat: {name}: ConnectionError: refused" in caplog.text and "can't start new thread" in caplog.text
 
+    def test_an_error_that_lasts_is_warned_of_now_and_then_with_its_remedy(
+        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise redis.AuthenticationError("invalid username-password pair.")
+
+        leases = Leases(threading.Event())
+        with leases.hold(ledger, claim(ledger)):
+            monkeypatch.setattr(ledger, "renew_leases", refuse)
+            for warned in (1, 1, 2):
+                leases.tick()
+                until(lambda warned=warned: len(caplog.records) == warned)
+                clock.ahead += leases_module.WARN_EVERY_S / 2
+        for record in caplog.records:
+            assert record.message.startswith("heartbeat: r: AuthenticationError: invalid username-password pair. Corr")
+
 
 class TestLateWrites:
     def start(self, attempt: Attempt) -> None:

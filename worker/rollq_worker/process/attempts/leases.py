@@ -19,7 +19,8 @@ from rollq.errors import RollqError, Unwritable
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S
+from rollq.servers.refusal import no_answer
 from rollq_worker.process.attempts.attempt import Attempt
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ class Leases:
         self._stop = threading.Event()
         self._renewed: dict[str, float] = {}
         """When each run's leases were last renewed (`time.monotonic`)."""
+        self._warned: dict[tuple[str, type[Exception]], float] = {}
+        """When each run or job was last warned of such an error."""
         self._tending = PerRun("rollq-lease")
         self._writing = PerRun("rollq-late-write")
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
@@ -143,12 +146,12 @@ class Leases:
 
     def _loop(self) -> None:
         while not self._stop.wait(TICK_S):
-            with _logged("all"):  # this thread alone keeps every lease alive: it must outlive whatever one tick raises
+            with self._logged("all"):  # this thread alone keeps every lease alive, whatever one tick raises
                 self.tick()
 
     def _write_late(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
-            with _logged("late writes"):  # no other thread journals a turn before it ends
+            with self._logged("late writes"):  # no other thread journals a turn before it ends
                 self.write_behind()
 
     def write_behind(self) -> None:
@@ -176,7 +179,7 @@ class Leases:
         """Renew and watch the attempts of one run."""
         run, now = attempts[0].ledger.run, time.monotonic()
         near = {a for a in attempts if a.left_s < LEASE_S}
-        with _logged(run):
+        with self._logged(run):
             all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
             # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
             self.renew(attempts if all_due else [*near])
@@ -185,7 +188,7 @@ class Leases:
         for attempt in attempts:  # after the renewals, so that an error of one attempt costs no other its lease
             # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
             if attempt in near or attempt.lost.is_set() or attempt.time_limits.current is not None:
-                with _logged(attempt.job.id):
+                with self._logged(attempt.job.id):
                     self._watch(attempt)
 
     def renew(self, attempts: list[Attempt]) -> None:
@@ -213,6 +216,25 @@ class Leases:
         elif attempt.overdue or attempt.lost.is_set():
             self._end_engine_wait(attempt.job.id)
 
+    @contextmanager
+    def _logged(self, what: str) -> Iterator[None]:
+        """In this block, log an error about one run or job, whatever it is, so that the others go on."""
+        try:
+            yield
+        except (RollqError, *CONNECTION_ERRORS) as e:
+            if self._is_new(what, type(e)):
+                remedy = f". {then}" if (then := no_answer(e)) else ""
+                log.warning("heartbeat: %s: %s: %s%s", what, type(e).__name__, str(e).rstrip("."), remedy)
+        except Exception:
+            log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)
+
+    def _is_new(self, what: str, error: type[Exception]) -> bool:
+        """Whether it was not warned of for WARN_EVERY_S seconds. Else every tick would say the same."""
+        now = time.monotonic()
+        with self._lock:
+            self._warned = {known: at for known, at in self._warned.items() if now - at < WARN_EVERY_S}
+            return self._warned.setdefault((what, error), now) == now
+
     def _count_lost_threads(self) -> None:
         now = time.monotonic()
         with self._lock:
@@ -233,17 +255,6 @@ def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     for attempt in attempts:
         found[attempt.ledger.run].append(attempt)
     return found
-
-
-@contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """In this block, log an error about one run or job, whatever it is, so that the others go on."""
-    try:
-        yield
-    except (RollqError, *CONNECTION_ERRORS) as e:
-        log.warning("heartbeat: %s: %s: %s", what, type(e).__name__, e)
-    except Exception:
-        log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)
 
 
 class PerRun:

@@ -70,7 +70,7 @@ collect_ignore = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        where = item.path.relative_to(REPO / "tests").as_posix()
+        where = item.nodeid.removeprefix("tests/")
         if where.startswith(OF_TRAINERS):
             item.add_marker(pytest.mark.trainers)
         if where.startswith(SLOW):
@@ -82,9 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     """Each process of a parallel run gets so many neighbours. They begin with its share of the tests that take longest,
     because one of them that comes last keeps the others waiting."""
-    end_to_end = REPO / "tests" / "e2e"
-    long = [item for item in items if item.path.is_relative_to(end_to_end)]
-    short = [item for item in items if not item.path.is_relative_to(end_to_end)]
+    long = [item for item in items if item.nodeid.startswith("tests/e2e/")]
+    short = [item for item in items if not item.nodeid.startswith("tests/e2e/")]
     return [item for n in range(processes) for tests in (long, short) for item in _share(tests, n, processes)]
 
 

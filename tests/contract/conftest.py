@@ -34,7 +34,7 @@ QUICK = ("test_audit", "test_client", "test_generate", "test_routers", "test_tok
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        here = Path(__file__).parent in item.path.parents
+        here = item.nodeid.startswith("tests/contract/")
         if here and item.get_closest_marker("sglang") and item.path.stem not in QUICK:
             item.add_marker(pytest.mark.slow)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollq.env import RESPOND, Action, Domain
+from rollq.env import RESPOND, Action, Domain, Environment
 from rollq.events import Finish, Message, VersionSpan
 from rollq.job import History, Job, Json
 from rollq.trajectory import Trajectory
@@ -181,6 +181,17 @@ class ForcedEngine:
         return at in (0, len(turn) - 1) or turn[at] in self.policy.renderer.tokenizer.added_tokens.values()
 
 
+class FewTools:
+    """An environment that shows these tools alone: a template is checked with all that it shows."""
+
+    def __init__(self, environment: Environment, names: set[str]) -> None:
+        self._environment = environment
+        self.tools = [tool for tool in environment.tools if tool["function"]["name"] in names]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+
 def play_template(
     tokenizer: Tokenizer,
     connect: Callable[[ChatRenderer], Engine] | None = None,
@@ -190,14 +201,15 @@ def play_template(
     every: bool = False,
     **job: Any,
 ) -> Trajectory:
-    """A whole episode as a worker plays it, of a policy that makes the task's ground-truth moves.
+    """A whole episode as a worker plays it, of a policy that makes the task's ground-truth moves with their tools.
 
     `connect` gives the engine for a renderer's stop tokens; None: no server. `every`: the engine samples every token.
     `job`: more of the job, such as `agent` and `history`. Raises JobFailure for a template that is refused.
     """
     world = domain(env) if isinstance(env, str) else env
     played = Job(run="r", group="g", env=world.name, task=task, **job)
-    environment, spoken = world.open("train", task, {}), world.task("train", task)
+    spoken = world.task("train", task)
+    environment: Any = FewTools(world.open("train", task, {}), {move.name for move in spoken.moves})
     agent = agent_factory(played.agent, played.agent_args)
     renderer = RendererCache(tokenizer).get(played, list(environment.tools))
     form = TextForm(played.agent) if agent.text_actions else None

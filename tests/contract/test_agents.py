@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from rollq.env import Episode
@@ -86,6 +85,7 @@ def played(server: Server, tmp_path: Path) -> Iterator[Played]:
 
 def asks(episode: Episode) -> Callable[..., dict[str, Any]]:
     """Asks by the openai package, and returns the message as an agent keeps it."""
+    import openai  # a second
 
     def ask(messages: Sequence[Any], **more: Any) -> dict[str, Any]:
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, timeout=300) as client:
@@ -120,6 +120,8 @@ def test_each_reply_is_trained_in_one_trace(played: Played) -> None:
 
 
 def test_streams(played: Played) -> None:
+    import openai
+
     def agent(episode: Episode) -> None:
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
             chunks = client.chat.completions.create(model="m", messages=[user("hello")], stream=True)  # type: ignore[list-item]

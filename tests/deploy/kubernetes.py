@@ -22,7 +22,7 @@ def rendered(folder: str) -> tuple[Object, ...]:
     """What `kubectl apply -k` would send."""
     said = subprocess.run([KUBECTL, "kustomize", str(FOLDER / folder)], capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
-    return tuple(yaml.safe_load_all(said.stdout))
+    return tuple(yaml.load_all(said.stdout, yaml.CSafeLoader))
 
 
 def objects(kind: str) -> list[Object]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -95,12 +96,16 @@ def test_a_flower_that_starts_later_lists_an_idle_worker(shown: Scene, tmp_path:
         later.close()
 
 
-@pytest.mark.parametrize("login", ["", "operator", "operator:short"])
-def test_there_is_no_default_password(login: str) -> None:
+def test_there_is_no_default_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = REPO / "deploy" / "flower"
     command = [sys.executable, "-m", "celery", "flower", "--conf=flowerconfig.py"]
-    env = {**os.environ, "FLOWER_BASIC_AUTH": login, "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(command, cwd=REPO / "deploy" / "flower", env=env, capture_output=True, text=True, timeout=90)
+    env = {**os.environ, "FLOWER_BASIC_AUTH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=90)
     assert ended.returncode == 1 and "FLOWER_BASIC_AUTH" in ended.stderr
+    for login in ("operator", "operator:short"):
+        monkeypatch.setenv("FLOWER_BASIC_AUTH", login)
+        with pytest.raises(SystemExit, match="FLOWER_BASIC_AUTH"):
+            runpy.run_path(str(folder / "flowerconfig.py"))
 
 
 @pytest.mark.browser

@@ -1,6 +1,5 @@
 """The users of compose's Redis, on a real server: each can do its part, and nothing else."""
 
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
+from rollq import cli
 from rollq.client.client import Client, internals
 from rollq.client.producing.broker import Broker
 from rollq.errors import LedgerError
@@ -31,6 +31,7 @@ from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
 from tests.rollq.samples import group, play, reader
+from tests.rollq_worker.engine.engine_servers import replaying
 from tests.waiting import until
 
 USERS = ("worker", "producer", "trainer", "reader", "flower", "admin")
@@ -253,37 +254,30 @@ def _busy(client: "redis.Redis") -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_each_part_as_its_own_user(server: Server, tmp_path: Path) -> None:
+def test_each_part_as_its_own_user(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A worker plays what a producer submits and a trainer pulls; nothing is refused, and no password is logged."""
-    port = free_port()
-    engine = {**os.environ, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
     log = tmp_path / "log"
-    line = [sys.executable, "-m", "rollq"]
-    parts = []
-    try:
-        with log.open("wb") as out:
-            for user, part in (("worker", ["engine", "--port", str(port)]), ("worker", ["worker", "-c", "2"])):
-                env = engine | {"ROLLQ_REDIS_URL": server.url(user)}
-                parts.append(subprocess.Popen([*line, *part], env=env, stdout=out, stderr=out))
-        for user, command in (
-            ("producer", ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]),
-            ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
-            ("trainer", ["stats", "--run", "w"]),
-            ("producer", ["jobs", "drop", "w", "--whole-run", "--yes"]),
-        ):
-            env = engine | {"ROLLQ_REDIS_URL": server.url(user)}
-            done = subprocess.run([*line, *command], env=env, capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stderr + log.read_text()
-            assert "NOPERM" not in done.stderr and "ermission" not in done.stderr
-        parts[1].terminate()
-        until(lambda: parts[1].poll() == 0)
-        said = log.read_text()
-        assert "NOPERM" not in said and "ermission" not in said, said
-        assert not any(password in said for password in server.made.values())
-    finally:
-        for process in reversed(parts):
-            process.terminate()
-            process.wait(60)
+    with replaying() as engine, log.open("wb") as out:
+        line = [sys.executable, "-m", "rollq", "worker", "-c", "2", "--redis", server.url("worker"), "--engine", engine]
+        worker = subprocess.Popen(line, stdout=out, stderr=out)
+        try:
+            for user, command in (
+                ("producer", ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]),
+                ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
+                ("trainer", ["stats", "--run", "w"]),
+                ("producer", ["jobs", "drop", "w", "--whole-run", "--yes"]),
+            ):
+                assert cli.main([*command, "--redis", server.url(user)]) == 0, log.read_text()
+                said = capsys.readouterr().err
+                assert "NOPERM" not in said and "ermission" not in said
+            worker.terminate()
+            until(lambda: worker.poll() == 0)
+            said = log.read_text()
+            assert "NOPERM" not in said and "ermission" not in said, said
+            assert not any(password in said for password in server.made.values())
+        finally:
+            worker.terminate()
+            worker.wait(60)
 
 
 @pytest.mark.parametrize("user", ["trainer", "worker"])

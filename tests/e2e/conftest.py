@@ -12,7 +12,7 @@ from tests.e2e.stack import Stack
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/e2e/"):
             item.add_marker(pytest.mark.timeout(900))
             if not item.get_closest_marker("promise"):
                 item.add_marker(pytest.mark.slow)

@@ -135,9 +135,9 @@ def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
         first = stack.worker(8, engine_url=proxy.url)
         with Client(stack.redis_url, run="r") as client:
-            client.submit([Job(env="shop", task=task, size=4, agent=agent) for task in range(2)])
+            client.submit([Job(env="shop", task=task, size=2, agent=agent) for task in range(2)])
             client.seal()
-            stack.wait(lambda: len(proxy.calls()) > 20, 150, "some turns")
+            stack.wait(lambda: len(proxy.calls()) > 10, 150, "some turns")
             if how is signal.SIGKILL:
                 first.kill()
             else:
@@ -149,8 +149,8 @@ def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -
                 batch.ack()
             stats = client.stats()
         seen = requests_by_job(proxy.calls())
-    assert (len(lines), stats["dead"]) == (8, 0)
-    assert stats["resumed"] >= 4  # of the others, no turn had ended
+    assert (len(lines), stats["dead"]) == (4, 0)
+    assert stats["resumed"] >= 2  # of the others, no turn had ended
     assert "agent" not in stats["failures"]
     for line in lines:
         assert (line["stop"], line["reward"], len(line["traces"])) == ("done", 1.0, 1)

@@ -20,12 +20,12 @@ class TestEngine:
     @pytest.mark.promise
     def test_an_outage_longer_than_the_deadline(self, stack: Stack):
         engine = stack.engine("--latency", "30")
-        submit_singles(stack, "outage", 8, budget=Budget(deadline_s=20.0))
+        submit_singles(stack, "outage", 8, budget=Budget(deadline_s=12.0))
         stack.worker(8)
         stack.wait(lambda: stack.stats("outage")["leased"] == 8, 150, "eight leases")
         engine.kill()
         engine.wait(60)
-        time.sleep(25)
+        time.sleep(15)
         stack.start("engine", "--port", stack.engine_url.rsplit(":", 1)[1])
         stats = check_all_delivered(stack, "outage", 8)
         assert not stats["failures"], stack.logs()

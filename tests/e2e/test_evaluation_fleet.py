@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from rollq import Client, Job
+from rollq.client.client import internals
+from rollq.client.waits import explain
+from rollq.job import Purpose
 from tests.e2e.stack import Stack
 from tests.e2e.test_staleness import load_weights
 
@@ -25,7 +28,8 @@ def test_every_token_is_of_the_pinned_version(stack: Stack) -> None:
     with Client(stack.redis_url, run="r") as client:
         client.publish(5)
         evaluation = client.evaluate(TASKS, 2)
-        stack.wait(lambda: "jobs are pinned to" in stack.run("stats", "--run", "r").stdout, 60, "what is waited for")
+        reader = internals(client).reader
+        stack.wait(lambda: "jobs are pinned to" in explain(reader, Purpose.EVAL), 60, "what is waited for")
         client.submit([Job(env="shop", task=0, group="a", size=2)])
         assert next(client.batches(1, timeout=60)).staleness.max == 0  # training goes on
         assert client.stats()["submitted"] == 8 and not evaluation.done()

@@ -27,7 +27,7 @@ def written(stack: Stack, run: str) -> int:
 
 @pytest.mark.promise
 def test_kill_the_only_worker_then_start_another(stack: Stack):
-    stack.engine("--latency", "1.0")
+    stack.engine("--latency", "0.4")
     submit_groups(stack, "kill")
     first = stack.worker(8)
     stack.wait(lambda: written(stack, "kill") > 8 * 3, 150, "a whole turn of one job")
@@ -35,8 +35,7 @@ def test_kill_the_only_worker_then_start_another(stack: Stack):
     first.wait(60)
     leased = stack.stats("kill")["leased"]
     assert leased > 0
-    stack.engine()
-    stack.worker(8)
+    stack.worker(16)
     stats = check_all_delivered(stack, "kill", JOBS)
     assert stats["failures"]["worker"] == leased
     assert 0 < stats["resumed"] <= leased

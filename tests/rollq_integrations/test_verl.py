@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from rollq.errors import ContractError, JobConflict, LedgerError, RolloutFailure, SettingsError
 from rollq.ledger.dead_letters import DeadLetters
@@ -43,6 +42,8 @@ def verl(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 @pytest.fixture
 def loop(verl: ModuleType, redis_url: str) -> Iterator[Make]:
     """Makes an agent loop, as verl does for every session. `fresh`: in a process of its own."""
+    from transformers import AutoTokenizer  # seconds, where torch is installed
+
     tokenizer, made = AutoTokenizer.from_pretrained(str(BUNDLED)), []
 
     def make(fresh: bool = False, save_freq: int = 2, threshold: int | None = 8, **changes: Any) -> Any:

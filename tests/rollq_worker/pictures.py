@@ -3,6 +3,7 @@
 import io
 import json
 import random
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def vision_template() -> str:
 
 def vision_tokenizer(template: str | None = None, **processor: Any) -> Tokenizer:
     """A vocabulary with vision tokens, and the image processor of Qwen2.5-VL with few pixels."""
-    tokenizer = tokenizer_with("a vision model", template or vision_template(), VISION)
+    tokenizer = copy(tokenizer_with("a vision model", template or vision_template(), VISION))
     tokenizer.image_processor = PROCESSOR | processor
     return tokenizer
 

@@ -264,7 +264,7 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
 @pytest.mark.parametrize("gone", ["stdout", "stderr"])
 @pytest.mark.parametrize(
     "line",
-    ["stats", "stats --run r", "jobs list r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
+    ["stats", "jobs list r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
 )
 def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
     """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not before the exit."""

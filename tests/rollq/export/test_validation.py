@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.events import Stop
@@ -131,6 +131,7 @@ DAMAGES: list[tuple[str, Damage, str]] = [
 
 
 @pytest.mark.parametrize(("damage", "said"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+@settings(max_examples=25)
 @given(shape=sound_traces, data=st.data())
 def test_damage_is_found(damage: Damage, said: str, shape: list[Trace], data: Any) -> None:
     found = of(shape)
@@ -165,6 +166,7 @@ ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "said"), [d[1:] for d in ROW_DAMAGES], ids=[d[0] for d in ROW_DAMAGES])
+@settings(max_examples=25)
 @given(shape=sound_traces, data=st.data())
 def test_damaged_rows_are_found(damage: Callable[[Record], None], said: str, shape: list[Trace], data: Any) -> None:
     made = copy.deepcopy(rows(sound(shape), 7))

@@ -1,4 +1,5 @@
-"""The endpoint as the anthropic and openai packages see it: the same turns in each dialect."""
+"""The endpoint as the anthropic and openai packages see it: the same turns in each dialect. Tests import the packages,
+which takes seconds, where they need them."""
 
 import gc
 import json
@@ -7,10 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from openai.types.responses import Response
 
 from rollq.env import Episode
 from rollq_worker.agents.dialects.responses import Responses
@@ -26,11 +24,15 @@ OPENAI_TOOL: Any = {"type": "function", "name": "look", "parameters": FUNCTION["
 ASKED: dict[str, Any] = {"model": "any", "max_tokens": 50}
 
 
-def with_anthropic(episode: Episode) -> anthropic.Anthropic:
+def with_anthropic(episode: Episode) -> Any:
+    import anthropic
+
     return anthropic.Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0)
 
 
-def with_openai(episode: Episode) -> openai.OpenAI:
+def with_openai(episode: Episode) -> Any:
+    import openai
+
     return openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
 
 
@@ -139,6 +141,8 @@ def test_what_is_kept_of_a_response_is_its_turn(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_response_has_what_its_class_has_and_what_was_asked() -> None:
+    from openai.types.responses import Response
+
     def agent(episode: Episode) -> None:
         asked = {"input": "a", "tools": [OPENAI_TOOL], "tool_choice": "none", "parallel_tool_calls": False}
         got = Response.model_validate(post(episode, asked, path="/responses"))
@@ -161,7 +165,9 @@ def test_an_empty_turn_is_an_item_too() -> None:
 def test_the_tool_runner_of_the_anthropic_package() -> None:
     """It asks for a thread at Anthropic, and goes on without."""
 
-    @anthropic.beta_tool
+    from anthropic import beta_tool
+
+    @beta_tool
     def look(at: int) -> str:
         return f"seen at {at}"
 
@@ -244,6 +250,9 @@ def test_where_a_turn_ends() -> None:
 
 
 def test_errors_have_the_form_of_the_dialect() -> None:
+    import anthropic
+    import openai
+
     def agent(episode: Episode) -> None:
         hello: Any = [{"role": "user", "content": "a"}]
         with with_anthropic(episode) as client:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
-import openai
 import pytest
 import requests
 
@@ -28,7 +27,9 @@ CALL = '{"name": "look", "arguments": {"at": 1}}'
 TOOLS: Any = [TOOL]
 
 
-def client(episode: Episode, key: str = "") -> openai.OpenAI:
+def client(episode: Episode, key: str = "") -> Any:
+    import openai  # a second
+
     return openai.OpenAI(base_url=episode.base_url, api_key=key or episode.api_key, max_retries=0)
 
 
@@ -80,6 +81,8 @@ class TestOpenAI:
         assert play(agent, text).turns == 1
 
     def test_models_and_errors(self) -> None:
+        import openai
+
         def agent(episode: Episode) -> None:
             messages: Any = episode.messages
             with client(episode) as mine, client(episode, key="other") as other:

@@ -69,9 +69,9 @@ def proposed(*line: str) -> str:
 def test_the_next_steps_fit_what_was_played() -> None:
     assert "rollq redis; rollq engine; rollq worker" in proposed()
     assert install_line("tau2-2025") in proposed()
-    other = proposed("--env", "tau2_2025:airline", "--set", "split=test")
-    assert "rollq engine --env tau2_2025:airline; rollq worker" in other
-    assert "--env tau2_2025:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
+    other = proposed("--env", "shop:desk", "--set", "split=test")
+    assert "rollq engine --env shop:desk; rollq worker" in other
+    assert "--env shop:desk --split test --tasks 2-4 " in other and "--groups 3 " in other
     short = proposed("--set", 'template_kwargs={"enable_thinking": false}')
     assert """--tasks 2-4 --set 'template_kwargs={"enable_thinking": false}' --size 4""" in short
     assert "--tasks 2-4 --set agent=react --size 4" in proposed("--set", "agent=react")

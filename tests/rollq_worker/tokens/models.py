@@ -114,8 +114,13 @@ NAMED_OF_TRAINING = {
 def tokenizer_with(
     name: str, template: str, added: Sequence[str] = (), config: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """Any template, on the bundled vocabulary with more control tokens."""
-    return Tokenizer(name, spec_with(tuple(added)), config or {}, template)
+    """Any template, on the bundled vocabulary with more control tokens. Tests share it, and do not change it."""
+    return _made(name, template, tuple(added), json.dumps(config or {}))
+
+
+@cache
+def _made(name: str, template: str, added: tuple[str, ...], config: str) -> Tokenizer:
+    return Tokenizer(name, spec_with(added), json.loads(config), template)
 
 
 def trained_tokenizer(name: str) -> Tokenizer:

@@ -6,6 +6,7 @@ tokenizer.json is below; `test_qwen_vocabulary.py` compares the whole with the p
 
 import base64
 import json
+from copy import copy
 from functools import cache
 from importlib.metadata import distribution
 from itertools import pairwise
@@ -28,9 +29,14 @@ _SPLIT = (
 )
 
 
-def qwen_tokenizer(template: str = TEMPLATE, name: str = "qwen") -> Tokenizer:
-    """A template on Qwen's vocabulary."""
-    return Tokenizer(name, qwen_spec(), CONFIG, template)
+@cache
+def qwen_tokenizer(template: str = "", name: str = "qwen") -> Tokenizer:
+    """A template on Qwen's vocabulary, which all share; without one, the bundled template."""
+    if not template:
+        return Tokenizer(name, qwen_spec(), CONFIG, TEMPLATE)
+    named = copy(qwen_tokenizer())
+    named.name = name
+    return named.with_template(template)
 
 
 @cache
@@ -70,7 +76,8 @@ def _merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The two earlier tokens that are merged into this one."""
     parts = [token[n : n + 1] for n in range(len(token))]
     while len(parts) > 2:
-        _, n = min((ranks.get(left + right, len(ranks)), n) for n, (left, right) in enumerate(pairwise(parts)))
+        merged = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
+        n = merged.index(min(merged))
         parts[n : n + 2] = [parts[n] + parts[n + 1]]
     return parts
 

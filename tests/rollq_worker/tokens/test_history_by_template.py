@@ -144,13 +144,14 @@ TAGS = [*["<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<thi
 WORDS = [*TAGS, "Well.", "\n", "</tool_call>", " to=functions.get_order", '{"x": 1}', "<|im_end", "|>", "{{ x }}", "é"]
 
 
-def of_random_words(renderer: ChatRenderer, rng: random.Random) -> str:
-    """A turn of random words, calls and control tokens, which may end with any stop token."""
+def of_random_words(renderer: ChatRenderer, rng: random.Random, turns: int) -> list[str]:
+    """Turns of random words, calls and control tokens, which may end with any stop token."""
     tokenizer = renderer.tokenizer
     stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
     words = [*WORDS, *[token for token in tokenizer.added_tokens if token not in stops]]
     calls = [text.removesuffix(stop) for text in sampled_turns(renderer) for stop in stops if text.endswith(stop)]
-    return "".join(rng.choice([*words, *calls]) for _ in range(rng.randrange(1, 9))) + rng.choice(stops)
+    words += calls
+    return ["".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) + rng.choice(stops) for _ in range(turns)]
 
 
 @pytest.mark.parametrize("history", History)
@@ -159,7 +160,7 @@ def test_no_words_of_the_policy_fail_the_job(real: RealTemplates, name: str, his
     renderer = checked_renderer(real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE)
     for seed in range(6):
         rng = random.Random(seed)
-        texts = [of_random_words(renderer, rng) for _ in range(8)]
+        texts = of_random_words(renderer, rng, 8)
         trajectory, _ = played(renderer, texts, history=history, budget=Budget(max_turns=8))
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
 
@@ -176,7 +177,7 @@ def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind
         over = len(
             renderer.open([{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}], TOOLS)
         )
-        texts = [of_random_words(renderer, rng) for _ in range(10)]
+        texts = of_random_words(renderer, rng, 10)
         context, budget = {**kind, "over": over + 10 * (1 + seed)}, Budget(max_turns=10)
         trajectory, engine = played(renderer, texts, history=history, context=context, budget=budget)
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)

@@ -83,7 +83,7 @@ def work(format: str, text: str) -> int:
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize(("format", "unit"), [(name, unit) for name in sorted(PARSERS) for unit in units(name)])
 def test_twice_the_text_is_twice_the_work(format: str, unit: str):
-    times = 4_000 // len(unit)
+    times = 3_000 // len(unit)
     for end in ENDS:
         once, twice = work(format, unit * times + end), work(format, unit * (2 * times) + end)
         assert twice < 2.3 * once + 1000, f"{end!r} behind it: {once} characters, then {twice}"

@@ -11,7 +11,7 @@ class DeadlineExceeded(RolloutFailure):
 
 
 class Drained(RollqError):
-    """The worker is stopping, so it gives the job back at no cost."""
+    """The worker is stopping, or needs the slot for others, so it gives the job back at no cost."""
 
 
 class OtherWeights(RollqError):

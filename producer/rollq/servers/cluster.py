@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AskError, ClusterDownError, RedisClusterException
+from redis.exceptions import AskError, ClusterDownError, RedisClusterException, SlotNotCoveredError
 from redis.retry import Retry
 
 from rollq.servers.patience import Patience, Pipeline
@@ -70,3 +70,29 @@ class ClusterClient(RedisCluster):
                 raise
 
         return self.patience(run)
+
+    def server_of(self, key: str) -> str:
+        """The name (`host:port`) of the server that has the key; empty when none has."""
+        node_of: Any = self.get_node_from_key
+        try:
+            return str(node_of(key).name)
+        except SlotNotCoveredError:
+            return ""
+
+    def ask_primaries(self, call: Callable[["redis.Redis"], T]) -> dict[str, T | redis.RedisError]:
+        """The call's result on each primary, by its name; of one that cannot be reached, the error. Each is asked once,
+        without patience."""
+        cluster: Any = self
+
+        def ask(node: Any) -> T | redis.RedisError:
+            try:
+                return call(cluster.get_redis_connection(node))
+            except (redis.ConnectionError, redis.TimeoutError) as e:
+                return e
+
+        told = {node.name: ask(node) for node in cluster.get_primaries()}
+        if any(isinstance(reply, redis.RedisError) for reply in told.values()):
+            with suppress(redis.RedisError, RedisClusterException):
+                cluster.nodes_manager.initialize()  # a replica may have its place now
+            told = {node.name: told[node.name] if node.name in told else ask(node) for node in cluster.get_primaries()}
+        return told

@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from rollq.servers.cluster import ClusterClient
+from rollq.servers.refusal import no_answer
 
 OLDEST = (6, 2)
 """The oldest Redis that rollq works with."""
@@ -59,9 +60,11 @@ def findings(connection: Any) -> list[Finding]:
     says."""
     if not isinstance(connection, ClusterClient):
         return _of_server(connection)
-    cluster: Any = connection
-    nodes: list[Any] = cluster.get_primaries()
-    told = [(node.name, finding) for node in nodes for finding in _of_server(cluster.get_redis_connection(node))]
+    told = [
+        (node, finding)
+        for node, found in connection.ask_primaries(_of_server).items()
+        for finding in ([_away(node, found)] if isinstance(found, redis.RedisError) else found)
+    ]
     bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
     wrong = {finding.name for _, finding in bad}
     good = {finding.name: finding for _, finding in reversed(told) if finding.name not in wrong}
@@ -79,6 +82,11 @@ def server_info(connection: Any) -> dict[str, Any]:
         return {}
 
 
+def primaries(connection: Any) -> dict[str, dict[str, Any] | redis.RedisError]:
+    """What each primary of a cluster says, by its name, or why it does not answer; empty for one server."""
+    return connection.ask_primaries(server_info) if isinstance(connection, ClusterClient) else {}
+
+
 def latency(connection: Any) -> Finding:
     """How long Redis takes to answer: the median of some calls. PING is refused while its disk is full."""
     took_ms = []
@@ -93,6 +101,12 @@ def latency(connection: Any) -> Finding:
         return Finding("redis latency", Level.OK, says, details=details)
     remedy = "put Redis near the workers, and look for a busy machine or slow commands (redis-cli --latency)"
     return Finding("redis latency", Level.WARN, f"Redis {says}", remedy, details=details)
+
+
+def _away(node: str, error: redis.RedisError) -> Finding:
+    says = f"Redis at {node} does not answer ({str(error).rstrip('.')})"
+    remedy = f"{no_answer(error) or 'start it again'}. Its runs wait meanwhile, and others go on"
+    return Finding("redis", Level.FAIL, says, remedy)
 
 
 def _of_server(server: Any) -> list[Finding]:

@@ -25,8 +25,9 @@ from rollq.ledger.workers.live_workers import (
     live_workers,
 )
 from rollq.ledger.workers.reaping import ActiveRuns
-from rollq.servers.health import server_info
-from rollq.servers.refusal import guarded, why_no_writes
+from rollq.servers.cluster import ClusterClient
+from rollq.servers.health import primaries, server_info
+from rollq.servers.refusal import guarded, no_answer, why_no_writes
 from rollq.snapshot.run import RunSnapshot, read_run
 
 MOST_RUNS = 20
@@ -39,7 +40,7 @@ LOST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How Redis does, and whether it takes writes. Of one server: a cluster has many, and tells nothing here."""
+    """How Redis does, and whether it takes writes. Of a cluster there are many, which tell no memory here."""
 
     at: float
     """Its clock, Unix seconds."""
@@ -50,7 +51,10 @@ class Server:
     limit: int | None = None
     """Its maxmemory in bytes; None: there is none, or it does not tell."""
     trouble: str = ""
-    """Why it takes no writes, and the remedy; empty when it does."""
+    """Why it takes no writes, and the remedy; empty when it does. Of a cluster: the server that has the run, or all of
+    them where no run was named."""
+    away: Sequence[str] = ()
+    """Servers of a cluster that do not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +117,12 @@ class FleetSnapshot:
 def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> FleetSnapshot:
     """The fleet with this run, or with the MOST_RUNS runs that matter most. `oldest`: see `read_run`. A run that cannot
     be read is among the `unreadable`. Raises LedgerError, and redis's errors when Redis is away."""
-    fleet = read_workers(connection)
-    shown = [run] if run else _by_work(connection)
+    fleet = read_workers(connection, run)
+    shown = [run] if run else _by_work(connection, fleet.server.away)
     found, unreadable = [], []
     for name in shown[:MOST_RUNS]:
         try:
-            found.append(read_run(LedgerReader(connection, name), fleet.server.at, oldest))
+            found.append(read_run(_reader(connection, name, fleet.server.away), fleet.server.at, oldest))
         except LedgerError as e:
             unreadable.append(str(e))
     more = max(0, len(shown) - MOST_RUNS)
@@ -128,22 +132,23 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
 def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
     """The fleet with this run, and with the names of all runs if it does not exist. Raises what `read_fleet` raises,
     and LedgerError if the run cannot be read."""
-    fleet = read_workers(reader.redis)
+    fleet = read_workers(reader.redis, reader.run)
     run = read_run(reader, fleet.server.at, oldest)
     return replace(fleet, runs=[run], names=() if run.known else runs(reader.redis))
 
 
-def read_workers(connection: Any) -> FleetSnapshot:
-    """The fleet without its runs."""
-    return FleetSnapshot(server=_server(connection), workers=live_workers(connection))
+def read_workers(connection: Any, run: str | None = None) -> FleetSnapshot:
+    """The fleet without its runs. With `run`, whoever looks cares for this one alone."""
+    return FleetSnapshot(server=_server(connection, run), workers=live_workers(connection))
 
 
 def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | LedgerError]]:
     """All runs, the oldest first: when each began (Unix seconds), and its counts, or why they cannot be read. Raises
     LedgerError for the list of runs."""
+    away = _away(primaries(connection))
     for name, began in runs_since(connection).items():
         try:
-            yield name, began, LedgerReader(connection, name).stats()
+            yield name, began, _reader(connection, name, away).stats()
         except LedgerError as e:
             yield name, began, e
 
@@ -176,26 +181,54 @@ class FleetReader:
         return {name: now - at for name, (at, _) in self._seen.items() if name not in live}
 
 
-def _server(connection: Any) -> Server:
-    info = server_info(connection)
+def _server(connection: Any, run: str | None) -> Server:
+    info, told = server_info(connection), primaries(connection)
     began = time.perf_counter()
     seconds, micros = guarded("Redis's clock", connection.time)
     ping_ms = (time.perf_counter() - began) * 1000
     used, limit = info.get("used_memory"), info.get("maxmemory") or None
-    return Server(at=seconds + micros / 1e6, ping_ms=ping_ms, used=used, limit=limit, trouble=why_no_writes(info))
+    concerned = {_server_of(connection, run)} if run else set(told)
+    trouble = why_no_writes(info) or ". ".join(_troubles({node: told[node] for node in told if node in concerned}))
+    return Server(at=seconds + micros / 1e6, ping_ms=ping_ms, used=used, limit=limit, trouble=trouble, away=_away(told))
 
 
-def _by_work(connection: Any) -> list[str]:
+def _troubles(told: Mapping[str, Mapping[str, Any] | Exception]) -> Iterator[str]:
+    """Why servers of a cluster take no writes."""
+    for node, said in told.items():
+        if isinstance(said, Exception):
+            yield f"Redis at {node} does not answer ({str(said).rstrip('.')}). {no_answer(said) or 'Start it again'}"
+        elif why := why_no_writes(said):
+            yield f"at {node}, {why}"
+
+
+def _away(told: Mapping[str, Mapping[str, Any] | Exception]) -> Sequence[str]:
+    return [node for node, said in told.items() if isinstance(said, Exception)]
+
+
+def _server_of(connection: Any, run: str) -> str:
+    """The server of a cluster that has the run; empty when there is only one."""
+    return connection.server_of(Keys(run).meta) if isinstance(connection, ClusterClient) else ""
+
+
+def _reader(connection: Any, run: str, away: Sequence[str]) -> LedgerReader:
+    """Raises LedgerError for a run of a server that is away: a call would wait for it, and others can be read."""
+    if (node := _server_of(connection, run)) in away:
+        raise LedgerError(f"run {run}: Redis at {node} does not answer. Start it again")
+    return LedgerReader(connection, run)
+
+
+def _by_work(connection: Any, away: Sequence[str]) -> list[str]:
     """All runs: those with most jobs in play, then the newest."""
     newest = runs(connection)[::-1]
     active = set(ActiveRuns(connection).names()) & set(newest)
     working = sorted(active, key=newest.index)[:MOST_ACTIVE]
+    asked = [name for name in working if _server_of(connection, name) not in away]
     pipe = connection.pipeline(transaction=False)
-    for name in working:
+    for name in asked:
         pipe.zcard(Keys(name).leased)
-    leased = dict(zip(working, pipe.execute(raise_on_error=False), strict=True))
+    leased = dict(zip(asked, pipe.execute(raise_on_error=False), strict=True))
     counts = {name: count if isinstance(count, int) else 0 for name, count in leased.items()}
-    return list(dict.fromkeys([*sorted(working, key=lambda name: -counts[name]), *newest]))
+    return list(dict.fromkeys([*sorted(working, key=lambda name: -counts.get(name, 0)), *newest]))
 
 
 def _engine(url: str, uses: Sequence[EngineUse]) -> Engine:

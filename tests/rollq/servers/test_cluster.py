@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from redis.crc import key_slot
+from redis.exceptions import AuthenticationError
 
 from rollq import Client, Job
 from rollq.commands.connect import ping_redis
@@ -21,7 +23,7 @@ from rollq.servers import patience
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
-from rollq.servers.health import Level, check_redis, findings
+from rollq.servers.health import Level, check_redis, findings, primaries
 from rollq.servers.rights import refused
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered
@@ -62,6 +64,17 @@ def test_runs_are_spread_over_the_servers(cluster: Cluster) -> None:
     assert len({cluster.owner(slot(run)).port for run in RUNS}) == 3
 
 
+@pytest.mark.parametrize("user", ["rollq:wrong", "nobody:x"])
+def test_a_wrong_user_is_told_at_once(cluster: Cluster, user: str) -> None:
+    address = cluster.url.replace("//", f"//{user}@")
+    with pytest.raises(RollqError, match="refuses this user or password"):
+        ping_redis(address)
+    began = time.monotonic()
+    with pytest.raises(AuthenticationError):
+        connect(address)
+    assert time.monotonic() - began < 2.0
+
+
 def test_everything_works_that_works_on_one_server(client: ClusterClient) -> None:
     for run in RUNS:
         ledger, reader, deliveries = Ledger(client, run), LedgerReader(client, run), Deliveries(client, run)
@@ -100,6 +113,21 @@ def test_a_primary_that_evicts_is_named(client: ClusterClient, cluster: Cluster)
     wrong = [name for name, level in found.items() if level is not Level.OK]
     assert wrong == [f"redis eviction at 127.0.0.1:{bad.port}"] and "redis memory" in found
     assert refused(client, [("SET", "x", 1)]) is None  # its servers have users of their own
+
+
+def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(client: ClusterClient, cluster: Cluster) -> None:
+    away = cluster.servers[1]
+    away.kill()
+    try:
+        told, warnings = findings(client), check_redis(client)
+        assert {type(said) for said in primaries(client).values()} == {dict, redis.ConnectionError}
+    finally:
+        away.start()
+        until(cluster.agree)
+    bad = [found for found in told if found.level is not Level.OK]
+    assert [found.name for found in bad] == [f"redis at {HOST}:{away.port}"] and len(told) == 6
+    assert warnings == [f"{bad[0].says}: {bad[0].remedy}"]
+    assert f"Redis at {HOST}:{away.port} does not answer" in bad[0].says
 
 
 def test_the_clock_is_one(client: ClusterClient) -> None:

@@ -34,13 +34,17 @@ def submit(ledger: Ledger, **job: Any) -> str:
 
 @contextmanager
 def running(
-    ledger: Ledger, engine_url: str, tokenizer: Tokenizer | None = None, pool: type[EnginePool] = EnginePool
+    ledger: Ledger,
+    engine_url: str,
+    tokenizer: Tokenizer | None = None,
+    pool: type[EnginePool] = EnginePool,
+    **settings: Any,
 ) -> Iterator[JobRunner]:
     """A worker's job runner on that engine."""
     tokenizer = tokenizer or load_tokenizer(None)
     engine = pool([engine_url], vocab_size=tokenizer.vocab_size)
-    settings = Settings(engine_urls=(engine_url,), concurrency=4)
-    yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
+    made = Settings(engine_urls=(engine_url,), concurrency=4, **settings)
+    yield JobRunner(made, ledger.redis, engine, tokenizer, "w", threading.Event())
     engine.close()
 
 

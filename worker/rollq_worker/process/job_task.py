@@ -12,7 +12,8 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
 from rollq.errors import (
@@ -23,6 +24,7 @@ from rollq.errors import (
     LedgerError,
     RolloutFailure,
     UnknownSchema,
+    Unwritable,
     WorkerFailure,
 )
 from rollq.job import parse_id
@@ -30,7 +32,8 @@ from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
 from rollq.ledger.workers.live_workers import live_workers
-from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
+from rollq.servers.cluster import ClusterClient
+from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S, RetryLoop, connect
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
@@ -39,6 +42,7 @@ from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned
+from rollq_worker.process.away_runs import AwayRuns
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.misfits import Misfits
 from rollq_worker.process.time_spent import TimeSpent
@@ -55,6 +59,8 @@ run."""
 LATER_S = 10.0
 """Seconds after which a job comes again that no worker can play now, so that other runs get the slots meanwhile. More
 than constants.SENDING_S, because the confirmation of its last message may be on its way."""
+CLAIM_FOR_S = 3.0
+"""Seconds for which a slot tries to reach a run's server in a cluster before it takes a message of another run."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 
@@ -77,7 +83,6 @@ class JobRunner:
     ) -> None:
         """`on_slots_lost` is called when most slots are lost to foreign code that does not end."""
         self.settings = settings
-        self._connection = connection
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
@@ -91,9 +96,19 @@ class JobRunner:
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
+        self._claims = self.ledger
+        """The same ledgers, on a cluster with less patience: other runs need the slot."""
+        self._claim_for_s = inf
+        if isinstance(connection, ClusterClient):
+            brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
+            self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(brief, run))
+            self._claim_for_s = 0.0
+        self._warned = float("-inf")
+        """When it last warned of a server that takes no claims."""
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
+        self.away = AwayRuns(self._pause)
         self.ended: Counter[tuple[str, str, str]] = Counter()
         """Attempts by stop, class of failure, and what their job became."""
         self._counting = threading.Lock()
@@ -105,7 +120,10 @@ class JobRunner:
         except ContractError as e:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
-        ledger = self.ledger(run)
+        ledger = self._claims(run)
+        if run in self.away:
+            self.away.later(run, partial(ledger.resend, job_id, LATER_S))
+            return {"stop": "refused: its Redis is away"}
         if self.misfits.leaves(run):
             self._leave_to_others(ledger, job_id)
             return {"stop": "refused: left to other workers"}
@@ -120,9 +138,11 @@ class JobRunner:
         except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
+        if claim is None:
+            return {"stop": "refused: its Redis is away"}
         if isinstance(claim, Refusal):
             return self._refused(ledger, job_id, claim)
-        with self.leases.hold(ledger, claim) as attempt:
+        with self.leases.hold(self.ledger(run), claim) as attempt:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         with self._counting:
@@ -158,30 +178,48 @@ class JobRunner:
     def _may_be_played(self, run: str) -> bool:
         """Whether another live worker of these queues may play the run."""
         try:
-            others = [worker for worker in live_workers(self._connection) if worker.name != self.name]
+            others = [worker for worker in live_workers(self._claims(run).redis) if worker.name != self.name]
         except (LedgerError, *CONNECTION_ERRORS):
             return True
         queues = set(self.settings.queues)
         return any(queues & set(worker.queues) and run not in dict(worker.left_alone) for worker in others)
 
-    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
-        """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a key is damaged."""
-        token = uuid.uuid4().hex
+    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
+        """Waits while the engine or Redis is away or full. None when the server is one of a cluster: other runs need
+        the slot, and the job comes again. Raises Drained, or LedgerError when a key is damaged."""
+        ask = partial(
+            ledger.claim,
+            job_id,
+            worker=self.name,
+            token=uuid.uuid4().hex,
+            tokenizer_hash=self.tokenizer.hash,
+            template_hash=self.tokenizer.template_hash,
+        )
 
         def claim() -> Claim | Refusal:
             self._pause(0.0)
             # While the engine is away (its watch asks it), nothing is claimed: an outage costs no job an attempt.
             while not self.engine.available:
                 self._pause(CHECK_S)
-            return ledger.claim(
-                job_id,
-                worker=self.name,
-                token=token,
-                tokenizer_hash=self.tokenizer.hash,
-                template_hash=self.tokenizer.template_hash,
-            )
+            return ask()
 
-        return self._retry(claim)
+        def give_back() -> None:
+            found = ask()  # the claim that got no reply may have been taken, and has the same token
+            if isinstance(found, Claim):
+                ledger.release(job_id, found.lease)
+            else:
+                ledger.resend(job_id, LATER_S)
+
+        try:
+            return self._retry(claim, self._claim_for_s)
+        except Unwritable as e:
+            if time.monotonic() - self._warned >= WARN_EVERY_S:
+                self._warned = time.monotonic()
+                log.warning("%s. Nothing is lost; its jobs come again until it takes writes", str(e).rstrip("."))
+            self._resend(ledger, job_id, LATER_S)  # out of memory, Redis takes that
+        except CONNECTION_ERRORS:
+            self.away.later(ledger.run, give_back)
+        return None
 
     def _pause(self, seconds: float) -> None:
         if self.draining.wait(seconds):
@@ -190,7 +228,9 @@ class JobRunner:
     def _resend(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
         try:
             ledger.resend(job_id, after_s)
-        except (LedgerError, *CONNECTION_ERRORS) as e:
+        except (Unwritable, *CONNECTION_ERRORS):
+            self.away.later(ledger.run, partial(ledger.resend, job_id, after_s))
+        except LedgerError as e:
             log.warning("%s: not handed back (%s); it is sent again later", job_id, type(e).__name__)
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
@@ -267,9 +307,13 @@ class JobRunner:
         return self._release(attempt)
 
     def _release(self, attempt: Attempt) -> Summary:
+        attempt.ledger = self._claims(attempt.job.run)  # its thread has waited enough
         try:
             attempt.release()
-        except (LedgerError, *CONNECTION_ERRORS) as e:
+        except (Unwritable, *CONNECTION_ERRORS):
+            self.away.later(attempt.job.run, attempt.release)
+        except LedgerError as e:
             log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
-            return {"job": attempt.job.id, "stop": "fenced"}
-        return {"job": attempt.job.id, "stop": "released"}
+        else:
+            return {"job": attempt.job.id, "stop": "released"}
+        return {"job": attempt.job.id, "stop": "fenced"}

@@ -1,0 +1,54 @@
+"""The runs whose server of a cluster does not answer, and what is told to it once it does.
+
+Each server has some of the runs. A slot that waited for one of them would be lost to the runs of all others, so the
+calls wait in a thread of their own, one for each run. It knows nothing of what is called.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from rollq.servers.connection import RetryLoop
+from rollq_worker.failures import Drained
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[], object]
+
+
+class AwayRuns:
+    def __init__(self, pause: Callable[[float], object]) -> None:
+        """`pause` waits that many seconds, and raises Drained once the worker stops."""
+        self._retry = RetryLoop(wait=pause, reconnect=True)
+        self._calls: dict[str, deque[Call]] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, run: str) -> bool:
+        """Whether calls wait for the run's server."""
+        return run in self._calls
+
+    def later(self, run: str, call: Call) -> None:
+        """Make the call once the run's server answers and takes writes, after those that wait for it already."""
+        with self._lock:
+            waits = run in self._calls
+            self._calls.setdefault(run, deque()).append(call)
+        if not waits:
+            log.warning("run %s: its Redis is away. What this worker has of it goes back once it answers", run)
+            threading.Thread(target=self._make, args=(run,), name="rollq-away", daemon=True).start()
+
+    def _make(self, run: str) -> None:
+        while call := self._next(run):
+            try:
+                self._retry(call)
+            except Drained:
+                return
+            except Exception as e:  # what is left waits for no other call
+                log.warning("run %s: %s: %s", run, type(e).__name__, e)
+
+    def _next(self, run: str) -> Call | None:
+        with self._lock:
+            if calls := self._calls[run]:
+                return calls.popleft()
+            del self._calls[run]
+            return None

@@ -179,7 +179,7 @@ class Ledger:
         if status == b"gap":
             source = rest[0].decode()
             raise self._gap(source, (submitted or {})[source].groups, _cursor(*rest[1:]))
-        if not rest[0]:  # its first group would have listed the run
+        if not rest[0]:  # its first group has listed the run
             self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:

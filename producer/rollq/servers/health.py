@@ -105,7 +105,8 @@ def latency(connection: Any) -> Finding:
 
 def _away(node: str, error: redis.RedisError) -> Finding:
     says = f"Redis at {node} does not answer ({str(error).rstrip('.')})"
-    remedy = f"{no_answer(error) or 'start it again'}. Its runs wait meanwhile, and others go on"
+    others = "Its runs wait meanwhile; others go on with `cluster-require-full-coverage no`"
+    remedy = f"{no_answer(error) or 'start it again'}. {others}"
     return Finding("redis", Level.FAIL, says, remedy)
 
 

@@ -63,7 +63,8 @@ class Patience:
 
     def __call__(self, call: Callable[[], T]) -> T:
         """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a server that has never
-        answered; AuthenticationError at once; TryAgainError while a slot moves, or ClusterDownError."""
+        answered; AuthenticationError, at once but for Sentinels; TryAgainError while a slot moves, or
+        ClusterDownError."""
         failures, since = 0, 0.0
         while True:
             try:

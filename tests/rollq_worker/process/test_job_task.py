@@ -159,6 +159,8 @@ class TestDraining:
         refuse = FailsFirst(ledger.resend, redis.ConnectionError("refused"))
         monkeypatch.setattr(runner.ledger("r"), "resend", refuse)
         assert runner.run(job_id) == {"stop": "bounced"}
+        runner.draining.clear()
+        assert runner.run(job_id)["stop"] == "done"
 
     def test_a_running_episode_is_released_and_resumed(self, runner: JobRunner, ledger: Ledger) -> None:
         job_id = submit(ledger)

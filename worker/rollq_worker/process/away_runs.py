@@ -1,4 +1,4 @@
-"""The runs whose server of a cluster does not answer, and what is told to it once it does.
+"""The runs whose server of a cluster is away or takes no writes, and what is told to it once it does.
 
 Each server has some of the runs. A slot that waited for one of them would be lost to the runs of all others, so the
 calls wait in a thread of their own, one for each run. It knows nothing of what is called.
@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from rollq.ledger.constants import CONFIRMED_S
 from rollq.servers.connection import RetryLoop
 from rollq_worker.failures import Drained
 
@@ -28,20 +29,22 @@ class AwayRuns:
         """Whether calls wait for the run's server."""
         return run in self._calls
 
-    def later(self, run: str, call: Call) -> None:
+    def later(self, run: str, call: Call, why: object = "its Redis is away") -> None:
         """Make the call once the run's server answers and takes writes, after those that wait for it already."""
         with self._lock:
-            waits = run in self._calls
-            self._calls.setdefault(run, deque()).append(call)
-        if not waits:
-            log.warning("run %s: its Redis is away. What this worker has of it goes back once it answers", run)
-            threading.Thread(target=self._make, args=(run,), name="rollq-away", daemon=True).start()
+            if run not in self._calls:
+                log.warning("run %s waits: %s. What this worker has of it goes back once its Redis takes it", run, why)
+                threading.Thread(target=self._make, args=(run,), name="rollq-away", daemon=True).start()
+                self._calls[run] = deque()
+            self._calls[run].append(call)
 
     def _make(self, run: str) -> None:
         while call := self._next(run):
             try:
                 self._retry(call)
             except Drained:
+                left = 1 + len(self._calls[run])
+                log.warning("run %s: %d jobs were not handed back: they come again within %g s", run, left, CONFIRMED_S)
                 return
             except Exception as e:  # what is left waits for no other call
                 log.warning("run %s: %s: %s", run, type(e).__name__, e)

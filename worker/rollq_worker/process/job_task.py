@@ -33,7 +33,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.cluster import ClusterClient
-from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S, RetryLoop, connect
+from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop, connect
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
@@ -61,6 +61,8 @@ LATER_S = 10.0
 than constants.SENDING_S, because the confirmation of its last message may be on its way."""
 CLAIM_FOR_S = 3.0
 """Seconds for which a slot tries to reach a run's server in a cluster before it takes a message of another run."""
+AWAY_PAUSE_S = 1.0
+"""Seconds that a slot keeps each further message of such a run: another worker may reach its server."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 
@@ -99,16 +101,16 @@ class JobRunner:
         self._claims = self.ledger
         """The same ledgers, on a cluster with less patience: other runs need the slot."""
         self._claim_for_s = inf
+        self.away: AwayRuns | None = None
+        """Of a cluster."""
         if isinstance(connection, ClusterClient):
+            self.away = AwayRuns(self._pause)
             brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
             self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(brief, run))
             self._claim_for_s = 0.0
-        self._warned = float("-inf")
-        """When it last warned of a server that takes no claims."""
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
-        self.away = AwayRuns(self._pause)
         self.ended: Counter[tuple[str, str, str]] = Counter()
         """Attempts by stop, class of failure, and what their job became."""
         self._counting = threading.Lock()
@@ -121,7 +123,8 @@ class JobRunner:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
         ledger = self._claims(run)
-        if run in self.away:
+        if self.away and run in self.away:
+            self.draining.wait(AWAY_PAUSE_S)
             self.away.later(run, partial(ledger.resend, job_id, LATER_S))
             return {"stop": "refused: its Redis is away"}
         if self.misfits.leaves(run):
@@ -212,26 +215,18 @@ class JobRunner:
 
         try:
             return self._retry(claim, self._claim_for_s)
-        except Unwritable as e:
-            if time.monotonic() - self._warned >= WARN_EVERY_S:
-                self._warned = time.monotonic()
-                log.warning("%s. Nothing is lost; its jobs come again until it takes writes", str(e).rstrip("."))
-            self._resend(ledger, job_id, LATER_S)  # out of memory, Redis takes that
-        except CONNECTION_ERRORS:
-            self.away.later(ledger.run, give_back)
-        return None
+        except (Unwritable, *CONNECTION_ERRORS) as e:
+            assert self.away is not None  # else it waits
+            self.away.later(ledger.run, give_back, e)
+            return None
 
     def _pause(self, seconds: float) -> None:
         if self.draining.wait(seconds):
             raise Drained("the worker is stopping")
 
     def _resend(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
-        try:
-            ledger.resend(job_id, after_s)
-        except (Unwritable, *CONNECTION_ERRORS):
-            self.away.later(ledger.run, partial(ledger.resend, job_id, after_s))
-        except LedgerError as e:
-            log.warning("%s: not handed back (%s); it is sent again later", job_id, type(e).__name__)
+        call = partial(ledger.resend, job_id, after_s)
+        self._hand_back(ledger.run, call, f"{job_id}: not handed back (%s); it is sent again later")
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
@@ -308,12 +303,18 @@ class JobRunner:
 
     def _release(self, attempt: Attempt) -> Summary:
         attempt.ledger = self._claims(attempt.job.run)  # its thread has waited enough
+        told = f"{attempt.job.id}: not released (%s): its lease expires"
+        released = self._hand_back(attempt.job.run, attempt.release, told)
+        return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
+
+    def _hand_back(self, run: str, call: Callable[[], object], failed: str) -> bool:
+        """Whether the job was handed back by this call. While its server of a cluster is away, it is so later."""
         try:
-            attempt.release()
-        except (Unwritable, *CONNECTION_ERRORS):
-            self.away.later(attempt.job.run, attempt.release)
-        except LedgerError as e:
-            log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
-        else:
-            return {"job": attempt.job.id, "stop": "released"}
-        return {"job": attempt.job.id, "stop": "fenced"}
+            call()
+            return True
+        except (LedgerError, *CONNECTION_ERRORS) as e:
+            if self.away and isinstance(e, (Unwritable, *CONNECTION_ERRORS)):
+                self.away.later(run, call, e)
+            else:
+                log.warning(failed, type(e).__name__)
+            return False

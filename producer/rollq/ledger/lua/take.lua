@@ -205,7 +205,7 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
     if group.handed > 0 then count('redelivered') end
   end
   redis.call('ZADD', holds, time, token)
-  if lent > 0 and #groups <= lent then give_back_places(#groups) end -- more are another batch
+  if lent > 0 and #groups > 0 and #groups <= lent then give_back_places(#groups) end -- more are another batch
   local consumer = consumer_of(token)
   if consumer and step_of(token) >= stored_number(redis.call('HGET', consumer, 'next')) then
     redis.call('HSET', consumer, 'next', step_of(token) + 1)

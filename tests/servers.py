@@ -157,10 +157,11 @@ class Sentinels(Replicated):
 
 
 class Cluster:
-    """Three primaries, each with a third of the slots."""
+    """Three primaries, each with a third of the slots. `alone`: each serves them while others are away."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, alone: bool = False) -> None:
         enabled = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-config-file", "nodes.conf"]
+        enabled += ["--cluster-require-full-coverage", "no"] if alone else []
         self.servers = [self._server(folder / str(number), enabled) for number in range(3)]
         first, *others = self.servers
         for number, server in enumerate(self.servers):
@@ -181,6 +182,12 @@ class Cluster:
         infos = [server.client.execute_command("CLUSTER", "INFO") for server in self.servers]
         found = [info if isinstance(info, dict) else _pairs(info) for info in infos]
         return all((info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3") for info in found)
+
+    def heal(self, server: Server) -> None:
+        if server.process.poll() is not None:
+            server.start()
+        server.client.config_set("maxmemory", 0)
+        until(self.agree)
 
     @property
     def url(self) -> str:

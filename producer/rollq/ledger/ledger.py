@@ -65,9 +65,9 @@ class Ledger:
     ) -> Submission:
         """Enter one whole group, or jobs of a known group again.
 
-        The caller sends the new ids within `send_in_s` seconds and confirms them; with 0 it leaves that to a
-        reaper. The source's cursor moves to `cursor` in the same step. With `ahead`, a new group is entered only while
-        fewer groups of its purpose are unacknowledged. A repeat with the same `token` gets the same answer.
+        The caller sends the new ids within `send_in_s` seconds and confirms them; 0 leaves that to a reaper. In the
+        same step the source's cursor moves to `cursor`. With `ahead`, a new group is entered only while fewer of its
+        purpose are unacknowledged. A repeat with the same `token` gets the same answer.
 
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
         jobs disagree, SettingsError when the run has another adapter or other template_kwargs, LedgerError when it is

@@ -82,9 +82,11 @@ def server_info(connection: Any) -> dict[str, Any]:
         return {}
 
 
-def primaries(connection: Any) -> dict[str, dict[str, Any] | redis.RedisError]:
-    """What each primary of a cluster says, by its name, or why it does not answer; empty for one server."""
-    return connection.ask_primaries(server_info) if isinstance(connection, ClusterClient) else {}
+def server_infos(connection: Any) -> dict[str, dict[str, Any] | redis.RedisError]:
+    """The same of each primary of a cluster, by its name, or why it does not answer; of one server by ""."""
+    if isinstance(connection, ClusterClient):
+        return connection.ask_primaries(server_info)
+    return {"": server_info(connection)}
 
 
 def latency(connection: Any) -> Finding:

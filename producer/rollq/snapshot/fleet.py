@@ -26,7 +26,7 @@ from rollq.ledger.workers.live_workers import (
 )
 from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.servers.cluster import ClusterClient
-from rollq.servers.health import primaries, server_info
+from rollq.servers.health import server_infos
 from rollq.servers.refusal import guarded, no_answer, why_no_writes
 from rollq.snapshot.run import RunSnapshot, read_run
 
@@ -145,7 +145,7 @@ def read_workers(connection: Any, run: str | None = None) -> FleetSnapshot:
 def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | LedgerError]]:
     """All runs, the oldest first: when each began (Unix seconds), and its counts, or why they cannot be read. Raises
     LedgerError for the list of runs."""
-    away = _away(primaries(connection))
+    away = _away(server_infos(connection))
     for name, began in runs_since(connection).items():
         try:
             yield name, began, _reader(connection, name, away).stats()
@@ -182,23 +182,29 @@ class FleetReader:
 
 
 def _server(connection: Any, run: str | None) -> Server:
-    info, told = server_info(connection), primaries(connection)
+    told = server_infos(connection)
     began = time.perf_counter()
     seconds, micros = guarded("Redis's clock", connection.time)
     ping_ms = (time.perf_counter() - began) * 1000
-    used, limit = info.get("used_memory"), info.get("maxmemory") or None
-    concerned = {_server_of(connection, run)} if run else set(told)
-    trouble = why_no_writes(info) or ". ".join(_troubles({node: told[node] for node in told if node in concerned}))
-    return Server(at=seconds + micros / 1e6, ping_ms=ping_ms, used=used, limit=limit, trouble=trouble, away=_away(told))
+    only, concerned = told.get(""), {_server_of(connection, run)} if run else set(told)
+    info = only if isinstance(only, dict) else {}
+    return Server(
+        at=seconds + micros / 1e6,
+        ping_ms=ping_ms,
+        used=info.get("used_memory"),
+        limit=info.get("maxmemory") or None,
+        trouble=". ".join(_troubles({node: said for node, said in told.items() if node in concerned})),
+        away=_away(told),
+    )
 
 
 def _troubles(told: Mapping[str, Mapping[str, Any] | Exception]) -> Iterator[str]:
-    """Why servers of a cluster take no writes."""
+    """Why servers take no writes."""
     for node, said in told.items():
         if isinstance(said, Exception):
             yield f"Redis at {node} does not answer ({str(said).rstrip('.')}). {no_answer(said) or 'Start it again'}"
         elif why := why_no_writes(said):
-            yield f"at {node}, {why}"
+            yield f"at {node}, {why}" if node else why
 
 
 def _away(told: Mapping[str, Mapping[str, Any] | Exception]) -> Sequence[str]:

@@ -23,7 +23,7 @@ from rollq.servers import patience
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
-from rollq.servers.health import Level, check_redis, findings, primaries
+from rollq.servers.health import Level, check_redis, findings, server_infos
 from rollq.servers.rights import refused
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered
@@ -120,7 +120,7 @@ def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(client: Cl
     away.kill()
     try:
         told, warnings = findings(client), check_redis(client)
-        assert {type(said) for said in primaries(client).values()} == {dict, redis.ConnectionError}
+        assert {type(said) for said in server_infos(client).values()} == {dict, redis.ConnectionError}
     finally:
         away.start()
         until(cluster.agree)

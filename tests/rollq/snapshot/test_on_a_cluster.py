@@ -17,7 +17,6 @@ from rollq.snapshot.fleet import each_run, read_fleet, read_one_run
 from tests.rollq.client.fleets import live
 from tests.rollq.samples import group
 from tests.servers import HOST, Cluster, Server
-from tests.waiting import until
 
 SHARED = (RUNS, ACTIVE, WORKERS, REAPER, "rollq")
 """Keys of all runs, and the one that names the server of the clock."""
@@ -25,9 +24,7 @@ SHARED = (RUNS, ACTIVE, WORKERS, REAPER, "rollq")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    found = Cluster(tmp_path_factory.mktemp("cluster"))
-    for server in found.servers:
-        server.client.config_set("cluster-require-full-coverage", "no")
+    found = Cluster(tmp_path_factory.mktemp("cluster"), alone=True)
     yield found
     found.close()
 
@@ -45,10 +42,7 @@ def server(cluster: Cluster) -> Iterator[Server]:
         each.client.flushall()
     shared = {owner(cluster, key) for key in SHARED}
     yield (found := next(each for each in cluster.servers if each not in shared))
-    if found.process.poll() is not None:
-        found.start()
-    found.client.config_set("maxmemory", 0)
-    until(cluster.agree)
+    cluster.heal(found)
 
 
 @pytest.fixture

@@ -29,9 +29,7 @@ AWAY = {"stop": "refused: its Redis is away"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    found = Cluster(tmp_path_factory.mktemp("cluster"))
-    for server in found.servers:
-        server.client.config_set("cluster-require-full-coverage", "no")
+    found = Cluster(tmp_path_factory.mktemp("cluster"), alone=True)
     yield found
     found.close()
 
@@ -42,10 +40,7 @@ def server(cluster: Cluster) -> Iterator[Server]:
     for each in cluster.servers:
         each.client.flushall()
     yield (found := owner(cluster, RUN))
-    if found.process.poll() is not None:
-        found.start()
-    found.client.config_set("maxmemory", 0)
-    until(cluster.agree)
+    cluster.heal(found)
 
 
 @pytest.fixture

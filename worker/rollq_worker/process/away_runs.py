@@ -43,7 +43,8 @@ class AwayRuns:
             try:
                 self._retry(call)
             except Drained:
-                left = 1 + len(self._calls[run])
+                with self._lock:
+                    left = 1 + len(self._calls.pop(run))
                 log.warning("run %s: %d jobs were not handed back: they come again within %g s", run, left, CONFIRMED_S)
                 return
             except Exception as e:  # what is left waits for no other call

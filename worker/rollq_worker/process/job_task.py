@@ -98,16 +98,14 @@ class JobRunner:
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
-        self._claims = self.ledger
-        """The same ledgers, on a cluster with less patience: other runs need the slot."""
-        self._claim_for_s = inf
+        self._brief, self._claims, self._claim_for_s = connection, self.ledger, inf
+        """The same connection and ledgers, on a cluster with less patience: other runs need the slot."""
         self.away: AwayRuns | None = None
         """Of a cluster."""
         if isinstance(connection, ClusterClient):
-            self.away = AwayRuns(self._pause)
-            brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
-            self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(brief, run))
-            self._claim_for_s = 0.0
+            self.away, self._claim_for_s = AwayRuns(self._pause), 0.0
+            self._brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
+            self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(self._brief, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
@@ -181,7 +179,7 @@ class JobRunner:
     def _may_be_played(self, run: str) -> bool:
         """Whether another live worker of these queues may play the run."""
         try:
-            others = [worker for worker in live_workers(self._claims(run).redis) if worker.name != self.name]
+            others = [worker for worker in live_workers(self._brief) if worker.name != self.name]
         except (LedgerError, *CONNECTION_ERRORS):
             return True
         queues = set(self.settings.queues)
@@ -308,7 +306,7 @@ class JobRunner:
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
     def _hand_back(self, run: str, call: Callable[[], object], failed: str) -> bool:
-        """Whether the job was handed back by this call. While its server of a cluster is away, it is so later."""
+        """Whether the job is handed back. Where its server of a cluster is away, it is handed back later."""
         try:
             call()
             return True

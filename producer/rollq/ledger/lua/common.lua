@@ -89,7 +89,7 @@ local function backoff_end(not_before, time)
 end
 
 -- When Redis is out of memory, it refuses a script whose first write needs some, and runs one that first frees some.
--- Scripts that end, renew or hand out work call this before their first write, because only they make room again.
+-- Scripts that end, renew or hand out work, or lead to it, call this before their first write: only they make room.
 local function allow_without_memory()
   redis.call('DEL', prefix .. 'nothing')
 end

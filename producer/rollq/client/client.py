@@ -38,8 +38,9 @@ AHEAD = 256
 class Client(Operations):
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
-    When Redis cannot be reached, calls wait about a minute and then raise redis.ConnectionError. When Redis takes no
-    writes (out of memory, disk full), calls wait without end and warn on the logger `rollq`.
+    When Redis cannot be reached or takes no writes (out of memory, disk full), consumers and calls that change
+    something wait without end and warn on the logger `rollq`. Calls that only look raise redis.ConnectionError after
+    half a minute, and so does every call after 5 s at an address where no Redis has answered before.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Episodes:
         self._deliveries = Deliveries(ledger.redis, ledger.run, ledger.scripts.durability)
         self._keep_steps = keep_steps
         self._closing = threading.Event()
-        self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._retry = RetryLoop(wait=self._pause)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Wanted]] = {}
         """By group."""

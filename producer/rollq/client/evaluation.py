@@ -123,7 +123,7 @@ class Evaluation:
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._stop, self._over = threading.Event(), threading.Event()
-        self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._retry = RetryLoop(wait=self._pause)
         self._thread = threading.Thread(target=self._run, name="rollq-evaluation", daemon=True)
         self._thread.start()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
+from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.snapshot.diagnosis import problem, run_holdup
 from rollq.snapshot.fleet import read_one_run
 from rollq.snapshot.run_wait import RunWait
@@ -33,11 +34,11 @@ def explain(
     """Who waits for whom in this run and what to do; empty when the wait is an ordinary one.
 
     A consumer gives the number of groups that it wants and those that it holds itself, a producer the limit at which it
-    waits, and anybody else neither. It only reads. It raises no LedgerError: the wait itself meets the same one.
+    waits, and anybody else neither. It only reads. It raises no error of Redis: the wait itself meets the same one.
     """
     try:
         fleet = read_one_run(reader)
-    except LedgerError as e:
+    except (LedgerError, *CONNECTION_ERRORS) as e:
         return str(e)
     return problem(RunWait(fleet=fleet, run=fleet.runs[0], purpose=purpose, wants=wanted, own=own, limit=ahead))
 
@@ -46,11 +47,11 @@ def holdup(reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int 
     """What holds the run up and what to do: `explain`, or what is wrong with some workers or engines, and what an
     ordinary wait is for. Empty when nothing is pending and nothing died.
 
-    Without a purpose, of both; a consumer gives its own. It only reads, and raises no LedgerError.
+    Without a purpose, of both; a consumer gives its own. It only reads, and raises no error of Redis.
     """
     try:
         fleet = read_one_run(reader)
-    except LedgerError as e:
+    except (LedgerError, *CONNECTION_ERRORS) as e:
         return str(e)
     (run,) = fleet.runs
     purposes = (purpose,) if purpose else tuple(Purpose)

@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from rollq.errors import SettingsError, Unwritable
 from rollq.servers.cluster import ClusterClient
-from rollq.servers.patience import PATIENCE_S, Patience, Pipeline
+from rollq.servers.patience import PATIENCE_S, NoRedis, Patience, Pipeline
 from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")
@@ -165,17 +165,17 @@ def leave_demoted(client: Any, error: redis.ResponseError) -> None:
 class RetryLoop:
     """Calls Redis again until it takes the call. All calls of one loop together log one warning in WARN_EVERY_S.
 
-    `wait(seconds)` is called between two tries and may raise to stop earlier. With `reconnect`, the loop also waits for
-    a Redis that cannot be reached.
+    `wait(seconds)` is called between two tries and may raise to stop earlier. With `relogin`, the loop also waits for a
+    Redis that refuses the login.
     """
 
-    def __init__(self, *, wait: Callable[[float], object] = time.sleep, reconnect: bool = False) -> None:
+    def __init__(self, *, wait: Callable[[float], object] = time.sleep, relogin: bool = False) -> None:
         self._wait = wait
-        self._reconnect = reconnect
+        self._relogin = relogin
         self._warned = float("-inf")
 
     def __call__(self, call: Callable[[], T], for_s: float = float("inf")) -> T:
-        """Raises Unwritable after `for_s` seconds of refusals and, without `reconnect`, CONNECTION_ERRORS."""
+        """Raises Unwritable or CONNECTION_ERRORS after `for_s` seconds; NoRedis and AuthenticationError at once."""
         pause, deadline = FIRST_PAUSE_S, time.monotonic() + for_s
         while True:
             try:
@@ -186,7 +186,8 @@ class RetryLoop:
                 self._warn(e)
                 seconds, pause = pause, min(LONGEST_PAUSE_S, pause * 1.6)
             except CONNECTION_ERRORS as e:
-                if not self._reconnect or time.monotonic() >= deadline:
+                hopeless = isinstance(e, NoRedis) or (isinstance(e, redis.AuthenticationError) and not self._relogin)
+                if hopeless or time.monotonic() >= deadline:
                     raise
                 log.info("Redis is away (%s); trying again", type(e).__name__)
                 seconds = RECONNECT_PAUSE_S

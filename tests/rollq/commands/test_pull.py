@@ -288,7 +288,7 @@ def test_ready_groups_are_taken_before_all_are_there(ledger: Ledger, out: Path, 
 
 
 def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connection.connect.__kwdefaults__, "retries", 2)
+    monkeypatch.setitem(connection.connect.__kwdefaults__, "patience_s", 0.2)
     take = Deliveries.take
     with EmbeddedRedis() as server:
 
@@ -297,7 +297,7 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypa
             return take(*args, **options)
 
         monkeypatch.setattr(Deliveries, "take", gone)
-        last = pull(1, "--wait", "--redis", server.url, code=1).err.splitlines()[-1]
+        last = pull(1, "--wait", "--timeout", 1, "--redis", server.url, code=1).err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
     assert last.endswith("Start it again, then repeat the same line")
 

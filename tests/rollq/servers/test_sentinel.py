@@ -28,7 +28,7 @@ from tests.rollq.samples import group
 from tests.servers import HOST, SAFE, SERVICE, Replicated, Sentinels, Server
 from tests.waiting import until
 
-PATIENTLY = RetryLoop(reconnect=True)
+PATIENTLY = RetryLoop()
 """Sentinels on a busy machine may take longer than a call waits."""
 
 

@@ -21,7 +21,7 @@ Call = Callable[[], object]
 class AwayRuns:
     def __init__(self, pause: Callable[[float], object]) -> None:
         """`pause` waits that many seconds, and raises Drained once the worker stops."""
-        self._retry = RetryLoop(wait=pause, reconnect=True)
+        self._retry = RetryLoop(wait=pause, relogin=True)
         self._calls: dict[str, deque[Call]] = {}
         self._lock = threading.Lock()
 

@@ -107,7 +107,7 @@ class JobRunner:
             self._brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
             self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(self._brief, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
-        self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._retry = RetryLoop(wait=self._pause, relogin=True)
         self.misfits = Misfits(draining.wait)
         self.ended: Counter[tuple[str, str, str]] = Counter()
         """Attempts by stop, class of failure, and what their job became."""

@@ -40,7 +40,7 @@ from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop
+from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")
@@ -80,7 +80,7 @@ class Consumer:
         self._purpose = purpose
         self._hold_s = hold_s
         self._ordered = order == "submitted"
-        self._retry = RetryLoop()
+        self._retry = RetryLoop(wait=self._pause)
         self._selection = Selection(
             lambda ids: self._retry(lambda: self._reader.read(ids, extras)),
             None if where is None else Filter.of(where),
@@ -182,8 +182,10 @@ class Consumer:
         )
         try:
             taken = self._retry(take, max(0.0, deadline - time.monotonic()))
-        except Unwritable as e:
-            raise PullTimeout(str(e)) from e
+        except (Unwritable, *CONNECTION_ERRORS) as e:
+            if time.monotonic() < deadline:  # the address or the login is wrong
+                raise
+            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
@@ -334,6 +336,10 @@ class Consumer:
     def _flush_tracking(self) -> None:
         if self._tracking:
             self._tracking.flush()
+
+    def _pause(self, seconds: float) -> None:
+        self._refuse_closed()
+        time.sleep(seconds)
 
     def _refuse_closed(self) -> None:
         if self._closed:

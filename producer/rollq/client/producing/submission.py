@@ -10,12 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rollq.errors import ContractError, Gap, JobConflict
 from rollq.job import Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
+from rollq.servers.connection import retry
 from rollq.wire.codec import job_digest
 
 PAGE = 1000
@@ -175,7 +177,8 @@ def replacements(
         for start in range(0, len(unsettled), PAGE):
             page = unsettled[start : start + PAGE]
             names = [jobs[0].replacement(number).group for jobs, number in page]
-            for (jobs, number), name, state in zip(page, names, ledger.group_states(names), strict=True):
+            states = retry(partial(ledger.group_states, names))
+            for (jobs, number), name, state in zip(page, names, states, strict=True):
                 if state == "dropped" and number < times:
                     yield [job.replacement(number + 1) for job in jobs]
                     still.append((jobs, number + 1))

@@ -38,7 +38,7 @@ class RedisLock:
             check()
             time.sleep(min(seconds, POLL_S))
 
-        retry = RetryLoop(wait=pause, reconnect=True)
+        retry = RetryLoop(wait=pause, relogin=True)
         while not retry(lambda: self._acquire(lock)):
             pause(POLL_S)
         released = threading.Event()

@@ -76,7 +76,7 @@ class Attempt:
         self._redis_away_s = 0.0
         self._calling_since: float | None = None
         """Since when its thread has been in a call to Redis."""
-        self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._retry = RetryLoop(wait=self._pause, relogin=True)
         self._started = time.monotonic()
         self._recorded_at: float | None = None
 

@@ -1,0 +1,109 @@
+"""Redis is away for longer than a call waits: trainers and producers wait on, and what cannot come back is raised."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from rollq import Client
+from rollq.client.client import internals
+from rollq.errors import ClientClosed, PullTimeout
+from rollq.ledger.ledger import Ledger
+from rollq.servers import patience
+from rollq.servers.patience import NoRedis, Patience
+from tests.conftest import free_port
+from tests.rollq.groups import names, play_groups
+from tests.rollq.samples import group
+from tests.servers import Server
+
+AWAY_S = 1.0
+"""Seconds without Redis, ten times what a call waits."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url, run="r") as client:
+        internals(client).ledger.redis.patience = Patience(server.url, AWAY_S / 10)
+        client.submit(group("a"))
+        yield client
+
+
+def over_an_outage(server: Server, *calls: Callable[[], Any]) -> list[Any]:
+    """The results of calls that are made while Redis is away."""
+    server.kill()
+    with ThreadPoolExecutor() as threads:
+        made: list[Future[Any]] = [threads.submit(call) for call in calls]
+        time.sleep(AWAY_S)
+        assert not any(one.done() for one in made)
+        server.start()
+        return [one.result(60) for one in made]
+
+
+def test_batches_submissions_and_acknowledgements_wait(server: Server, client: Client) -> None:
+    play_groups(internals(client).ledger, "a")
+    with client.consumer() as consumer:
+        batch, submitted = over_an_outage(server, lambda: consumer.next(1), lambda: client.submit(group("b")))
+        assert names(batch) == ["a"] and len(submitted.new) == len(group("b"))
+        over_an_outage(server, batch.ack, lambda: client.publish(1), client.seal)
+    stats = client.stats()
+    assert (stats["groups_acked"], stats["groups_open"]) == (1, 1)
+    assert client.published() is not None and client.published().step == 1
+
+
+def test_a_consumer_that_waits_for_its_batch_waits_on(server: Server, client: Client) -> None:
+    with client.consumer() as consumer, ThreadPoolExecutor() as threads:
+        waiting = threads.submit(consumer.next, 1)
+        time.sleep(0.2)
+        server.kill()
+        time.sleep(AWAY_S)
+        assert not waiting.done()
+        server.start()
+        with Ledger(redis.Redis(port=server.port), "r").redis as connection:
+            play_groups(Ledger(connection, "r"), "a")
+            assert names(waiting.result(60)) == ["a"]
+
+
+def test_a_timeout_is_kept(server: Server, client: Client) -> None:
+    with client.consumer() as consumer:
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(PullTimeout):
+            consumer.next(1, timeout=AWAY_S)
+        assert AWAY_S <= time.monotonic() - began < 20 * AWAY_S
+        server.start()
+
+
+def test_a_consumer_that_is_closed_stops_waiting(server: Server, client: Client) -> None:
+    consumer = client.consumer()
+    server.kill()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(consumer.next, 1)
+        time.sleep(0.2)
+        consumer.close()
+        with pytest.raises(ClientClosed):
+            waiting.result(60)
+    server.start()
+
+
+def test_an_address_without_redis_and_a_refused_login_are_raised(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_S", 0.0)
+    server.client.config_set("requirepass", "right")
+    server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with client.consumer() as consumer, pytest.raises(redis.AuthenticationError):
+        consumer.next(1)
+    server.client.config_set("requirepass", "")
+    with Client(f"redis://127.0.0.1:{free_port()}/0", run="r") as other, pytest.raises(NoRedis):
+        next(other.batches(groups=1))

@@ -7,13 +7,14 @@ from __future__ import annotations  # most names are not there before there is a
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
 from rollq.client.closing import Closed
 from rollq.client.operations import Operations
-from rollq.errors import ContractError, FailureClass, SettingsError
+from rollq.errors import ClientClosed, ContractError, FailureClass, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.settings import Settings
@@ -38,9 +39,9 @@ AHEAD = 256
 class Client(Operations):
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
-    When Redis cannot be reached or takes no writes (out of memory, disk full), consumers and calls that change
-    something wait without end and warn on the logger `rollq`. Calls that only look raise redis.ConnectionError after
-    half a minute, and so does every call after 5 s at an address where no Redis has answered before.
+    When Redis cannot be reached or takes no writes (out of memory, disk full), calls wait without end, or until the
+    client is closed, and warn on the logger `rollq`. They raise redis.ConnectionError after 5 s at an address where no
+    Redis has answered yet, and redis.AuthenticationError at once.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Client(Operations):
         from rollq.client.producing.broker import Broker
         from rollq.client.producing.producer import Producer
         from rollq.client.tracking import Trackers
-        from rollq.servers.connection import connect, retry
+        from rollq.servers.connection import RetryLoop, connect
         from rollq.servers.durability import Durability
 
         check_client(run, hold_s)
@@ -78,9 +79,9 @@ class Client(Operations):
         self._broker = Broker(settings.broker_url)
         self._trackers = Trackers(self._internals.reader)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
-        self._closed = False
-        self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}))
-        self._retry = retry
+        self._closing = Event()
+        self._retry = RetryLoop(wait=self._pause)
+        self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}), self._pause)
 
     @property
     def broker_error(self) -> str | None:
@@ -169,8 +170,7 @@ class Client(Operations):
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
-        published: Published | None = self._retry(self._internals.versions.published)
-        return published
+        return self._retry(self._internals.versions.published)
 
     def batches(
         self,
@@ -253,6 +253,7 @@ class Client(Operations):
             reward=reward,
             extras=extras,
             look=self._producer.look,
+            retry=self._retry,
             tracking=self._trackers.use(track),
         )
         self._open.add(consumer)
@@ -295,7 +296,7 @@ class Client(Operations):
         from rollq.client.evaluation import begin
 
         tracking = self._trackers.use(track)
-        evaluation = begin(self._internals, self._producer, list(tasks), k, version, name, tracking)
+        evaluation = begin(self._internals, self._producer, self.published, list(tasks), k, version, name, tracking)
         self._open.add(evaluation)
         return evaluation
 
@@ -303,13 +304,13 @@ class Client(Operations):
         """How well the run's tasks are solved, by which a `rollq.training.mixture.Mixture` rests tasks."""
         from rollq.client.solve_rates import SolveRates
 
-        return SolveRates(self._internals, self._producer)
+        return SolveRates(self._internals, self._producer, self._retry)
 
     def close(self) -> None:
         """Close its consumers, evaluations and trackers, too. A closed client refuses every call (ClientClosed)."""
-        if self._closed:
+        if self._closing.is_set():
             return
-        self._closed = True
+        self._closing.set()
         for each in list(self._open):
             each.close()
         self._trackers.close()
@@ -318,6 +319,10 @@ class Client(Operations):
         self._internals.ledger.redis.close()
         closed: Any = Closed(f"the client of run {self.run}")
         self._internals = self._producer = closed
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise ClientClosed(f"the client of run {self.run} is closed: make another")
 
     def __enter__(self) -> Client:
         return self

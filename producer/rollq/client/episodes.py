@@ -69,8 +69,7 @@ class Episodes:
 
         The same job again, in this process or another one, is the same episode. Raises RolloutFailure when it ended
         without a grade, LedgerError when it is acknowledged, JobConflict when its id was submitted with other content,
-        ContractError when its group has several members, redis's errors when Redis is away for longer than its client
-        waits, and ClientClosed.
+        ContractError when its group has several members, and ClientClosed.
         """
         if self._closing.is_set():
             raise self._closed

@@ -20,7 +20,8 @@ from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
 from rollq.job import Job, Purpose, part_of_name
-from rollq.servers.connection import RetryLoop, retry
+from rollq.ledger.replies import Published
+from rollq.servers.connection import RetryLoop
 from rollq.wire.codec import job_digest
 
 log = logging.getLogger("rollq")
@@ -80,6 +81,7 @@ def source_name(jobs: Sequence[Job]) -> str:
 def begin(
     internals: Internals,
     producer: Producer,
+    published: Callable[[], Published | None],
     tasks: Sequence[Job],
     k: int,
     version: str | None,
@@ -88,7 +90,7 @@ def begin(
 ) -> "Evaluation":
     """What `Client.evaluate` says."""
     run = internals.ledger.run
-    version = _version(internals, tasks, version)
+    version = _version(run, published, tasks, version)
     name = version if name is None else name
     jobs = evaluation_jobs(run, name, tasks, k)
     if pinned := next((job for job in jobs if job.weight_version not in ("", version)), None):
@@ -101,15 +103,14 @@ def begin(
     return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), tracking)
 
 
-def _version(internals: Internals, tasks: Sequence[Job], version: str | None) -> str:
+def _version(run: str, published: Callable[[], Published | None], tasks: Sequence[Job], version: str | None) -> str:
     """The version to evaluate. Raises ContractError, SettingsError."""
-    run = internals.ledger.run
     if version is None:
         version = next((job.weight_version for job in tasks if isinstance(job, Job) and job.weight_version), None)
     if version is None:
-        if (published := retry(internals.versions.published)) is None:
+        if (policy := published()) is None:
             raise SettingsError(f"run {run}: no weight version was published: name it with evaluate(version=)")
-        version = published.weight_version
+        version = policy.weight_version
     check_version(run, version)
     return version
 

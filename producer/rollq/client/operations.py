@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # as in client.py
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from rollq.errors import ContractError, LedgerError
 if TYPE_CHECKING:
     from rollq.client.internals import Internals
     from rollq.ledger.replies import DeadLetter, JobState
+    from rollq.servers.connection import RetryLoop
     from rollq.trajectory import Trajectory
 
 
@@ -20,7 +21,7 @@ class Operations:
 
     run: str
     _internals: Internals
-    _retry: Callable[..., Any]
+    _retry: RetryLoop
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode as far as it was played. The episode of a dead job ends with its failure.
@@ -28,18 +29,18 @@ class Operations:
         With `attempt`: the journal that was set aside under that attempt. Raises LedgerError when the job is unknown or
         was acknowledged.
         """
-        return self._internals.reader.trajectory(job_id, attempt)
+        return self._retry(lambda: self._internals.reader.trajectory(job_id, attempt))
 
     def job(self, job_id: str) -> JobState:
         """A job's state. Raises LedgerError when it is unknown."""
-        state = self._internals.reader.job(job_id)
+        state = self._retry(lambda: self._internals.reader.job(job_id))
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state
 
     def group_states(self, groups: Sequence[str]) -> list[str]:
         """The state of each group: open, ready, held, acked or dropped; empty for one that is unknown."""
-        return self._internals.reader.group_states(groups)
+        return self._retry(lambda: self._internals.reader.group_states(groups))
 
     def explain(self, wanted: int) -> str:
         """Who waits for whom while a consumer waits for so many groups, and what to do; empty while they are only being
@@ -56,7 +57,7 @@ class Operations:
 
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
-        return self._internals.reader.dead(limit)
+        return self._retry(lambda: self._internals.reader.dead(limit))
 
     def requeue(self, job_ids: Iterable[str]) -> None:
         """Queue dead jobs again, without their failures. Groups that were dropped for them come back.
@@ -88,4 +89,4 @@ class Operations:
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md). All are 0 for a
         run that is not `known`."""
-        return self._internals.reader.stats()
+        return self._retry(self._internals.reader.stats)

@@ -7,13 +7,14 @@ from rollq.client.consuming.functions import Filter, Where
 from rollq.client.internals import Internals
 from rollq.client.producing.producer import Producer
 from rollq.ledger.solve_rates import Rate, Store
-from rollq.servers.connection import retry
+from rollq.servers.connection import RetryLoop
 
 
 class SolveRates:
     """The solve rates of one run, for its trainer (`where`, `add`) and for its producer, which calls it."""
 
-    def __init__(self, internals: Internals, producer: Producer) -> None:
+    def __init__(self, internals: Internals, producer: Producer, retry: RetryLoop) -> None:
+        self._retry = retry
         self._store = Store(internals.ledger.scripts)
         self._producer = producer
         self._known: dict[int, Mapping[str, Rate]] = {}
@@ -25,7 +26,7 @@ class SolveRates:
         """Say how well this group solved its task: the mean of its rewards. Safe to repeat."""
         rewards = group.rewards
         task, rate = group.trajectories[0].job.task_name, sum(rewards) / len(rewards)
-        retry(lambda: self._store.add(task, group.id, float(rate)))
+        self._retry(lambda: self._store.add(task, group.id, float(rate)))
 
     def where(self, where: Where | None = None) -> Callable[[Group], bool]:
         """A filter for `Client.batches(where=)` that adds each group, and keeps those that `where` keeps (None: all).
@@ -50,7 +51,7 @@ class SolveRates:
         if step not in self._known:
             if not self._known:  # a producer whose last groups Redis has lost says it again before it submits them
                 self._producer.pin("solve rates", lambda: self._store.keep(self._known))
-            self._known[step] = retry(lambda: self._at(step))
+            self._known[step] = self._retry(lambda: self._at(step))
             self._seen.update(self._known[step])
         return {task: rate for task, (_, rate) in self._known[step].items()}
 

@@ -33,7 +33,7 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def ping_redis(url: str) -> None:
-    """Sends one PING, so that a command fails at once. A client would try for half a minute.
+    """Sends one PING, so that a command fails at once. A client would try for five seconds.
 
     Raises SettingsError for a wrong address, RollqError when Redis does not answer or refuses.
     """
@@ -58,7 +58,7 @@ def ping_redis(url: str) -> None:
 
 @contextlib.contextmanager
 def explain_lost_redis(url: str) -> Iterator[None]:
-    """Raises a RollqError with the remedy when Redis answered at first and then was away for half a minute."""
+    """Raises a RollqError with the remedy when Redis went away and the command has waited long enough."""
     try:
         yield
     except CONNECTION_ERRORS as e:

@@ -38,6 +38,7 @@ from rollq.job import Purpose
 from rollq.ledger.evaluations import Store
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
+from rollq.servers.connection import retry
 from rollq.trajectory import Trajectory
 
 OF_TRAINING = ("purpose", "spare", "min_viable", "routed_experts")
@@ -145,9 +146,9 @@ def _evaluate(args: argparse.Namespace) -> int:
         submit()
         _collect(args, collector, submit, progress)
         progress.close()
-        result = collector.save()
+        result = retry(collector.save)
         if out:
-            collector.ack()
+            retry(collector.ack)
         comparison = compare(result, other, report.title(other)) if other and result.complete else None
         _report(args, reader, result, comparison, time.monotonic() - began)
         _say_what_stays(args, reader, result)
@@ -205,7 +206,7 @@ def _collect(
     why = partial(holdup, collector.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
-        if collector.look():  # Redis came back without its last writes
+        if retry(collector.look, max(0.0, deadline - time.monotonic())):  # Redis came back without its last writes
             submit()
         if collector.settled or time.monotonic() - shown >= LOOK_S:
             shown = time.monotonic()
@@ -226,7 +227,7 @@ def _facts(args: argparse.Namespace, collector: Collector) -> dict[str, str]:
     return {
         "tries": f"graded in run {args.run_name}",
         "reward": f"{fmean(rewards):.3f}" if rewards else "-",
-        "jobs": unfinished_and_dead(collector.reader.stats()),
+        "jobs": unfinished_and_dead(retry(collector.reader.stats)),
     }
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -204,10 +205,11 @@ def run(args: argparse.Namespace) -> int:
 def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
     """Receives batches until nothing is missing or a sealed run has ended. Raises PullTimeout."""
     args = pull.args
+    until = inf if args.timeout is None else time.monotonic() + args.timeout
 
     def look() -> int:
-        patience_s = inf if args.timeout is None else args.timeout
-        standing, stats = retry(lambda: (reader.standing(args.purpose), reader.stats()), patience_s)
+        left_s = max(0.0, until - time.monotonic())
+        standing, stats = retry(lambda: (reader.standing(args.purpose), reader.stats()), left_s)
         facts = {
             "groups": f"of run {args.run_name}",
             "ready": str(standing.ready),

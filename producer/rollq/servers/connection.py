@@ -31,6 +31,8 @@ SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """Exceptions that a call raises when it gives up."""
+HOPELESS = (NoRedis, redis.AuthenticationError)
+"""Those of them that no wait ends: the address or the login is wrong."""
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
 """What a server answers that is no primary any more, or is one without its replicas."""
 FIRST_PAUSE_S = 0.2
@@ -186,7 +188,7 @@ class RetryLoop:
                 self._warn(e)
                 seconds, pause = pause, min(LONGEST_PAUSE_S, pause * 1.6)
             except CONNECTION_ERRORS as e:
-                hopeless = isinstance(e, NoRedis) or (isinstance(e, redis.AuthenticationError) and not self._relogin)
+                hopeless = isinstance(e, NoRedis if self._relogin else HOPELESS)
                 if hopeless or time.monotonic() >= deadline:
                     raise
                 log.info("Redis is away (%s); trying again", type(e).__name__)

@@ -95,7 +95,8 @@ class Patience:
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
-            log.warning("Redis at %s does not answer; trying again. What it had on its disk is not lost", self._name)
+            text = "Redis at %s does not answer (%s); trying again. What it had on its disk is not lost"
+            log.warning(text, self._name, str(error).rstrip("."))
 
 
 def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError | None:

@@ -11,8 +11,9 @@ import redis
 
 from rollq import Client
 from rollq.client.client import internals
-from rollq.errors import ClientClosed, PullTimeout
+from rollq.errors import ClientClosed, PullTimeout, RollqError
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
 from rollq.servers import patience
 from rollq.servers.patience import NoRedis, Patience
 from tests.conftest import free_port
@@ -44,9 +45,12 @@ def over_an_outage(server: Server, *calls: Callable[[], Any]) -> list[Any]:
     server.kill()
     with ThreadPoolExecutor() as threads:
         made: list[Future[Any]] = [threads.submit(call) for call in calls]
-        time.sleep(AWAY_S)
-        assert not any(one.done() for one in made)
-        server.start()
+        try:
+            time.sleep(AWAY_S)
+            early = [one.done() for one in made]
+        finally:
+            server.start()  # before the threads are joined
+        assert not any(early)
         return [one.result(60) for one in made]
 
 
@@ -67,8 +71,9 @@ def test_a_consumer_that_waits_for_its_batch_waits_on(server: Server, client: Cl
         time.sleep(0.2)
         server.kill()
         time.sleep(AWAY_S)
-        assert not waiting.done()
+        early = waiting.done()
         server.start()
+        assert not early
         with Ledger(redis.Redis(port=server.port), "r").redis as connection:
             play_groups(Ledger(connection, "r"), "a")
             assert names(waiting.result(60)) == ["a"]
@@ -84,16 +89,39 @@ def test_a_timeout_is_kept(server: Server, client: Client) -> None:
         server.start()
 
 
-def test_a_consumer_that_is_closed_stops_waiting(server: Server, client: Client) -> None:
+def test_a_batch_that_was_taken_keeps_the_timeout_too(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_groups(internals(client).ledger, "a")
+    with client.consumer() as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerReader, "read", lambda *args: server.kill() or server.client.ping())
+            with pytest.raises(PullTimeout):
+                consumer.next(1, timeout=AWAY_S)
+        server.start()
+        assert names(consumer.next(1)) == ["a"]
+
+
+def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
     consumer = client.consumer()
+    evaluation = client.evaluate(group("e")[:1], 1, "1")
     server.kill()
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(consumer.next, 1)
-        time.sleep(0.2)
-        consumer.close()
-        with pytest.raises(ClientClosed):
-            waiting.result(60)
-    server.start()
+        try:
+            waits = [threads.submit(consumer.next, 1)]
+            time.sleep(0.2)
+            consumer.close()
+            waits += [threads.submit(client.submit, group("b")), threads.submit(client.consumer, name="t")]
+            waits.append(threads.submit(client.stats))
+            time.sleep(0.2)
+            client.close()
+            for one in waits:
+                with pytest.raises(ClientClosed):
+                    one.result(30)
+            with pytest.raises(RollqError, match="was closed"):
+                evaluation.result(30)
+        finally:
+            server.start()
 
 
 def test_an_address_without_redis_and_a_refused_login_are_raised(
@@ -102,8 +130,9 @@ def test_an_address_without_redis_and_a_refused_login_are_raised(
     monkeypatch.setattr(patience, "FIRST_S", 0.0)
     server.client.config_set("requirepass", "right")
     server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    with client.consumer() as consumer, pytest.raises(redis.AuthenticationError):
-        consumer.next(1)
+    for timeout in (None, 0):
+        with client.consumer() as consumer, pytest.raises(redis.AuthenticationError):
+            consumer.next(1, timeout)
     server.client.config_set("requirepass", "")
     with Client(f"redis://127.0.0.1:{free_port()}/0", run="r") as other, pytest.raises(NoRedis):
         next(other.batches(groups=1))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
@@ -40,10 +41,12 @@ from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
+from rollq.servers.connection import CONNECTION_ERRORS, HOPELESS, RetryLoop
 from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")
+
+T = TypeVar("T")
 
 
 class Consumer:
@@ -64,6 +67,7 @@ class Consumer:
         extras: Sequence[str] = (),
         look: Callable[[int], int | None] = lambda published: None,
         tracking: Tracking | None = None,
+        retry: RetryLoop | None = None,
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
         for a function that is not there, and LedgerError when a step after `step` is acknowledged already.
@@ -82,7 +86,7 @@ class Consumer:
         self._ordered = order == "submitted"
         self._retry = RetryLoop(wait=self._pause)
         self._selection = Selection(
-            lambda ids: self._retry(lambda: self._reader.read(ids, extras)),
+            lambda ids: self._in_time(lambda: self._reader.read(ids, extras)),
             None if where is None else Filter.of(where),
             None if reward is None else RewardFunction.of(reward),
         )
@@ -90,6 +94,8 @@ class Consumer:
         """The step of the batch that a filter left incomplete."""
         self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
         self._closed = False
+        self._deadline = float("inf")
+        """Of the call to `next`, on the monotonic clock."""
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
@@ -97,7 +103,7 @@ class Consumer:
         self._rejected: set[int] = set()
         """Steps of the batches that were given back."""
         if name is not None:
-            opened = take_over(deliveries, purpose, name, hold_s, step)
+            opened = take_over(deliveries, purpose, name, hold_s, step, retry or RetryLoop())
             self._session, self._owner, self._step = named_session(purpose, name), opened.owner, opened.next
             self._takeover.extend(opened.steps)
             if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
@@ -129,12 +135,12 @@ class Consumer:
         version of rollq wrote a group. Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        deadline = self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
         wait = self._waiting
         wait.begin(groups)
         while True:
             self._refuse_closed()  # another thread may close it meanwhile
-            taken, step = self._take(groups, wait.since, exact, deadline)
+            taken, step = self._take(groups, wait.since, exact)
             if taken.groups:
                 wait.end(taken)
                 if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
@@ -162,7 +168,7 @@ class Consumer:
         """Whether a trainer has seen this batch before the name was taken over."""
         return step in self._takeover and step != self._filling
 
-    def _take(self, groups: int, since: float, exact: bool, deadline: float) -> tuple[Taken, int]:
+    def _take(self, groups: int, since: float, exact: bool) -> tuple[Taken, int]:
         """The reply and the batch's step."""
         step = self._takeover[0] if self._takeover else self._step
         again = self._as_it_was(step)
@@ -180,14 +186,18 @@ class Consumer:
             wake=not again,
             fill=step == self._filling,
         )
-        try:
-            taken = self._retry(take, max(0.0, deadline - time.monotonic()))
-        except (Unwritable, *CONNECTION_ERRORS) as e:
-            if time.monotonic() < deadline:  # the address or the login is wrong
-                raise
-            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
+        taken = self._in_time(take)
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
+
+    def _in_time(self, call: Callable[[], T]) -> T:
+        """The call's result. Raises PullTimeout when `next` has no more time."""
+        try:
+            return self._retry(call, max(0.0, self._deadline - time.monotonic()))
+        except HOPELESS:
+            raise
+        except (Unwritable, *CONNECTION_ERRORS) as e:
+            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
 
     def _said_by(self, explanation: Callable[..., str], groups: int) -> str:
         wanted = groups - len(self._selection)
@@ -210,7 +220,7 @@ class Consumer:
             with suppress(NotHeld):  # another consumer holds it by now
                 self._reject(step, e.job_id, str(e))
             return None
-        except FunctionError:  # the hold stays, so that the next call gets the same groups
+        except (FunctionError, PullTimeout):  # the hold stays, so that the next call gets the same groups
             raise
         except BaseException:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
@@ -220,7 +230,7 @@ class Consumer:
             return None
         groups = self._selection.groups(taken)
         names = version_tokens(trajectory for group in groups for trajectory in group.trajectories)
-        version_steps = self._retry(lambda: self._versions.steps(sorted(names)))
+        version_steps = self._in_time(lambda: self._versions.steps(sorted(names)))
         if bound is not None and not self._as_it_was(step):
             ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}
             if stale := [name for name, age in ages.items() if age is None or age > bound]:
@@ -251,7 +261,7 @@ class Consumer:
         for group in groups:
             skip = partial(self._deliveries.skip, token, group, reason, owner=self._owner, filling=True)
             with suppress(NotHeld):  # the next take finds out what is still held
-                self._retry(skip)
+                self._in_time(skip)
         if left:
             self._holds.set(token, left)
         else:

@@ -7,12 +7,14 @@ from functools import partial
 
 from rollq.job import Purpose
 from rollq.ledger.deliveries import Deliveries, Opened, named_session
-from rollq.servers.connection import retry
+from rollq.servers.connection import RetryLoop
 
 log = logging.getLogger("rollq")
 
 
-def take_over(deliveries: Deliveries, purpose: Purpose, name: str, hold_s: float, step: int | None) -> Opened:
+def take_over(
+    deliveries: Deliveries, purpose: Purpose, name: str, hold_s: float, step: int | None, retry: RetryLoop
+) -> Opened:
     """Opens the name, and acknowledges the batches up to `step`, which a checkpoint holds. `steps` are the others."""
     text = uuid.uuid4().hex[:16]
     opened: Opened = retry(lambda: deliveries.open(name, purpose, text, hold_s, step))

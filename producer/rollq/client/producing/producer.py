@@ -22,7 +22,7 @@ from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, JobMessage, Submission
-from rollq.servers.connection import retry
+from rollq.servers.connection import RetryLoop
 
 log = logging.getLogger("rollq")
 
@@ -30,7 +30,15 @@ log = logging.getLogger("rollq")
 class Producer:
     """The producer's side of one run. Threads may share it."""
 
-    def __init__(self, ledger: Ledger, broker: Broker, budgets: Mapping[FailureClass, int]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: Broker,
+        budgets: Mapping[FailureClass, int],
+        pause: Callable[[float], object],
+    ) -> None:
+        """`pause` waits that many seconds, and raises ClientClosed once the client is closed."""
+        self._pause, self._retry = pause, RetryLoop(wait=pause)
         self._ledger = ledger
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._room = Deliveries(ledger.redis, ledger.run)
@@ -48,7 +56,7 @@ class Producer:
 
     def pin(self, what: str, call: Callable[[], None]) -> None:
         """Pins something for the run, now and whenever the producer goes back."""
-        retry(call)
+        self._retry(call)
         self._settings[what] = call
 
     def publish(self, publication: PolicyPublication) -> None:
@@ -68,7 +76,7 @@ class Producer:
     def pin_again(self) -> None:
         """Redis has lost its last writes: pins everything again that was pinned here."""
         for pin in list(self._settings.values()):
-            retry(pin)
+            self._retry(pin)
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
@@ -80,7 +88,7 @@ class Producer:
         self.pin_again()
         if source is None:
             return _total(self._submissions(jobs, ahead, self._own))
-        self._sources[source] = Source(source, retry(lambda: self._ledger.cursor(source)))
+        self._sources[source] = Source(source, self._retry(lambda: self._ledger.cursor(source)))
         return _total(self._submissions(jobs, ahead, self._sources[source]))
 
     def refill(self, jobs: Iterable[Job], times: int, ahead: int) -> Submission:
@@ -88,15 +96,19 @@ class Producer:
         self._look_for_fork()
         groups = list(whole_groups(jobs, self._ledger.run))
         wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
-        key = self._ledger.keys.meta
-        forgets = retry(lambda: self._ledger.redis.hget(key, "forget_after_s")) is not None
-        found = replacements(self._reader, groups, times, wait.look, forgets=forgets)
+
+        def look() -> None:
+            self._pause(0.0)
+            wait.look()
+
+        forgets = self._retry(self._ledger.forgets)
+        found = replacements(self._reader, groups, times, look, forgets=forgets, retry=self._retry)
         return _total(submission for group in found for submission in self._replace(group, ahead, forgets))
 
     def _replace(self, group: Sequence[Job], ahead: int, forgets: bool) -> Iterator[Submission]:
         """Enters a replacement. When its record may have expired, a source of its own tells whether it was entered."""
         name = f"refill:{group[0].group}"  # no caller's source has a colon
-        source = Source(name, retry(lambda: self._ledger.cursor(name))) if forgets else self._own
+        source = Source(name, self._retry(lambda: self._ledger.cursor(name))) if forgets else self._own
         if source.skip(group):
             yield self._known([group])
         else:
@@ -111,7 +123,7 @@ class Producer:
                 _total(self._enter(None, 0, source))
             cursors = {name: source.position.cursor for name, source in self._sources.items()}
             try:
-                return retry(partial(self._ledger.seal, cursors))
+                return self._retry(partial(self._ledger.seal, cursors))
             except Gap as gap:
                 source = self._sources[gap.source]
                 with source.lock:
@@ -160,7 +172,7 @@ class Producer:
         """What became of groups that were submitted before. An acknowledged group's record may have expired."""
         known: list[str] = []
         acked: list[str] = []
-        states = retry(lambda: self._reader.group_states([group[0].group for group in groups])) if groups else []
+        states = self._retry(lambda: self._reader.group_states([group[0].group for group in groups])) if groups else []
         for group, state in zip(groups, states, strict=True):
             (acked if state in ("acked", "") else known).extend(job.id for job in group)
         return Submission(known=known, acked=acked)
@@ -191,6 +203,7 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
+                self._pause(0.0)
                 self._room.wait("producers", 1.0)  # seconds, in case that another producer got the wake-up
                 continue
             if submission.new:
@@ -208,12 +221,12 @@ class Producer:
         send_in_s = SENDING_S if self._broker.available else 0.0
         submit = partial(self._ledger.submit, group, send_in_s=send_in_s, source=source, cursor=cursor, ahead=ahead)
         token = uuid.uuid4().hex
-        return retry(lambda: submit(token=token))
+        return self._retry(lambda: submit(token=token))
 
     def _send(self, group: Sequence[Job]) -> None:
         priority = EVAL if group[0].purpose is Purpose.EVAL else NEW
         sent = self._broker.send([JobMessage(job.id, job.queue, priority) for job in group])
-        retry(lambda: self._ledger.confirm(sent))
+        self._retry(lambda: self._ledger.confirm(sent))
 
 
 def _nameless() -> Source:

@@ -163,6 +163,7 @@ def replacements(
     look: Callable[[], object] = lambda: None,
     *,
     forgets: bool = False,
+    retry: Callable[[Callable[[], Any]], Any] = retry,
 ) -> Iterator[list[Job]]:
     """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
 

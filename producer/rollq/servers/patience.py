@@ -88,7 +88,7 @@ class Patience:
                 _reached.add(self._name)
                 return result
 
-    def _say(self, away_s: float, error: Exception) -> None:
+    def _say(self, away_s: float, error: redis.RedisError | RedisClusterException) -> None:
         """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
         if self._name not in _reached and away_s >= FIRST_S:
             raise NoRedis(unreached(self._name, error)) from error
@@ -96,7 +96,7 @@ class Patience:
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
             text = "Redis at %s does not answer (%s); trying again. What it had on its disk is not lost"
-            log.warning(text, self._name, str(error).rstrip("."))
+            log.warning(text, self._name, str(passing(error)).rstrip("."))  # a Sentinel's raw error shows passwords
 
 
 def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.sentinel import MasterNotFoundError
 
 from rollq.servers import connection
 from rollq.servers import patience as module
@@ -34,6 +35,22 @@ def test_a_wait_that_lasts_is_said_once(caplog: pytest.LogCaptureFixture, monkey
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and f"127.0.0.1:{port}/0 does not answer" in record.message
     assert "secret" not in record.message
+
+
+def test_a_wait_for_sentinels_is_said_without_their_passwords(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of older versions of redis-py shows its clients with all their options."""
+    monkeypatch.setattr(module, "SILENT_S", 0.0)
+    sentinel = "<redis.client.Redis(<redis.connection.ConnectionPool(<Connection(password=secret)>)>)>"
+
+    def look() -> None:
+        raise MasterNotFoundError(f"No master found for 's' : {sentinel} - ConnectionError('refused')")
+
+    with pytest.raises(MasterNotFoundError):
+        module.Patience("r", 0.1)(look)
+    (record,) = caplog.records
+    assert "ConnectionError('refused')" in record.message and "secret" not in record.message
 
 
 def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

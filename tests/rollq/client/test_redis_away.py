@@ -118,7 +118,7 @@ def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
             for one in waits:
                 with pytest.raises(ClientClosed):
                     one.result(30)
-            with pytest.raises(RollqError, match="was closed"):
+            with pytest.raises(RollqError, match="closed"):
                 evaluation.result(30)
         finally:
             server.start()

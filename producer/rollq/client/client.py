@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
-from rollq.client.closing import Closed
+from rollq.client.closing import CLOSE_S, Closed
 from rollq.client.operations import Operations
 from rollq.errors import ClientClosed, ContractError, FailureClass, SettingsError
 from rollq.job import NAME, Purpose
@@ -41,7 +41,7 @@ class Client(Operations):
 
     When Redis cannot be reached or takes no writes (out of memory, disk full), calls wait without end, or until the
     client is closed, and warn on the logger `rollq`. They raise redis.ConnectionError after 5 s at an address where no
-    Redis has answered yet, and redis.AuthenticationError at once.
+    Redis has answered yet, and redis.AuthenticationError. `explain` does neither.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Client(Operations):
             reward=reward,
             extras=extras,
             look=self._producer.look,
-            retry=self._retry,
+            pause=self._pause,
             tracking=self._trackers.use(track),
         )
         self._open.add(consumer)
@@ -311,6 +311,7 @@ class Client(Operations):
         if self._closing.is_set():
             return
         self._closing.set()
+        self._internals.ledger.redis.patience.shorten(CLOSE_S)
         for each in list(self._open):
             each.close()
         self._trackers.close()

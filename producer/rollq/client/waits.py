@@ -53,10 +53,8 @@ def holdup(reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int 
     """
     try:
         fleet = read_one_run(reader)
-    except LedgerError as e:
+    except (LedgerError, *CONNECTION_ERRORS) as e:
         return str(e)
-    except CONNECTION_ERRORS:
-        return ""  # each call that waits for Redis says so itself
     (run,) = fleet.runs
     purposes = (purpose,) if purpose else tuple(Purpose)
     return run_holdup([RunWait(fleet=fleet, run=run, purpose=each, wants=wanted, own=own) for each in purposes])

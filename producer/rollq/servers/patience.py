@@ -61,6 +61,10 @@ class Patience:
         self._name = name
         self._for_s = for_s
 
+    def shorten(self, for_s: float) -> None:
+        """Calls give up after that many seconds at most, also those that are waiting now."""
+        self._for_s = min(self._for_s, for_s)
+
     def __call__(self, call: Callable[[], T]) -> T:
         """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a server that has never
         answered; AuthenticationError, at once but for Sentinels; TryAgainError while a slot moves, or
@@ -81,7 +85,7 @@ class Patience:
                 if away_s >= (min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s):
                     if error is e:
                         raise
-                    raise error from e
+                    raise error from (None if isinstance(e, MasterNotFoundError) else e)  # its text may show passwords
                 self._say(away_s, e)
                 time.sleep(BACKOFF.compute(failures))
             else:
@@ -91,7 +95,8 @@ class Patience:
     def _say(self, away_s: float, error: redis.RedisError | RedisClusterException) -> None:
         """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
         if self._name not in _reached and away_s >= FIRST_S:
-            raise NoRedis(unreached(self._name, error)) from error
+            cause = None if isinstance(error, MasterNotFoundError) else error  # its text may show passwords
+            raise NoRedis(unreached(self._name, error)) from cause
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now

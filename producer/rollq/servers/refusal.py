@@ -111,7 +111,7 @@ def unreached(address: str, error: BaseException) -> str:
 def of_sentinels(error: MasterNotFoundError) -> redis.ConnectionError:
     """The same without redis-py's clients, which it shows with all their options; AuthenticationError if a Sentinel
     refused the login."""
-    text = re.sub(r"<.*?> - (?=[\w:]*Error)", "", str(error))
+    text = re.sub(r"(?s)<.*?> - (?=[\w:]*Error)", "", str(error))
     if "AuthenticationError" in text:
         return redis.AuthenticationError("a Sentinel refuses sentinel_username or sentinel_password")
     return MasterNotFoundError(text)

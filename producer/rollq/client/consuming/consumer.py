@@ -67,7 +67,7 @@ class Consumer:
         extras: Sequence[str] = (),
         look: Callable[[int], int | None] = lambda published: None,
         tracking: Tracking | None = None,
-        retry: RetryLoop | None = None,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
         for a function that is not there, and LedgerError when a step after `step` is acknowledged already.
@@ -84,7 +84,7 @@ class Consumer:
         self._purpose = purpose
         self._hold_s = hold_s
         self._ordered = order == "submitted"
-        self._retry = RetryLoop(wait=self._pause)
+        self._sleep, self._retry = pause, RetryLoop(wait=self._pause)
         self._selection = Selection(
             lambda ids: self._in_time(lambda: self._reader.read(ids, extras)),
             None if where is None else Filter.of(where),
@@ -103,7 +103,7 @@ class Consumer:
         self._rejected: set[int] = set()
         """Steps of the batches that were given back."""
         if name is not None:
-            opened = take_over(deliveries, purpose, name, hold_s, step, retry or RetryLoop())
+            opened = take_over(deliveries, purpose, name, hold_s, step, self._retry)
             self._session, self._owner, self._step = named_session(purpose, name), opened.owner, opened.next
             self._takeover.extend(opened.steps)
             if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
@@ -130,9 +130,10 @@ class Consumer:
         A consumer that took over a name gets the unacknowledged batches first, as they were, whatever `groups` says.
         With `exact`, no batch is ever short: raises MissingGroups, and takes nothing, when no group is being played and
         too few are ready. Raises PullTimeout when the batch is not ready within `timeout` seconds (None: waits without
-        end), and FunctionError when a filter or a reward function fails. Another call then goes on with the batch.
-        Raises NotHeld when another process has opened the name, and UnknownSchema, which touches nothing, when another
-        version of rollq wrote a group. Raises ContractError for other numbers than those.
+        end; half a minute later while Redis is away), and FunctionError when a filter or a reward function fails.
+        Another call then goes on with the batch. Raises NotHeld when another process has opened the name, and
+        UnknownSchema, which touches nothing, when another version of rollq wrote a group. Raises ContractError for
+        other numbers than those.
         """
         check_wanted(groups, timeout)
         deadline = self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
@@ -349,7 +350,7 @@ class Consumer:
 
     def _pause(self, seconds: float) -> None:
         self._refuse_closed()
-        time.sleep(seconds)
+        self._sleep(seconds)
 
     def _refuse_closed(self) -> None:
         if self._closed:

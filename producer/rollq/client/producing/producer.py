@@ -186,6 +186,7 @@ class Producer:
         wait = None
         while True:
             with source.lock:
+                self._pause(0.0)  # a closed client enters no more, nor does who has waited for the lock
                 missing = len(source.missing) > 0
                 todo = source.missing[0] if missing else group
                 if todo is None:
@@ -203,7 +204,6 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
-                self._pause(0.0)
                 self._room.wait("producers", 1.0)  # seconds, in case that another producer got the wake-up
                 continue
             if submission.new:

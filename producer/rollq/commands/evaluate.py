@@ -206,11 +206,12 @@ def _collect(
     why = partial(holdup, collector.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
-        if retry(collector.look, max(0.0, deadline - time.monotonic())):  # Redis came back without its last writes
+        left_s = max(0.0, deadline - time.monotonic())
+        if retry(collector.look, left_s):  # Redis came back without its last writes
             submit()
         if collector.settled or time.monotonic() - shown >= LOOK_S:
             shown = time.monotonic()
-            progress.show(collector.graded, total, _facts(args, collector))
+            progress.show(collector.graded, total, _facts(args, collector, left_s))
         if collector.settled:
             return
         if (left := deadline - time.monotonic()) <= 0:
@@ -222,12 +223,12 @@ def _collect(
         time.sleep(min(PAUSE_S, left))
 
 
-def _facts(args: argparse.Namespace, collector: Collector) -> dict[str, str]:
+def _facts(args: argparse.Namespace, collector: Collector, left_s: float) -> dict[str, str]:
     rewards = collector.rewards
     return {
         "tries": f"graded in run {args.run_name}",
         "reward": f"{fmean(rewards):.3f}" if rewards else "-",
-        "jobs": unfinished_and_dead(retry(collector.reader.stats)),
+        "jobs": unfinished_and_dead(retry(collector.reader.stats, left_s)),
     }
 
 

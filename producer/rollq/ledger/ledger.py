@@ -149,11 +149,6 @@ class Ledger:
         seconds = math.ceil(days * 86400)
         self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds))
 
-    def forgets(self) -> bool:
-        """Whether the run forgets acknowledged groups."""
-        key = self.keys.meta
-        return self.scripts.guard(key, lambda: self.redis.hget(key, "forget_after_s")) is not None
-
     def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
         """Pin the number of failures of each class that kills a job. The run's first caller decides.
 

@@ -111,6 +111,11 @@ class LedgerReader:
             admission=admission if purpose is Purpose.TRAIN else None,
         )
 
+    def forgets(self) -> bool:
+        """Whether the run forgets acknowledged groups."""
+        key = self.keys.meta
+        return self.scripts.guard(key, lambda: self.redis.hget(key, "forget_after_s")) is not None
+
     def group_states(self, names: Sequence[str]) -> list[str]:
         """The state of each group: open, ready, held, acked or dropped (also one that was skipped as stale); empty for
         an unknown one."""

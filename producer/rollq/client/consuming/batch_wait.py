@@ -2,9 +2,14 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from rollq.client.waits import WaitLog, explain, holdup
+from rollq.errors import PullTimeout, Unwritable
 from rollq.ledger.deliveries import Deliveries, Taken
+from rollq.servers.connection import CONNECTION_ERRORS, HOPELESS, RetryLoop
+
+T = TypeVar("T")
 
 BLOCK_S = 4.0
 """Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
@@ -20,9 +25,14 @@ EXHAUSTED_S = 5.0
 class BatchWait:
     """The wait of one consumer. When one has timed out, and the consumer soon asks again, it goes on."""
 
-    def __init__(self, deliveries: Deliveries, session: str, hold_s: float, say: Callable[..., str]) -> None:
+    def __init__(
+        self, deliveries: Deliveries, session: str, hold_s: float, say: Callable[..., str], retry: RetryLoop
+    ) -> None:
         """`say` gets an explanation of waits and the number of groups that are asked for."""
         self._deliveries, self._session, self._hold_s, self._say = deliveries, session, hold_s, say
+        self._retry = retry
+        self.deadline = float("inf")
+        """When it times out, on the monotonic clock."""
         self.since = 0.0
         """When it began, on Redis's clock; 0.0: not yet."""
         self._began, self._groups = 0.0, 0
@@ -31,11 +41,21 @@ class BatchWait:
         """Groups that had been dropped when the last batch came."""
         self._log: WaitLog
 
-    def begin(self, groups: int) -> None:
+    def begin(self, groups: int, timeout: float | None) -> None:
         self._began, self._groups = time.monotonic(), groups
+        self.deadline = float("inf") if timeout is None else self._began + timeout
         if self._began - self._timed_out > LOOK_S:
             self.since = 0.0
             self._log = WaitLog(lambda: self._say(explain, self._groups))
+
+    def in_time(self, call: Callable[[], T]) -> T:
+        """The call's result, once Redis gives it. Raises PullTimeout at the deadline, and HOPELESS at once."""
+        try:
+            return self._retry(call, max(0.0, self.deadline - time.monotonic()))
+        except HOPELESS:
+            raise
+        except (Unwritable, *CONNECTION_ERRORS) as e:
+            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
 
     def end(self, taken: Taken) -> None:
         """A batch has come."""
@@ -47,12 +67,12 @@ class BatchWait:
         self._timed_out = time.monotonic()
         return why
 
-    def block(self, taken: Taken, deadline: float, exact: bool) -> None:
+    def block(self, taken: Taken, exact: bool) -> None:
         """Until there may be groups, or until an exact batch may have to be given up."""
         look_s = min(IDLE_S, self._hold_s)
         if taken.others or (not taken.open and (taken.sealed or exact)):
             look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
-        until = min(deadline, time.monotonic() + look_s)
+        until = min(self.deadline, time.monotonic() + look_s)
         while (left := until - time.monotonic()) > 0:
             self._log.look()
             if self._deliveries.wait(self._session, min(left, BLOCK_S)):

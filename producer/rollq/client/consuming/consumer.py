@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
@@ -32,7 +31,6 @@ from rollq.errors import (
     LedgerError,
     NotHeld,
     PullTimeout,
-    Unwritable,
 )
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, STALE
@@ -41,12 +39,10 @@ from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import CONNECTION_ERRORS, HOPELESS, RetryLoop
+from rollq.servers.connection import RetryLoop
 from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")
-
-T = TypeVar("T")
 
 
 class Consumer:
@@ -86,7 +82,7 @@ class Consumer:
         self._ordered = order == "submitted"
         self._sleep, self._retry = pause, RetryLoop(wait=self._pause)
         self._selection = Selection(
-            lambda ids: self._in_time(lambda: self._reader.read(ids, extras)),
+            lambda ids: self._waiting.in_time(lambda: self._reader.read(ids, extras)),
             None if where is None else Filter.of(where),
             None if reward is None else RewardFunction.of(reward),
         )
@@ -94,8 +90,6 @@ class Consumer:
         """The step of the batch that a filter left incomplete."""
         self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
         self._closed = False
-        self._deadline = float("inf")
-        """Of the call to `next`, on the monotonic clock."""
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
@@ -108,7 +102,7 @@ class Consumer:
             self._takeover.extend(opened.steps)
             if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
                 self._filling = self._step = opened.filling
-        self._waiting = BatchWait(deliveries, self._session, hold_s, self._said_by)
+        self._waiting = BatchWait(deliveries, self._session, hold_s, self._said_by, self._retry)
         self._holds = HoldRenewal(self._renew, hold_s)
         for taken_over in self._takeover:
             self._holds.set(self._token(taken_over), 0)
@@ -136,9 +130,8 @@ class Consumer:
         other numbers than those.
         """
         check_wanted(groups, timeout)
-        deadline = self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
         wait = self._waiting
-        wait.begin(groups)
+        wait.begin(groups, timeout)
         while True:
             self._refuse_closed()  # another thread may close it meanwhile
             taken, step = self._take(groups, wait.since, exact)
@@ -160,10 +153,10 @@ class Consumer:
             if exact and wait.is_in_vain(taken, groups - len(self._selection)):
                 raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
             wait.since = wait.since or taken.at
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= wait.deadline:
                 why = wait.time_out()
                 raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
-            wait.block(taken, deadline, exact)
+            wait.block(taken, exact)
 
     def _as_it_was(self, step: int) -> bool:
         """Whether a trainer has seen this batch before the name was taken over."""
@@ -187,18 +180,9 @@ class Consumer:
             wake=not again,
             fill=step == self._filling,
         )
-        taken = self._in_time(take)
+        taken = self._waiting.in_time(take)
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
-
-    def _in_time(self, call: Callable[[], T]) -> T:
-        """The call's result. Raises PullTimeout when `next` has no more time."""
-        try:
-            return self._retry(call, max(0.0, self._deadline - time.monotonic()))
-        except HOPELESS:
-            raise
-        except (Unwritable, *CONNECTION_ERRORS) as e:
-            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
 
     def _said_by(self, explanation: Callable[..., str], groups: int) -> str:
         wanted = groups - len(self._selection)
@@ -231,7 +215,7 @@ class Consumer:
             return None
         groups = self._selection.groups(taken)
         names = version_tokens(trajectory for group in groups for trajectory in group.trajectories)
-        version_steps = self._in_time(lambda: self._versions.steps(sorted(names)))
+        version_steps = self._waiting.in_time(lambda: self._versions.steps(sorted(names)))
         if bound is not None and not self._as_it_was(step):
             ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}
             if stale := [name for name, age in ages.items() if age is None or age > bound]:
@@ -262,7 +246,7 @@ class Consumer:
         for group in groups:
             skip = partial(self._deliveries.skip, token, group, reason, owner=self._owner, filling=True)
             with suppress(NotHeld):  # the next take finds out what is still held
-                self._in_time(skip)
+                self._waiting.in_time(skip)
         if left:
             self._holds.set(token, left)
         else:

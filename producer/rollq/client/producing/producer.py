@@ -101,7 +101,7 @@ class Producer:
             self._pause(0.0)
             wait.look()
 
-        forgets = self._retry(self._ledger.forgets)
+        forgets = self._retry(self._reader.forgets)
         found = replacements(self._reader, groups, times, look, forgets=forgets, retry=self._retry)
         return _total(submission for group in found for submission in self._replace(group, ahead, forgets))
 

@@ -17,7 +17,7 @@ from rollq.errors import ContractError, Gap, JobConflict
 from rollq.job import Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
-from rollq.servers.connection import retry
+from rollq.servers.connection import RetryLoop
 from rollq.wire.codec import job_digest
 
 PAGE = 1000
@@ -162,8 +162,8 @@ def replacements(
     times: int,
     look: Callable[[], object] = lambda: None,
     *,
+    retry: RetryLoop,
     forgets: bool = False,
-    retry: Callable[[Callable[[], Any]], Any] = retry,
 ) -> Iterator[list[Job]]:
     """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
 

@@ -9,6 +9,7 @@ from rollq.client.client import Client, internals
 from rollq.client.consuming import batch_wait
 from rollq.errors import MissingGroups, PullTimeout
 from rollq.ledger.ledger import Ledger
+from rollq.servers.connection import RetryLoop
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import group, reader
 
@@ -72,7 +73,7 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client, ledger: Ledg
 def _replacements(client: Client) -> Iterator[list[str]]:
     from rollq.client.producing.submission import replacements
 
-    for jobs in replacements(internals(client).reader, [group("a")], 1):
+    for jobs in replacements(internals(client).reader, [group("a")], 1, retry=RetryLoop()):
         yield [job.id for job in jobs]
 
 

@@ -16,6 +16,7 @@ from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Cursor, State
+from rollq.servers.connection import RetryLoop
 from tests.rollq.groups import ack, drop_group, play_groups, take
 from tests.rollq.samples import group, job, reader
 
@@ -105,7 +106,7 @@ def test_each_dropped_group_is_replaced_in_turn(client: Client, ledger: Ledger) 
     drop_group(ledger, "a")
     drop_group(ledger, "c")
     play_groups(ledger, "b")
-    found = replacements(reader(ledger), [group(name, seed=3) for name in ("a", "b", "c")], 2)
+    found = replacements(reader(ledger), [group(name, seed=3) for name in ("a", "b", "c")], 2, retry=RetryLoop())
     first = next(found)
     seed = 3 + SEED_STRIDE
     assert [(member.id, member.seed) for member in first] == [("r/a.r1/0", seed), ("r/a.r1/1", seed)]

@@ -1,7 +1,11 @@
-"""Installed packages, laid out as pip does it."""
+"""Packages for tests: installed ones, laid out as pip does it, and others in place of those that were imported."""
 
-from collections.abc import Mapping
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 
 def install(
@@ -18,3 +22,27 @@ def install(
     for module, text in modules.items():
         (folder / f"{module}.py").write_text(text)
     return info
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    """Files by their paths, with texts that may be indented."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+
+def forget(*packages: str) -> dict[str, ModuleType]:
+    """Takes the packages out of sys.modules; returns what was there."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
+
+
+@contextmanager
+def imported_anew(*packages: str) -> Iterator[None]:
+    """These packages are imported again; what was imported before is back afterwards."""
+    before = forget(*packages)
+    try:
+        yield
+    finally:
+        forget(*packages)
+        sys.modules.update(before)

@@ -159,24 +159,6 @@ def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -
         assert again <= 1  # the turn in flight at the most; the journal answered the others
 
 
-def test_a_worker_without_the_file_leaves_the_job_to_others(
-    stack: Stack, agent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack.engine()
-    monkeypatch.setenv(FILES.variable, "")
-    without = stack.worker(4)
-    with Client(stack.redis_url, run="r") as client:
-        client.submit([Job(env="shop", task=0, size=2, agent=agent)])
-        client.seal()
-        log = without.log  # type: ignore[attr-defined]
-        stack.wait(lambda: b"there is no such file here" in log.read_bytes(), 60, "the refusal")
-        stack.worker(4, "--agent", EXAMPLE)
-        [batch] = client.batches(groups=1, timeout=150)
-        batch.ack()
-        assert {t.stop for t in batch.trajectories} == {"done"}
-        assert client.stats()["failures"] == {}
-
-
 def test_a_crashed_agent_costs_its_own_jobs_and_is_quoted(stack: Stack, agent: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.sh"
     path.write_text("echo a last word >&2; exit 3\n")

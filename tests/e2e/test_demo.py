@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 
 from rollq.cli import main
 from rollq_worker.commands.demo import run
-from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
 from tests.processes import alive
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.waiting import until
@@ -106,24 +104,6 @@ def check_export(out: Path, said: dict[str, Any]) -> None:
     assert lines[3]["job"] in shown
     assert "reward 1.0" in shown
     assert "turn 0: " in shown
-
-
-def test_arguments_of_the_template_reach_every_prompt(tmp_path: Path) -> None:
-    model, out = tmp_path / "model", tmp_path / "out.jsonl"
-    shutil.copytree(BUNDLED, model)
-    template = (model / "chat_template.jinja").read_text()
-    header = "'<|im_start|>assistant\\n' -}}\n{%- endif -%}"
-    shut = header.replace("\\n'", "\\n' ~ ('<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '')")
-    assert template.count(header) == 1
-    (model / "chat_template.jinja").write_text(template.replace(header, shut))
-    few = ("--groups", "1", "--size", "2", "--set", "mistakes=0", "--json")
-    line = (*few, "--tokenizer", str(model), "--out", str(out))
-    with demo(*line, "--set", "template_kwargs.enable_thinking=false") as process:
-        found = result(process)
-    assert (found["done"], found["reward_mean"]) == (2, 1.0)
-    for episode in map(json.loads, out.read_text().splitlines()):
-        text = load_tokenizer().decode(episode["tokens"])
-        assert text.count("<|im_start|>assistant\n<think>\n\n</think>\n\n") == episode["turns"] > 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])

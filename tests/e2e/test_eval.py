@@ -68,23 +68,6 @@ def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path
     assert (stats["submitted"], stats["delivered"], stats["redelivered"]) == (32, 32, 0)
 
 
-def test_dead_tries_leave_their_task_out_until_they_are_played_again(stack: Stack) -> None:
-    stack.engine()
-    first = stack.start("eval", "--run", "e", *LINE)
-    stack.wait(lambda: stack.stats("e")["submitted"] == 32, 150, "the jobs")
-    dead = "e/shop.test.2/1"
-    assert stack.run("jobs", "cancel", dead).returncode == 0
-    stack.worker(16)
-    assert first.wait(150) == 1
-    said = first.log.read_text()  # type: ignore[attr-defined]
-    assert "32 submitted: 28 graded here, 1 dead" in said
-    assert "rollq: incomplete: 4 of 32 tries are missing, and their tasks are left out" in said
-    assert stack.stats("e")["groups_acked"] == 0
-    assert stack.run("jobs", "requeue", dead).returncode == 0
-    found, _ = evaluate(stack, "e")
-    assert (found["done"], found["dead"], found["pass_hat_k"]["4"]) == (32, 0, 1.0)
-
-
 def test_a_run_with_other_jobs_is_refused(stack: Stack) -> None:
     assert stack.run("submit", "--run", "train", "--env", "shop", "--tasks", "0-3").returncode == 0
     before = stack.stats("train")

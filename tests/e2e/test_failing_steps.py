@@ -7,7 +7,7 @@ import pytest
 
 from rollq import Budget
 from tests.e2e.hanging_server import HangingServer
-from tests.e2e.stack import CALM_S, FAULTY_SHOP, Stack, check_all_delivered, stop, submit_singles
+from tests.e2e.stack import CALM_S, FAULTY_SHOP, Stack, check_all_delivered, submit_singles
 from tests.stalls import Stalls
 
 
@@ -33,19 +33,6 @@ class TestFailingSteps:
         stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=FAULTY_SHOP)
         stats = check_all_delivered(stack, "step", 12)
         assert stats["failures"] == {"env": 1}, stack.logs()
-
-    def test_a_step_that_holds_the_interpreters_lock_for_ever(self, stack: Stack, tmp_path: Path):
-        stack.engine()
-        args = {"fault": "freeze", "once": str(tmp_path / "once")}
-        submit_singles(stack, "freeze", 1, first=11, env="faulty")
-        isolated = FAULTY_SHOP | {"ROLLQ_ISOLATE": "faulty"}
-        worker = stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=isolated)
-        stack.wait(lambda: stack.stats("freeze")["done"] == 1, 150, "one that loads everything")
-        submit_singles(stack, "freeze", 1, env="faulty", env_args=args, budget=Budget(deadline_s=10.0))
-        submit_singles(stack, "freeze", 10, first=1)
-        stats = check_all_delivered(stack, "freeze", 12)
-        assert stats["failures"] == {"env": 1}, stack.logs()
-        stop(worker)
 
     def test_a_worker_with_most_slots_lost_starts_afresh(self, stack: Stack):
         stack.engine()

@@ -5,7 +5,6 @@ import signal
 import pytest
 
 from rollq import Client, Job
-from rollq.client.client import internals
 from rollq.ledger.replies import State
 from tests.e2e.stack import Stack
 
@@ -47,43 +46,3 @@ def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> N
     last = max(delivered.index(job.split("/")[1]) for job in cut)
     before = untouched.intersection(delivered[:last])
     assert len(before) <= SLOTS, f"{before} were delivered before the last of {cut}"
-
-
-def test_three_producers_together_stay_within_ahead(stack: Stack) -> None:
-    ahead, tasks = 4, 6
-    flags = ["--run", "r", "--env", "shop", "--size", "1", "--set", f"ahead={ahead}"]
-    producers = [
-        stack.start("submit", *flags, "--tasks", f"{first}-{first + tasks - 1}") for first in range(0, 3 * tasks, tasks)
-    ]
-    with Client(stack.redis_url, run="r") as client:
-        stack.wait(lambda: internals(client).reader.standing().unacknowledged == ahead, 60, "the first groups")
-        stack.wait(lambda: all(b"wait" in producer.log.read_bytes() for producer in producers), 60, "all to wait")  # type: ignore[attr-defined]
-        assert internals(client).reader.standing().unacknowledged == ahead
-        stack.engine()
-        stack.worker(4)
-        most, received = 0, 0
-        while received < 3 * tasks:
-            with client.consumer() as consumer:
-                batch = consumer.next(1, timeout=150)
-                assert batch
-                received += len(batch.groups)
-                most = max(most, internals(client).reader.standing().unacknowledged)
-                batch.ack()
-        assert most <= ahead
-        for producer in producers:
-            assert producer.wait(60) == 0
-        assert client.stats()["delivered"] == 3 * tasks
-
-
-def test_each_queue_has_its_own_worker(stack: Stack) -> None:
-    stack.engine()
-    for queue in ("a", "b"):
-        with Client(stack.redis_url, run=f"run-{queue}") as client:
-            client.submit([Job(env="shop", task=task, size=2, queue=queue) for task in range(4)])
-            client.seal()
-    for queue in ("b", "a"):
-        worker = stack.worker(4, "--queues", queue)
-        with Client(stack.redis_url, run=f"run-{queue}") as client:
-            stack.wait(lambda client=client: client.stats()["done"] == 8, 150, f"the jobs of queue {queue}")
-            jobs = [f"run-{queue}/shop.train.{task}/{sample}" for task in range(4) for sample in range(2)]
-            assert all(client.job(job).worker.endswith(f"-{worker.pid}") for job in jobs)

@@ -5,15 +5,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rollq import Client, Job
-from rollq_integrations.slime import DataSource, generate_rollout
 from tests.conftest import REPO
 from tests.e2e.stack import Stack
-from tests.rollq.weights.fake_engines import FakeEngine, serving
-from tests.rollq_integrations.slime.slime_packages import STAND_IN, arguments, slime_at
 
 GROUPS, SIZE, ROLLOUTS = 8, 4, 4
 
@@ -55,25 +51,3 @@ def test_a_trainer_killed_after_a_rollout_trains_on_the_same_samples_again(stack
     assert [row["index"] for row in trained] == list(range(GROUPS * SIZE))
     stats = stack.stats("r")
     assert (stats["groups_acked"], stats["delivered"]) == (GROUPS, GROUPS * SIZE)
-
-
-def test_slimes_evaluation_is_played_by_the_weights_that_are_served(stack: Stack) -> None:
-    stack.engine()
-    stack.worker()
-    with serving(router := FakeEngine()), slime_at(STAND_IN):
-        router.answers["/workers"] = (200, {"workers": [{"url": router.url}]})
-        router.version = "1"
-        host, port = router.url.removeprefix("http://").split(":")
-        dataset = SimpleNamespace(
-            name="held-out", path="shop/test/0-2", n_samples_per_eval_prompt=2, temperature=0.0, top_p=None, top_k=None
-        )
-        args = arguments(
-            rollq_redis_url=stack.redis_url, sglang_router_ip=host, sglang_router_port=port, eval_datasets=[dataset]
-        )
-        source = DataSource(args)
-        output = generate_rollout(args, 0, source, evaluation=True)
-        again = generate_rollout(args, 0, source, evaluation=True)
-        source.client.close()
-    assert json.loads(json.dumps(output.data)) == {"held-out": {"rewards": [1.0] * 6, "truncated": [False] * 6}}
-    assert again.data == output.data
-    assert stack.stats("r")["submitted"] == 6

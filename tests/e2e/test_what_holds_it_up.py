@@ -116,23 +116,6 @@ def test_an_environment_that_does_not_return(stack: Stack) -> None:
     assert any(wait.startswith("environment.step(") for wait in operator.waits("r"))
 
 
-def test_a_queue_that_no_worker_serves(stack: Stack) -> None:
-    operator = Operator(stack.redis_url)
-    stack.engine()
-    stack.worker(2)
-    submit(stack, "r", 1, queue="qwen")
-    until(lambda: operator.sees("and the live workers serve rollq: start `rollq worker --queues qwen`"))
-
-
-def test_a_redis_without_memory(own_redis: OwnRedis, own_stack: Stack) -> None:
-    operator = Operator(own_redis.url)
-    submit(own_stack, "r", 1)
-    client = connect(own_redis.url)
-    client.config_set("maxmemory", 1)
-    until(lambda: operator.sees("Redis is out of memory ("))
-    client.close()
-
-
 def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None:
     """It refuses writes, and PING as well. A folder that is gone is as good as a full one."""
     operator = Operator(own_redis.url)

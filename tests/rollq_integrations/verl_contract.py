@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.packages import imported_anew
+
 STAND_IN = Path(__file__).resolve().parents[2] / "examples/verl_stand_in"
 OUTPUT: dict[str, Any] = {
     "prompt_ids": [int],
@@ -49,23 +51,18 @@ def is_installed() -> bool:
 @contextmanager
 def verl_package(own: bool) -> Iterator[ModuleType]:
     """The adapter on verl's own classes, or on the stand-in's."""
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "verl"}
-    if own:
-        sys.modules.update(before)  # they take seconds to import
-    _forget()
-    sys.path[:0] = [] if own else [str(STAND_IN)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of verl's own imports
-            adapter = importlib.import_module("rollq_integrations.verl.agent_loop")
-        yield adapter
-    finally:
+    with imported_anew(*([] if own else ["verl"])):  # its own take seconds to import
         _forget()
-        if not own:
-            sys.path.remove(str(STAND_IN))
-            for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
-                del sys.modules[name]
-            sys.modules.update(before)
+        sys.path[:0] = [] if own else [str(STAND_IN)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of verl's own imports
+                adapter = importlib.import_module("rollq_integrations.verl.agent_loop")
+            yield adapter
+        finally:
+            _forget()
+            if not own:
+                sys.path.remove(str(STAND_IN))
 
 
 def _forget() -> None:

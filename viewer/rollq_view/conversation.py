@@ -15,7 +15,7 @@ from rollq.export.record import as_json as ascii_json
 from rollq.export.transcript import steps_behind
 from rollq.trajectory import Trajectory
 from rollq_view.rows import last_line, why
-from rollq_view.turns import Episode, Turn, of_record, of_trajectory
+from rollq_view.turns import Episode, Turn, add_journal, of_record
 
 SHOWN = (
     *("job", "run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling", "template_kwargs"),
@@ -41,7 +41,9 @@ def page(
     be shown.
     """
     try:
-        episode = of_trajectory(trajectory) if trajectory else of_record(record)
+        episode = of_record(record)
+        if trajectory:
+            add_journal(episode, trajectory)
         info = dict(record.get("info") or {})
         entries = [*_entries(episode, images or {})]
         return {

@@ -85,7 +85,7 @@ class ExportedFile:
             row = row_of(head.fields)
         except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
             said = head.wrong or f"it is no exported trajectory: {type(e).__name__} {e}"
-            row = _unreadable(head.name, said)
+            row = Row(key="", job=head.name, run=UNREADABLE, group=head.name, state=UNREADABLE, why=short(said))
         count, key = 1, row.job
         while key in self._where:
             count += 1
@@ -123,11 +123,6 @@ def row_of(record: Mapping[str, Any]) -> Row:
         began=float(record.get("began") or 0.0),
         why=why(dict(info), failure),
     )
-
-
-def _unreadable(name: str, wrong: str) -> Row:
-    nothing = {"env": "", "split": "", "task": 0, "sample": 0}
-    return Row(key="", job=name, run=UNREADABLE, group=name, state=UNREADABLE, why=short(wrong), **nothing)  # type: ignore[arg-type]
 
 
 def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:

@@ -167,7 +167,9 @@ def _acked(row: Row) -> Row:
 
 def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
     if not isinstance(rollout, Rollout):
-        return _unreadable(id, str(rollout))
+        run, group, sample = id.split("/")
+        why_not = short(str(rollout))
+        return Row(key=id, job=id, run=run, group=group, sample=int(sample), state=UNREADABLE, why=why_not)
     job = rollout.job
     row = Row(
         key=job.id,
@@ -189,10 +191,3 @@ def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
         gone = "its journal is gone, with its dropped group"
         return replace(row, why="its journal has no graded end" if rollout.journaled else gone)
     return replace(row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=rollout.sampled)
-
-
-def _unreadable(id: str, wrong: str) -> Row:
-    run, group, sample = id.split("/")
-    nothing = {"env": "", "split": "", "task": 0}
-    facts = {"run": run, "group": group, "sample": int(sample), "state": UNREADABLE, "why": short(wrong)}
-    return Row(key=id, job=id, **nothing, **facts)  # type: ignore[arg-type]

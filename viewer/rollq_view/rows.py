@@ -28,10 +28,10 @@ class Row:
     job: str
     run: str
     group: str
-    sample: int
-    env: str
-    split: str
-    task: int
+    sample: int = 0
+    env: str = ""
+    split: str = ""
+    task: int = 0
     state: str
     """queued, leased, done, dead or surplus; `acked` once its group was acknowledged."""
     stop: str = ""

@@ -1,5 +1,4 @@
-"""An episode cut into turns, from an exported record or from a journal. Both give the same turns, but for what only a
-journal has: errors and what was cached.
+"""An episode cut into turns, from an exported record; a journal adds what only it has: tools, errors, what was cached.
 
 Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none; `conversation.page` turns them into
 one error.
@@ -13,8 +12,6 @@ from itertools import groupby
 from typing import Any
 
 from rollq.events import Message, Observed, Prompt, Sampled
-from rollq.export.record import record as exported
-from rollq.export.record import times_of
 from rollq.export.transcript import trace_words
 from rollq.trajectory import Trajectory
 
@@ -177,31 +174,8 @@ def _divide_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
             turn.asked |= dict(*piece[2:])
 
 
-def of_trajectory(trajectory: Trajectory) -> Episode:
-    """The turns of a journal, finished or not."""
-    if trajectory.of_agent or trajectory.job.context:
-        return _by_traces(trajectory)
-    first = next((event for event in trajectory.events if isinstance(event, Prompt)), None)
-    episode = Episode(opening=list(first.messages) if first else [], prompt=0, turns=[])
-    episode.tools = first.tools if first else ()
-    by_number: dict[int, Turn] = {}
-    for event in trajectory.events:
-        if isinstance(event, Prompt):
-            _add_masked(episode, len(event.ids))
-        elif isinstance(event, Sampled):
-            turn = by_number.get(event.turn)
-            if turn is None:
-                turn = by_number[event.turn] = Turn(number=len(episode.turns))
-                episode.turns.append(turn)
-            _add_piece(turn, event)
-        elif isinstance(event, Observed):
-            _add_answer(episode, by_number, event)
-    return _with_times(episode, times_of(trajectory))
-
-
-def _by_traces(trajectory: Trajectory) -> Episode:
-    """The turns of its record, whose traces are conversations of their own, with what only the journal has."""
-    episode = of_record(exported(trajectory))
+def add_journal(episode: Episode, trajectory: Trajectory) -> None:
+    """Adds what only a journal has to the turns of its record."""
     by_number = {turn.number: turn for turn in episode.turns}
     for event in trajectory.events:
         if isinstance(event, Sampled) and event.turn in by_number:
@@ -211,7 +185,6 @@ def _by_traces(trajectory: Trajectory) -> Episode:
             by_number[event.turn].notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
         elif isinstance(event, Prompt):
             episode.tools = [*episode.tools, *(tool for tool in event.tools if tool not in episode.tools)]
-    return episode
 
 
 def _add_masked(episode: Episode, tokens: int) -> None:
@@ -219,28 +192,3 @@ def _add_masked(episode: Episode, tokens: int) -> None:
         episode.turns[-1].masked += tokens
     else:
         episode.prompt += tokens
-
-
-def _add_piece(turn: Turn, event: Sampled) -> None:
-    before = len(turn.ids)
-    turn.ids += event.ids
-    turn.logprobs += event.logprobs
-    for span in event.versions:
-        if turn.versions and turn.versions[-1][0] == span.version:
-            turn.versions[-1][2] = before + span.end
-        elif span.end > span.start:
-            turn.versions.append([span.version, before + span.start, before + span.end])
-    turn.pieces.append([len(event.ids), event.finish.value])
-    turn.text += event.text
-    turn.notes["cached"] = max(turn.notes.get("cached", 0), event.cached_tokens)
-
-
-def _add_answer(episode: Episode, by_number: dict[int, Turn], event: Observed) -> None:
-    turn = by_number.get(event.turn)
-    if turn is None:
-        turn = by_number[event.turn] = Turn(number=len(episode.turns))
-        episode.turns.append(turn)
-    turn.message, turn.replies, turn.text = event.message, event.replies, ""
-    turn.reward = event.reward
-    turn.notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
-    _add_masked(episode, len(event.ids))

@@ -307,8 +307,17 @@ def _yaml(file: Path) -> dict[str, Any]:
         import yaml
     except ImportError as e:
         raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('containers')}") from e
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """As docker compose reads: only `true` and `false` are booleans, and `yes` and `off` are texts."""
+
+        yaml_implicit_resolvers: Mapping[str, Any] = {
+            letter: [(tag, form) for tag, form in known if letter in "tTfF" or not tag.endswith(":bool")]
+            for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     try:
-        told = yaml.safe_load(file.read_text())
+        told = yaml.load(file.read_text(), Loader)
     except yaml.YAMLError as e:
         raise JobFailure(f"{file}: {e}") from e
     if not isinstance(told, dict):

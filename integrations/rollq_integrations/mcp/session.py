@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from typing import Any
@@ -63,7 +63,8 @@ class Session:
         self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
         self._opened: Future[Sequence[Json]] = Future()
         self._gone = threading.Event()
-        self._ended = _run(self._serve())
+        self._loop = _loop()
+        self._ended = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
         try:
             self.schemas = self._opened.result(OPEN_S)
         except BaseException as e:
@@ -82,7 +83,7 @@ class Session:
         except ValueError as e:
             return f"Error: {e}"
         answer: Future[str] = Future()
-        _loop().call_soon_threadsafe(self._calls.put_nowait, (action.name, arguments, answer))
+        self._loop.call_soon_threadsafe(self._calls.put_nowait, (action.name, arguments, answer))
         self._ended.add_done_callback(lambda _: _fail(answer, ConnectionError("it has ended")))
         try:
             return answer.result(CALL_S)
@@ -194,21 +195,10 @@ def _sdk() -> Any:
     return mcp
 
 
-_starting = threading.Lock()
-
-
 @cache
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _loop() -> asyncio.AbstractEventLoop:
+    """A loop in a thread of its own, for all sessions of this process. (Two that are opened first and at once may get
+    one each.)"""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
     return loop
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of all sessions of this process, in a thread of its own."""
-    with _starting:
-        return _new_loop()
-
-
-def _run(work: Coroutine[Any, Any, None]) -> "Future[None]":
-    return asyncio.run_coroutine_threadsafe(work, _loop())

@@ -86,12 +86,12 @@ def _moves(calls: Sequence[Action], outputs: Sequence[str], closing_tools: froze
     last = [call for call in calls if call.name in closing_tools]
     done = f"It is all done. For your notes: {'; '.join(outputs)}." if outputs else "It is all done."
     return (
-        _respond("Let me make sure that I understand you. Shall I go ahead with what you asked for?"),
+        respond("Let me make sure that I understand you. Shall I go ahead with what you asked for?"),
         *(call for call in calls if call.name not in closing_tools),
-        _respond(done),
-        *(last[:1] or [_respond("Yes, it is. Is there anything else I can do for you?")]),
+        respond(done),
+        *(last[:1] or [respond("Yes, it is. Is there anything else I can do for you?")]),
     )
 
 
-def _respond(text: str) -> Action:
+def respond(text: str) -> Action:
     return Action(RESPOND, {"content": text})

@@ -117,7 +117,12 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "given"),
-    [("", {}), ("{A: true, B: 1, T_BENCH_X: }", {"A": "true", "B": "1"}), ("[A=, B=1=2]", {"A": "", "B": "1=2"})],
+    [
+        ("", {}),
+        ("{A: true, B: 1, T_BENCH_X: }", {"A": "true", "B": "1"}),
+        ("{A: yes, B: Off, C: FALSE}", {"A": "yes", "B": "Off", "C": "false"}),
+        ("[A=, B=1=2]", {"A": "", "B": "1=2"}),
+    ],
 )
 def test_variables_of_docker_compose(tmp_path: Path, variables: str, given: Mapping[str, str]) -> None:
     compose = f"services: {{client: {{environment: {variables}}}}}"

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tests.packages import imported_anew
+
 STAND_IN = Path(__file__).resolve().parents[3] / "examples/slime_stand_in"
 NAMED = os.environ.get("ROLLQ_TEST_SLIME")
 ABSENT = ("ray", "sglang", "sglang_router", "wandb", "tensorboard", "megatron", "omegaconf")
@@ -53,20 +55,15 @@ class _Empty(ModuleType):
 @contextmanager
 def slime_at(folder: Path) -> Iterator[None]:
     """`import slime` finds the package in this folder."""
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("slime", *ABSENT)}
     finder = _EmptyModules()
-    for name in before:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder))
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("slime", *ABSENT)]:
-            del sys.modules[name]
-        sys.modules.update(before)
+    with imported_anew("slime", *ABSENT):
+        sys.path.insert(0, str(folder))
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.path.remove(str(folder))
+            sys.meta_path.remove(finder)
 
 
 def arguments(**changes: Any) -> SimpleNamespace:

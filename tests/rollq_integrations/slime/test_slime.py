@@ -224,6 +224,8 @@ def test_an_evaluation_before_and_after_the_first_rollout_are_two(
             engine.version = version
             output = generate_rollout(made.args, 0, made, evaluation=True)  # slime counts both as rollout 0
             assert len(output.data["held-out"]["rewards"]) == 6
+            assert output.data["held-out"]["truncated"] == [False] * 6
+            assert generate_rollout(made.args, 0, made, evaluation=True).data == output.data  # played once
     stored = {name: Store(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")}
     assert {name: found and found.version for name, found in stored.items()} == {"held-out-0": "1", "held-out-1": "2"}
 

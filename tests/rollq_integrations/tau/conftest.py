@@ -1,7 +1,6 @@
 """Domains of customer-service conversations, and a pause of the garbage collector."""
 
 import gc
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +9,19 @@ import pytest
 from rollq.env.customer_service import ConversationDomain
 from rollq_integrations.tau import tau_bench
 from rollq_worker.environments import domain
-from tests.rollq_integrations.tau import fake_tau_bench as package
+from tests.packages import imported_anew, write
+from tests.rollq_integrations.tau.fake_tau_bench import FILES
 from tests.rollq_integrations.tau.original_tau2_2025 import OriginalTau2
 
 
 @pytest.fixture
 def fake_tau_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConversationDomain]:
-    """The fake package on the path; what was imported before is back afterwards."""
-    package.write(tmp_path)
+    """The fake package on the path."""
+    write(tmp_path / "tau_bench", FILES)
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    before = package.forget()
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tau_bench.load("airline")
-    package.forget()
-    sys.modules.update(before)
+    with imported_anew("tau_bench"):
+        monkeypatch.syspath_prepend(tmp_path)
+        yield tau_bench.load("airline")
 
 
 @pytest.fixture(params=["shop", "tau2_2025:retail", "the fake tau_bench"])

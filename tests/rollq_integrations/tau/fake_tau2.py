@@ -1,10 +1,6 @@
 """A package with the public names of tau2 that the adapter uses, with a made-up retail and telecom, and its data."""
 
-import sys
-import textwrap
-from pathlib import Path
-from types import ModuleType
-
+PACKAGES = ("tau2", "loguru")
 FILES = {
     "loguru.py": "class logger:\n    disable = staticmethod(lambda name: None)\n",
     "tau2/__init__.py": "raise SystemExit('its programs were imported')",
@@ -222,15 +218,3 @@ FILES = {
                 return f"bills: {self.db.bills}"
     """,
 }
-
-
-def write(folder: Path) -> None:
-    for name, text in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-
-
-def forget() -> dict[str, ModuleType]:
-    """Takes the package out of sys.modules; returns what was there."""
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in ("tau2", "loguru")}

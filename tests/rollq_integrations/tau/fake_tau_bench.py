@@ -1,10 +1,5 @@
 """A package with the public names of tau_bench that the adapter uses, and the tools that need a guard."""
 
-import sys
-import textwrap
-from pathlib import Path
-from types import ModuleType
-
 FILES = {
     "__init__.py": "",
     "envs/user.py": "from litellm import completion\n",
@@ -74,15 +69,3 @@ FILES = {
             return Env(TASKS if task_split == "test" else TASKS[:1])
     """,
 }
-
-
-def write(folder: Path) -> None:
-    for name, text in FILES.items():
-        path = folder / "tau_bench" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-
-
-def forget() -> dict[str, ModuleType]:
-    """Takes the package out of sys.modules; returns what was there."""
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "tau_bench"}

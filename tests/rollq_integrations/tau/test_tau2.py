@@ -17,21 +17,19 @@ from rollq_worker import chat_model
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.fakes import FakeUser
 from rollq_worker.users import user_factory
-from tests.packages import install
-from tests.rollq_integrations.tau import fake_tau2 as package
+from tests.packages import forget, imported_anew, install, write
+from tests.rollq_integrations.tau.fake_tau2 import FILES, PACKAGES
 from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
 
 @pytest.fixture(autouse=True)
 def fake_tau2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The fake package on the path; what was imported before is back afterwards."""
-    package.write(tmp_path)
-    before = package.forget()
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    package.forget()
-    sys.modules.update(before)
+    """The fake package on the path."""
+    write(tmp_path, FILES)
+    with imported_anew(*PACKAGES):
+        monkeypatch.syspath_prepend(tmp_path)
+        yield tmp_path
 
 
 @pytest.fixture
@@ -197,7 +195,7 @@ def test_what_is_missing_is_named_with_its_remedy(fake_tau2: Path, monkeypatch: 
     with pytest.raises(JobFailure, match=r"no data in .*retail: set TAU2_DATA_DIR"):
         tau2.load("retail")
     (fake_tau2 / "tau2/domains/telecom/tools.py").write_text("import nothing_of_that_name")
-    package.forget()
+    forget(*PACKAGES)
     with pytest.raises(JobFailure, match=r"nothing_of_that_name.*pip install .*\[tau2\]'"):
         tau2.load("telecom")
     with pytest.raises(JobFailure, match=r"needs the package of tau2-bench: pip install .*\[tau2\]'"):

@@ -98,11 +98,12 @@ def test_a_broken_package_is_named_with_its_remedy(monkeypatch):
         tau2_2025.load("retail")
 
 
-def test_the_package_is_imported_when_a_domain_is_loaded_and_not_before():
+def test_a_package_is_imported_when_a_domain_is_loaded_and_not_before():
     code = (
-        "import sys; from rollq_integrations.tau import tau2_2025;"
+        "import sys; from rollq_integrations.tau import tau2_2025, tau_bench;"
         "from rollq_worker.environments import domain, names; names();"
-        "assert not {'inspect_ai', 'inspect_evals', 'pydantic'} & set(sys.modules), sys.modules;"
+        "heavy = {'inspect_ai', 'inspect_evals', 'pydantic', 'tau_bench', 'litellm'};"
+        "assert not heavy & set(sys.modules), sys.modules;"
         "domain('tau2_2025:retail'); assert 'inspect_evals' in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)

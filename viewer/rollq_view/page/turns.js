@@ -88,10 +88,6 @@ function readable(token) {
   return token[0] === '"' ? JSON.stringify(JSON.parse(token)) : token;
 }
 
-function spaced(flat) {
-  return flat.replace(/("(?:[^"\\]|\\.)*")|([,:])/g, (whole, text, sign) => (text ? text : sign + ' '));
-}
-
 function turnFacts(entry, severalVersions) {
   const logprobs = entry.logprobs.filter((logprob) => typeof logprob === 'number');
   const low = logprobs.length ? logprobs.reduce((a, b) => (b < a ? b : a)) : null;

@@ -15,11 +15,11 @@ from itertools import count, groupby
 from types import SimpleNamespace
 from typing import Any
 
-from rollq.env import RESPOND, Action, Grade, Json, Observation
+from rollq.env import Action, Grade, Json, Observation
 from rollq.env.customer_service import Case
 from rollq.env.foreign_tools import check_calculation, copy_record, guarded
 from rollq_integrations.tau.backend import TAU2_STOP_MARKERS
-from rollq_integrations.tau.scripted_tasks import REPLIES
+from rollq_integrations.tau.scripted_tasks import REPLIES, respond
 
 USER_TOOLS = """\
 
@@ -136,21 +136,17 @@ def _named(assertion: Any) -> str:
 def _script(actions: Sequence[Any]) -> tuple[Sequence[Action], Sequence[str]]:
     """The moves of a perfect agent, and what the scripted user says to them."""
     agrees, asks, leaves = REPLIES
-    moves, replies = [_said("Let me make sure that I understand you. Shall I go ahead?")], [agrees]
+    moves, replies = [respond("Let me make sure that I understand you. Shall I go ahead?")], [agrees]
     for requestor, run in groupby(actions, lambda action: action.requestor):
         calls = [Action(action.name, action.arguments) for action in run]
         if requestor == "assistant":
             moves += calls
         else:
-            moves.append(_said(f"Please do this on your phone: {', '.join(call.name for call in calls)}."))
+            moves.append(respond(f"Please do this on your phone: {', '.join(call.name for call in calls)}."))
             replies += [*map(_as_user_call, calls), "I have done that."]
-    moves += [_said("It is all done."), _said("Yes, it is. Is there anything else I can do for you?")]
+    moves += [respond("It is all done."), respond("Yes, it is. Is there anything else I can do for you?")]
     return moves, [*replies, asks, leaves]
 
 
 def _as_user_call(call: Action) -> str:
     return f"<tool_call>{json.dumps({'name': call.name, 'arguments': call.arguments})}</tool_call>"
-
-
-def _said(text: str) -> Action:
-    return Action(RESPOND, {"content": text})

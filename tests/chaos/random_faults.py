@@ -1,22 +1,17 @@
 """A storm: all faults at random, for a given time, then one more death of a worker while all else is well.
 
-It uses the commands, nothing else of rollq: `rollq redis`, `engine`, `worker`, `submit` and `pull`. The sums at the end
-come from pull's file and `rollq stats --json`. A seed fixes the choices, but not the moments of the run at which they
-fall.
+A seed fixes the choices, but not the moments of the run at which they fall.
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from rollq.processes.child import Child
 from tests.chaos.fault_run import EXIT_S, LEASE_S, SLACK_S, FaultRun
 from tests.chaos.junk_messages import send_junk_messages
-from tests.chaos.processes import RUN
 
 SIZE = 4
 GROUPS_PER_SUBMISSION = 5
@@ -24,32 +19,6 @@ AHEAD = 12
 WORKERS = 3
 SLOTS = 8
 """Of each worker: all of a lot's jobs run at once."""
-STATS_EVERY_S = 1.0
-"""`rollq stats` starts a process, so its answer is kept for that time."""
-
-
-class CommandLineFaultRun(FaultRun):
-    """A fault run that reads the ledger through the commands."""
-
-    def __init__(self, folder: Path, seed: int, deadline_s: float) -> None:
-        super().__init__(folder, seed, deadline_s)
-        self._stats: dict[str, Any] = {}
-        self._looked = float("-inf")
-
-    def stats(self) -> dict[str, Any]:
-        if time.monotonic() - self._looked > STATS_EVERY_S:
-            self._stats, self._looked = self.run_command("stats", "--run", RUN), time.monotonic()
-        return self._stats
-
-    def dead(self) -> dict[str, str]:
-        return {
-            letter["job"]: f"{letter['class']}: {letter['reason']}" for letter in self.run_command("jobs", "list", RUN)
-        }
-
-    def dropped(self, jobs: Iterable[str]) -> set[str]:
-        """All of these, when the ledger counts as many dropped jobs."""
-        found = set(jobs)
-        return found if len(found) == self.stats()["dropped"] else set()
 
 
 class RandomFaults:

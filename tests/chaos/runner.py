@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos import result as results
+from tests.chaos.fault_run import FaultRun
 from tests.chaos.processes import Skip
-from tests.chaos.random_faults import CommandLineFaultRun, inject_at_random
+from tests.chaos.random_faults import inject_at_random
 from tests.chaos.result import Result
 from tests.chaos.rows import Row, load
 
@@ -19,7 +20,7 @@ def run_row(row: Row, seed: int, folder: Path) -> Result:
     """Run the row in its own folder, which is kept when something is wrong."""
     start = time.monotonic()
     result = Result(row=row.name, seed=seed)
-    run = row.fault_run(folder, seed, row.deadline_s)
+    run = FaultRun(folder, seed, row.deadline_s)
     try:
         row.inject(run)
         run.finish()
@@ -46,7 +47,7 @@ def run_by_name(name: str, seed: int, folder: Path, storm_s: float = 0.0) -> Res
     """Run a row, or a storm. Call it in a process of its own: children end with the thread that started them."""
     if storm_s:
         inject = partial(inject_at_random, seconds=storm_s)
-        row = Row(name="storm", inject=inject, deadline_s=storm_s * 2 + GRACE_S, fault_run=CommandLineFaultRun)
+        row = Row(name="storm", inject=inject, deadline_s=storm_s * 2 + GRACE_S)
     else:
         row = load()[name]
     return run_row(row, seed, folder)

@@ -2,7 +2,6 @@
 run does not end as it must."""
 
 import argparse
-import json
 import multiprocessing
 import random
 import shutil
@@ -12,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.rollback.history import Cut, Outcome, play
@@ -38,7 +36,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="FIRST", help="the first seed (%(default)s)")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="cut after every Kth step (%(default)s)")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="histories at a time (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a history that went wrong, no table")
     args = parser.parse_args()
     folder, start, done = Path(tempfile.mkdtemp(prefix="rollq-rollback-")), time.monotonic(), []
     for seed in range(args.seed, args.seed + args.seeds):
@@ -52,20 +49,19 @@ def main() -> int:
             for future in as_completed(tasks):
                 done.append(outcome := future.result())
                 if outcome.wrong:
-                    print(json.dumps(asdict(outcome)) if args.json else f"{tasks[future]}: {outcome}", flush=True)
+                    print(f"{tasks[future]}: {outcome}", flush=True)
                 else:
                     shutil.rmtree(tasks[future])
-    return report(done, folder, time.monotonic() - start, quiet=args.json)
+    return report(done, folder, time.monotonic() - start)
 
 
-def report(done: list[Outcome], folder: Path, wall_s: float, *, quiet: bool) -> int:
+def report(done: list[Outcome], folder: Path, wall_s: float) -> int:
     wrong = [outcome for outcome in done if outcome.wrong]
-    if not quiet:
-        kinds = Counter(kind for outcome in done for kind in outcome.lost)
-        print(f"\nlost records: {', '.join(f'{kind} {times}' for kind, times in kinds.most_common())}")
-        print(f"attempts that were fenced: {sum(outcome.fenced for outcome in done)}")
-        print(f"groups that came again, their acknowledgement lost: {sum(outcome.again for outcome in done)}")
-        print(f"{len(done)} rollbacks in {wall_s:.0f} s, {len(wrong)} wrong" + (f"; see {folder}" if wrong else ""))
+    kinds = Counter(kind for outcome in done for kind in outcome.lost)
+    print(f"\nlost records: {', '.join(f'{kind} {times}' for kind, times in kinds.most_common())}")
+    print(f"attempts that were fenced: {sum(outcome.fenced for outcome in done)}")
+    print(f"groups that came again, their acknowledgement lost: {sum(outcome.again for outcome in done)}")
+    print(f"{len(done)} rollbacks in {wall_s:.0f} s, {len(wrong)} wrong" + (f"; see {folder}" if wrong else ""))
     if not wrong:
         shutil.rmtree(folder)
     return 1 if wrong else 0

@@ -258,7 +258,6 @@ class Trainer:
         self.client, self.rng, self.name = Client(url, run=RUN), rng, name
         self.acked: Counter[str] = Counter()
         """Group -> acknowledgements that the ledger took."""
-        self.lost_holds = 0
         self.wrong: list[str] = []
         self.start()
 
@@ -300,7 +299,6 @@ class Trainer:
             else:
                 batch.ack()
         except NotHeld:
-            self.lost_holds += 1
             return f"not held {[one.id for one in batch.groups]}"
         self.acked.update(one.id for one in batch.groups)
         return f"ack {[one.id for one in batch.groups]}"

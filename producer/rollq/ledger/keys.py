@@ -26,7 +26,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:versions         hash  weight version -> its training step
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
-    rollq:{run}:count            hash  totals that only grow: see `LedgerReader.stats`
+    rollq:{run}:count            hash  totals: see `LedgerReader.stats`; rejected:<total> (what was taken off it for
+                                       jobs that were rejected)
     rollq:{run}:queued           zset  job -> when to send it next
     rollq:{run}:leased           zset  job#attempt#token -> when the lease expires; membership is the fence
     rollq:{run}:dead             zset  job -> when it died
@@ -72,8 +73,6 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
 """
 
-from dataclasses import dataclass
-
 QUEUE = "rollq"
 """Name of the queue of jobs that name no other, and prefix of all Celery queues."""
 RUNS = "rollq:runs"
@@ -95,62 +94,25 @@ def celery_queue(queue: str) -> str:
     return queue if queue == QUEUE else f"{QUEUE}.{queue}"
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    run: str
+    """Names of one run's keys."""
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of every key of the run. Scripts append the rest."""
-        return f"rollq:{{{self.run}}}:"
-
-    @property
-    def meta(self) -> str:
-        return f"{self.prefix}run"
-
-    @property
-    def sources(self) -> str:
-        return f"{self.prefix}sources"
-
-    @property
-    def count(self) -> str:
-        return f"{self.prefix}count"
-
-    @property
-    def spent(self) -> str:
-        return f"{self.prefix}spent"
-
-    @property
-    def queued(self) -> str:
-        return f"{self.prefix}queued"
-
-    @property
-    def leased(self) -> str:
-        return f"{self.prefix}leased"
-
-    @property
-    def dead(self) -> str:
-        return f"{self.prefix}dead"
-
-    @property
-    def confirmed(self) -> str:
-        return f"{self.prefix}confirmed"
-
-    @property
-    def evaluation(self) -> str:
-        return f"{self.prefix}evaluation"
-
-    @property
-    def solved(self) -> str:
-        return f"{self.prefix}solved"
-
-    @property
-    def known(self) -> str:
-        return f"{self.prefix}known"
-
-    @property
-    def stale(self) -> str:
-        return f"{self.prefix}stale"
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.prefix = prefix = f"rollq:{{{run}}}:"
+        """Of every key of the run. Scripts append the rest."""
+        self.meta = f"{prefix}run"
+        self.sources = f"{prefix}sources"
+        self.count = f"{prefix}count"
+        self.spent = f"{prefix}spent"
+        self.queued = f"{prefix}queued"
+        self.leased = f"{prefix}leased"
+        self.dead = f"{prefix}dead"
+        self.confirmed = f"{prefix}confirmed"
+        self.evaluation = f"{prefix}evaluation"
+        self.solved = f"{prefix}solved"
+        self.known = f"{prefix}known"
+        self.stale = f"{prefix}stale"
 
     def groups(self, place: str, purpose: str) -> str:
         """The groups of that purpose which are `open`, `ready` or `held`."""

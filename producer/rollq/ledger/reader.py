@@ -316,6 +316,7 @@ class LedgerReader:
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         stats["skips"] = _by_name(counts, "skipped:")
+        stats["rejected"] = _by_name(counts, "rejected:")
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats

@@ -77,9 +77,7 @@ class Scripts:
     def _confirmed(self, what: str, *command: Any) -> Any:
         """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or SettingsError."""
         try:
-            return confirmed(
-                self.redis, self.durability, self.keys.confirmed, lambda pipe: pipe.execute_command(*command)
-            )
+            return confirmed(self.redis, self.durability, self.keys.confirmed, command)
         except Unconfirmed as e:
             raise Unconfirmed(f"run {self.run}: {what}: {e}") from e
 

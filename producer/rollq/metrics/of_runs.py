@@ -153,13 +153,16 @@ def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
 
 def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
     run, counts = (snapshot.run,), snapshot.counts
+    # A job that a consumer rejects is done no more, and a counter must not fall.
+    rejected = counts["rejected"]
+    stops = {stop.value: counts["stops"].get(stop, 0) + rejected.get(f"stop:{stop}", 0) for stop in GRADED}
     yield Sample(QUEUED, run, counts["queued"])
     yield Sample(LEASED, run, counts["leased"])
     yield Sample(LAG, run, snapshot.reaper_lag_s)
     for name, metric in TOTALS.items():
-        yield Sample(metric, run, counts[name])
+        yield Sample(metric, run, counts[name] + rejected.get(name, 0))
     yield from spread(GROUPS, {place: counts[f"groups_{place}"] for place in PLACES}, before=run)
-    yield from spread(ROLLOUTS, counts["stops"], GRADED, run)
+    yield from spread(ROLLOUTS, stops, before=run)
     yield from spread(FAILURES, counts["failures"], FailureClass, run)
     yield from spread(SECONDS, snapshot.seconds, WAITS, run)
     yield from spread(OLDEST, {place: snapshot.age_s(place, trains=place != "open") for place in PLACES}, before=run)

@@ -71,13 +71,13 @@ class ClusterClient(RedisCluster):
 
         return self.patience(run)
 
-    def server_of(self, key: str) -> str:
-        """The name (`host:port`) of the server that has the key; empty when none has."""
+    def server_of(self, key: str) -> str | None:
+        """The name (`host:port`) of the server that has the key; None when none has."""
         node_of: Any = self.get_node_from_key
         try:
             return str(node_of(key).name)
         except SlotNotCoveredError:
-            return ""
+            return None
 
     def ask_primaries(self, call: Callable[["redis.Redis"], T]) -> dict[str, T | redis.RedisError]:
         """The call's result on each primary, by its name; of one that cannot be reached, the error. Each is asked once,

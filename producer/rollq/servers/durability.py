@@ -4,7 +4,7 @@ The proof comes from the server that made the write, on the connection that carr
 what is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -31,12 +31,10 @@ CONFIRM_MS = 2000
 """Milliseconds that Redis waits for a replica or for its disk. Less than connection.SOCKET_TIMEOUT_S."""
 WRITE = "redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], '', 'EX', 3600)"
 """A write that always happens: Redis denies a script no memory once it has deleted something."""
-Send = Callable[[Any], object]
-"""Puts commands into a pipeline."""
 
 
-def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
-    """The reply to what `send` puts into a pipeline (one command) once it is where `durability` wants it.
+def confirmed(client: Any, durability: Durability, key: str, command: Sequence[Any]) -> Any:
+    """The reply to the command once it is where `durability` wants it.
 
     `key`: a key in the slot of the command's keys, free to be written. Raises Unconfirmed when the command was made and
     is not there in time; the same may be sent again. Raises SettingsError when the server cannot confirm at all, and
@@ -45,7 +43,7 @@ def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
 
     def on(server: Any) -> Any:
         pipe = server.pipeline(transaction=False)
-        send(pipe)
+        pipe.execute_command(*command)
         # A command that was made before writes nothing when it is repeated, and Redis waits only for what this
         # connection has written.
         pipe.execute_command("EVAL", WRITE, 1, key)

@@ -211,14 +211,17 @@ def _away(told: Mapping[str, Mapping[str, Any] | Exception]) -> Sequence[str]:
     return [node for node, said in told.items() if isinstance(said, Exception)]
 
 
-def _server_of(connection: Any, run: str) -> str:
-    """The server of a cluster that has the run; empty when there is only one."""
+def _server_of(connection: Any, run: str) -> str | None:
+    """The server of a cluster that has the run, None when none has; empty when there is only one."""
     return connection.server_of(Keys(run).meta) if isinstance(connection, ClusterClient) else ""
 
 
 def _reader(connection: Any, run: str, away: Sequence[str]) -> LedgerReader:
-    """Raises LedgerError for a run of a server that is away: a call would wait for it, and others can be read."""
-    if (node := _server_of(connection, run)) in away:
+    """Raises LedgerError for a run of a server that is away, or of none: a call would wait for it, and others can be
+    read."""
+    if (node := _server_of(connection, run)) is None:
+        raise LedgerError(f"run {run}: no server of the cluster has its slot. `redis-cli --cluster fix` gives it one")
+    if node in away:
         raise LedgerError(f"run {run}: Redis at {node} does not answer. Start it again")
     return LedgerReader(connection, run)
 
@@ -228,7 +231,7 @@ def _by_work(connection: Any, away: Sequence[str]) -> list[str]:
     newest = runs(connection)[::-1]
     active = set(ActiveRuns(connection).names()) & set(newest)
     working = sorted(active, key=newest.index)[:MOST_ACTIVE]
-    asked = [name for name in working if _server_of(connection, name) not in away]
+    asked = [name for name in working if _server_of(connection, name) not in (None, *away)]
     pipe = connection.pipeline(transaction=False)
     for name in asked:
         pipe.zcard(Keys(name).leased)

@@ -20,7 +20,6 @@ class Row:
     inject: Inject
     deadline_s: float
     """Seconds for the whole run; jobs that have not ended by then count as lost."""
-    fault_run: type[FaultRun] = FaultRun
 
 
 ROWS: dict[str, Row] = {}

@@ -7,7 +7,6 @@ import pytest
 from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, SettingsError
-from rollq.events import Stop
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
@@ -154,23 +153,6 @@ class TestDiscard:
         assert reader(ledger).stats()["groups_dropped"] == 1
         assert not list(ledger.redis.scan_iter("*journal*"))
         assert not [sample for sample in range(3) if ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body")]
-        balanced(ledger)
-
-
-class TestCancel:
-    def test_queued_and_leased(self, ledger: Ledger, letters: DeadLetters) -> None:
-        ledger.submit(group(size=3))
-        claim(ledger, "r/g/1")
-        play(ledger, "r/g/2")
-        assert sorted(letters.unfinished()) == ["r/g/0", "r/g/1"]
-        for job_id in ("r/g/0", "r/g/1", "r/g/1"):
-            letters.cancel(job_id, "enough")
-        with pytest.raises(LedgerError, match="it is done"):
-            letters.cancel("r/g/2")
-        assert {letter.failure for letter in reader(ledger).dead()} == {FailureClass.CANCELLED}
-        assert reader(ledger).trajectory("r/g/0").stop is Stop.ABORTED
-        stats = reader(ledger).stats()
-        assert (stats["queued"], stats["leased"], stats["groups_dropped"]) == (0, 0, 1)
         balanced(ledger)
 
 

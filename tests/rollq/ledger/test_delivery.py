@@ -47,15 +47,6 @@ class TestTake:
         assert not is_over(ledger, Purpose.EVAL)
         assert ids(ledger, 1, "b", purpose=Purpose.EVAL) == ["e"]
 
-    def test_a_dropped_group_blocks_no_order(self, ledger: Ledger) -> None:
-        ledger.submit(group("a"))
-        finish_groups(ledger, "b")
-        assert ids(ledger, 1, "t", ordered=True) == []
-        for sample in range(2):
-            lease = claim(ledger, f"r/a/{sample}").lease
-            ledger.fail(f"r/a/{sample}", lease, FailureClass.CANCELLED, "x")
-        assert ids(ledger, 1, "t", ordered=True) == ["b"]
-
 
 class TestShortLastBatch:
     def test_it_waits_for_holds_that_may_come_back(self, ledger: Ledger) -> None:
@@ -232,19 +223,6 @@ class TestAcknowledgement:
 
 
 class TestSkip:
-    def test_a_skipped_group_counts_under_its_reason_and_the_rest_stays(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b", "c")
-        take(ledger, 3, "t")
-        for _ in range(2):
-            deliveries(ledger).skip("t", "b", "rewards agree")
-        ack(ledger, "t", "a", "b", "c")
-        stats = reader(ledger).stats()
-        assert (stats["delivered"], stats["skipped"], stats["done"]) == (4, 2, 6)
-        assert (stats["groups_acked"], stats["groups_skipped"], stats["skips"]) == (2, 1, {"rewards agree": 1})
-        assert ledger.submit(group("b")).acked
-        ledger.seal()
-        assert is_over(ledger)
-
     def test_only_who_holds_it_skips(self, ledger: Ledger) -> None:
         finish_groups(ledger, "a")
         take(ledger, 1, "t")
@@ -256,18 +234,8 @@ class TestSkip:
         assert reader(ledger).stats()["groups_skipped"] == 0
 
 
-class TestReject:
-    def test_a_job_that_a_consumer_cannot_read_is_dead(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b", min_viable=1)
-        take(ledger, 2, "t")
-        deliveries(ledger).reject("t", "r/a/0", "torn")
-        deliveries(ledger).reject("t", "r/a/0", "torn")
-        with pytest.raises(NotHeld):
-            deliveries(ledger).reject("u", "r/b/0", "torn")
-        (first, second) = take(ledger, 2, "u")
-        assert (first.members, first.dead) == (["r/a/1"], ["r/a/0"])
-        assert second.members == ["r/b/0", "r/b/1"]
-        stats = reader(ledger).stats()
-        assert (stats["done"], stats["dead"], stats["redelivered"]) == (3, 1, 0)
-        deliveries(ledger).reject("u", "r/a/1", "torn too")
-        assert reader(ledger).stats()["groups_dropped"] == 1
+def test_only_who_holds_it_rejects(ledger: Ledger) -> None:
+    finish_groups(ledger, "a")
+    take(ledger, 1, "t")
+    with pytest.raises(NotHeld):
+        deliveries(ledger).reject("u", "r/a/0", "torn")

@@ -16,7 +16,6 @@ from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.constants import BUDGETS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.reader import runs
 from rollq.ledger.replies import Cursor, JobMessage, Outcome, Refusal, State
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
@@ -54,14 +53,6 @@ def fail_late(ledger: Ledger, job_id: str, lease: str, failure: FailureClass) ->
 
 
 class TestSubmit:
-    def test_a_group_is_entered_once(self, ledger: Ledger) -> None:
-        assert ledger.submit(group()).new == ["r/g/0", "r/g/1"]
-        assert ledger.submit(group()).known == ["r/g/0", "r/g/1"]
-        assert ledger.submit(group()[1:]).known == ["r/g/1"]
-        stats = reader(ledger).stats()
-        assert (stats["submitted"], stats["resubmitted"], stats["queued"], stats["groups_open"]) == (2, 3, 2, 1)
-        assert runs(ledger.redis) == ["r"]
-
     def test_other_content_changes_nothing(self, ledger: Ledger) -> None:
         ledger.submit(group())
         before = ledger.redis.hgetall(ledger.keys.job("r/g/1"))
@@ -199,15 +190,6 @@ class TestFail:
 
 
 class TestReap:
-    def test_the_last_expiry_kills(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        for attempt in range(1, 6):
-            expire_lease(ledger, "r/g/0", claim(ledger, "r/g/0", str(attempt)).lease)
-            reap(ledger)
-        (letter,) = reader(ledger).dead()
-        assert (letter.failure, letter.attempts) == (FailureClass.WORKER, 5)
-        assert "lease of w expired" in letter.reason
-
     def test_sending_is_an_outbox(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         change_constants(monkeypatch, SENDING_S=100.0)
         ledger.submit(group(), send_in_s=0)

@@ -90,11 +90,6 @@ def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_ba
     assert reader(played).stats()["expired"] == 1
 
 
-def test_a_run_that_is_not_there_is_not_made(ledger: Ledger) -> None:
-    assert ledger.reap() == []
-    assert not ledger.redis.exists(ledger.keys.meta)
-
-
 @pytest.mark.parametrize("damage", ["many", "inf", "nan", "-1"])
 def test_a_damaged_stamp_is_replaced(played: Ledger, damage: str) -> None:
     played.redis.hset(played.keys.meta, mapping={"beat": damage, "grace": damage})

@@ -52,11 +52,7 @@ class TestRun:
         "changes",
         [
             {"spare": 1},
-            {"template_kwargs": {"effort": "low"}},
-            {"spare": 1, "template_kwargs": {"effort": "low"}},
-            {"adapter": "math"},
-            {"routed_experts": ASKED},
-            {"routed_experts": ASKED, "spare": 1},
+            {"adapter": "math", "template_kwargs": {"effort": "low"}},
             {"reward": "judge", "reward_args": {"endpoint": "e"}, "routed_experts": ASKED},
         ],
     )

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-import redis
 
 from rollq.client.client import Client
 from rollq.client.consuming.consumer import Consumer
@@ -19,7 +18,6 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
-from rollq.servers.refusal import refuses_writes
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
@@ -68,19 +66,6 @@ def test_a_run_is_sealed_and_its_short_last_batch_makes_room(ledger: Ledger, ful
     assert (reader(ledger).stats()["sealed"], reader(ledger).stats()["delivered"]) == (True, 2)
 
 
-def test_with_running_journals_only_episodes_end_and_make_room(ledger: Ledger, full: Callable[[bool], object]) -> None:
-    """Nothing else could free anything: what runs gets room before what is new."""
-    ledger.submit(group(size=1))
-    claim(ledger, "r/g/0")
-    full(True)
-    index = journal(ledger, "r/g/0", "1#token", events()[:5])
-    ledger.complete("r/g/0", "1#token", index, [encode_event(closed(), "r/g/0")])
-    (taken,) = take(ledger, 1, "t")
-    ack(ledger, "t", taken.id)
-    full(False)
-    assert reader(ledger).stats()["delivered"] == 1
-
-
 def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
@@ -99,12 +84,12 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     ledger.submit(group("b"), send_in_s=0)
     play(ledger, "r/a/0")
     claim(ledger, "r/a/1")
-    index = journal(ledger, "r/a/1", "1#token", events()[:5])
     claim(ledger, "r/b/0")
     claim(ledger, "r/b/1")
     ledger.redis.zadd(ledger.keys.leased, {"r/a/1#1#token": ledger.scripts.now() + 1})
     reap(ledger)
     full(True)
+    index = journal(ledger, "r/a/1", "1#token", events()[:5])  # nothing else could make room
     assert ledger.renew_leases([("r/a/1", "1#token"), ("r/b/0", "1#token")]) == []
     assert ledger.redis.zscore(ledger.keys.leased, "r/a/1#1#token") - ledger.scripts.now() > 10
     ledger.complete("r/a/1", "1#token", index, [encode_event(closed(), "r/a/1")])
@@ -200,25 +185,6 @@ def _stop_after(waits: list[float], count: int) -> None:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-@pytest.mark.parametrize(
-    ("error", "refuses"),
-    [
-        (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
-        (redis.ReadOnlyError("You can't write against a read only replica."), True),
-        (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True),
-        (redis.ResponseError("Error running script (call to f_1): @user_script:9: -MISCONF Redis is configured"), True),
-        (redis.ResponseError("Error running script: @user_script:9: -READONLY You can't write"), True),
-        (redis.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
-        (redis.ResponseError("BUSY Redis is busy running a script."), True),
-        (redis.ResponseError("user_script:7: DAMAGED rollq:{OOM}:run is a list where -MISCONF belongs"), False),
-        (redis.ResponseError("WRONGTYPE Operation against a key"), False),
-        (redis.exceptions.NoPermissionError("this user has no permissions"), False),
-    ],
-)
-def test_which_errors_mean_that_redis_takes_no_writes(error: Exception, refuses: bool) -> None:
-    assert refuses_writes(error) is refuses
 
 
 def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:

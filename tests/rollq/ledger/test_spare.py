@@ -25,23 +25,6 @@ def kill(ledger: Ledger, job_id: str) -> None:
     ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.ENV, "broken", final=True)
 
 
-def counts(reader: LedgerReader) -> tuple[int, ...]:
-    stats = reader.stats()
-    return tuple(stats[name] for name in ("submitted", "queued", "leased", "done", "dead", "surplus"))
-
-
-def test_the_group_closes_with_its_first_graded_members(ledger: Ledger, reader: LedgerReader) -> None:
-    ledger.submit(group("g", 2, spare=2))
-    straggler = claim(ledger, "r/g/0")
-    journal(ledger, "r/g/0", straggler.lease, events()[:4])
-    play(ledger, "r/g/3")
-    assert counts(reader) == (4, 2, 1, 1, 0, 0)
-    play(ledger, "r/g/1")
-    assert counts(reader) == (4, 0, 0, 2, 0, 2)
-    (taken,) = take(ledger, 1, "t/0")
-    assert (taken.size, taken.members, taken.dead) == (2, ["r/g/1", "r/g/3"], [])
-
-
 def test_surplus_members_free_their_memory_at_once(ledger: Ledger) -> None:
     ledger.submit(group("g", 1, spare=1))
     journal(ledger, "r/g/0", claim(ledger, "r/g/0").lease, events()[:4])
@@ -76,8 +59,3 @@ def test_the_record_of_an_acknowledged_group_knows_its_surplus(ledger: Ledger, r
     late = ledger.claim("r/g/1", worker="w", token="late")
     assert isinstance(late, Refusal)
     assert late.reason == "surplus"
-
-
-def test_the_group_is_submitted_with_all_its_members(ledger: Ledger) -> None:
-    with pytest.raises(ValueError, match="has 2 of 3 samples"):
-        ledger.submit(group("g", 2, spare=1)[:2])

@@ -1,4 +1,4 @@
-"""Arguments for the chat template: the run's first group pins them for all others."""
+"""Arguments for the chat template, and the LoRA adapter: the run's first group pins them for all others."""
 
 import json
 
@@ -22,16 +22,29 @@ def test_the_first_group_fixes_them_for_the_run(ledger: Ledger) -> None:
     assert reader(ledger).stats()["submitted"] == 4
 
 
-def test_a_run_without_them_stays_without(ledger: Ledger) -> None:
+def test_the_first_group_fixes_the_adapter_for_the_run(ledger: Ledger) -> None:
+    for name in ("a", "b"):
+        assert len(ledger.submit(group(name, adapter="math")).new) == 2
+    for other, said in (("", "none"), ("code", "code")):
+        with pytest.raises(SettingsError, match=f"run r is played with adapter math, not {said}: use the run's"):
+            ledger.submit(group("c", adapter=other))
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [({"template_kwargs": SHORT}, r"template_kwargs \{\}, not "), ({"adapter": "math"}, "none, not math")],
+)
+def test_a_run_without_them_stays_without(ledger: Ledger, pins: dict[str, object], said: str) -> None:
     ledger.submit(group("a"))
-    assert not ledger.redis.hexists(ledger.keys.meta, "template_kwargs")
-    with pytest.raises(SettingsError, match=r"template_kwargs \{\}, not "):
-        ledger.submit(group("b", template_kwargs=SHORT))
+    assert not ledger.redis.hexists(ledger.keys.meta, *pins)
+    with pytest.raises(SettingsError, match=said):
+        ledger.submit(group("b", **pins))
 
 
-def test_the_members_of_a_group_have_the_same(ledger: Ledger) -> None:
-    one, other = group("a", template_kwargs=SHORT), group("a")
-    with pytest.raises(ContractError, match="template_kwargs differ within the group"):
+@pytest.mark.parametrize("pins", [{"template_kwargs": SHORT}, {"adapter": "math"}])
+def test_the_members_of_a_group_have_the_same(ledger: Ledger, pins: dict[str, object]) -> None:
+    one, other = group("a", **pins), group("a")
+    with pytest.raises(ContractError, match="adapter or template_kwargs differ within the group"):
         ledger.submit([one[0], other[1]])
 
 

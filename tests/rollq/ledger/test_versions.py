@@ -62,13 +62,6 @@ def test_the_digits_of_a_time_are_no_step(versions: Versions) -> None:
     assert versions.steps(["20261128120000123456", "999999999", "1000000000"]) == {"999999999": 999_999_999}
 
 
-def test_the_version_that_is_served_is_no_other_step(versions: Versions) -> None:
-    publish(versions, 3, "default")
-    with pytest.raises(SettingsError, match=r"'default' is step 3, not 4: .* each step another name"):
-        publish(versions, 4, "default")
-    assert versions.published() == Published(3, "default")
-
-
 def test_an_older_version_keeps_its_step(versions: Versions) -> None:
     for step in (6, 7):
         publish(versions, step, f"v{step}")

@@ -19,8 +19,8 @@ from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
 from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
 from rollq.snapshot.fleet import MOST_RUNS
-from tests.rollq.groups import finish_groups
-from tests.rollq.samples import claim
+from tests.rollq.groups import deliveries, finish_groups, take
+from tests.rollq.samples import claim, reader
 
 Values = Mapping[tuple[str, ...], float]
 
@@ -110,6 +110,19 @@ def test_evaluations_wait_for_no_trainer(ledger: Ledger) -> None:
     found = values(RunMetrics(ledger.redis))
     assert 1000 <= found["rollq_group_wait_seconds", "r", "ready"] < 2000
     assert found["rollq_staleness_steps", "r", "ready"] == 0
+
+
+def test_no_counter_falls_when_a_consumer_cannot_read_a_done_job(ledger: Ledger) -> None:
+    """A process that begins anew is what Prometheus takes a counter for that falls."""
+    metrics, counters = RunMetrics(ledger.redis), {m.name for m in LEDGER_METRICS if m.kind is Kind.COUNTER}
+    finish_groups(ledger, "g", min_viable=1)
+    before = values(metrics)
+    take(ledger, 1, "t")
+    deliveries(ledger).reject("t", "r/g/0", "torn")
+    after = values(metrics)
+    assert {key: after[key] for key in before if key[0] in counters and after[key] < before[key]} == {}
+    assert (after["rollq_jobs_done_total", "r"], after["rollq_rollouts_total", "r", "done"]) == (2, 2)
+    assert (reader(ledger).stats()["done"], reader(ledger).stats()["stops"]) == (1, {"done": 1})
 
 
 def test_the_fleet(ledger: Ledger) -> None:

@@ -130,11 +130,6 @@ def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(client: Cl
     assert f"Redis at {HOST}:{away.port} does not answer" in bad[0].says
 
 
-def test_the_clock_is_one(client: ClusterClient) -> None:
-    seconds, _ = client.time()
-    assert abs(seconds - time.time()) < 60
-
-
 def test_nothing_sees_a_run_whose_slot_moves(
     cluster: Cluster, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

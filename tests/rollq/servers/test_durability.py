@@ -175,18 +175,6 @@ def cut_off(pair: Replicated) -> None:
     pair.replicas[0].client.replicaof(HOST, free_port())
 
 
-def test_async_may_lose_what_no_replica_has(server: Callable[..., Any], ledger_of: Callable[..., Ledger]) -> None:
-    pair = server(Replicated)
-    ledger = ledger_of(pair.primary.url, Durability.ASYNC)
-    ledger.submit(group("before"))
-    until(lambda: known(pair.replicas[0].url) == 2)
-    cut_off(pair)
-    ledger.submit(group("after"))
-    pair.primary.kill()
-    promote(pair.replicas[0])
-    assert known(pair.replicas[0].url) == 2
-
-
 def test_without_a_replica_the_call_says_what_is_missing(
     server: Callable[..., Any], ledger_of: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from rollq.errors import LedgerError
 from rollq.ledger.keys import ACTIVE, REAPER, RUNS, WORKERS, Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
+from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.snapshot.diagnosis import fleet_holdup, look_on
@@ -94,3 +95,32 @@ def test_the_runs_of_the_others_are_shown_while_a_server_is_away(
     assert cli.main(["top", "--once", "--redis", cluster.url]) == 0
     shown = capsys.readouterr().out
     assert f"\n{other} " in shown and away in shown
+
+
+def test_the_runs_of_the_others_are_shown_while_a_slot_has_no_server(
+    client: ClusterClient,
+    server: Server,
+    runs: tuple[str, str],
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    its, other = runs
+    slot = key_slot(Keys(its).meta.encode())
+    for each in cluster.servers:
+        each.client.execute_command("CLUSTER", "DELSLOTS", slot)
+    try:
+        with connect(cluster.url, patience_s=0) as client:
+            fleet = read_fleet(client)
+            counts = {name: found for name, _, found in each_run(client)}
+            samples = RunMetrics(client).read()
+        monkeypatch.setenv("ROLLQ_BROKER_URL", f"redis://{HOST}:1/0")
+        assert cli.main(["top", "--once", "--redis", cluster.url]) == 0
+    finally:
+        server.client.execute_command("CLUSTER", "ADDSLOTS", slot)
+    why = f"run {its}: no server of the cluster has its slot"
+    assert [run.run for run in fleet.runs] == [other] and fleet.unreadable[0].startswith(why)
+    assert [s.labels for s in samples if s.metric.name == "rollq_jobs_queued"] == [(other,)]
+    assert isinstance(counts[its], LedgerError) and not isinstance(counts[other], LedgerError)
+    shown = capsys.readouterr().out
+    assert f"\n{other} " in shown and why in shown

@@ -104,11 +104,11 @@ local function fenced()
   return { 'fenced' }
 end
 
--- Adds a done job and its numbers to the totals: 'name number name number ...', no name twice.
-local function tally(text, sign)
-  local names, fields, last = { 'done' }, { 'done', sign }, 1
+-- Adds a done job and its numbers to the totals whose names begin so: 'name number name number ...', no name twice.
+local function tally(text, sign, begin)
+  local names, fields, last = { begin .. 'done' }, { begin .. 'done', sign }, 1
   for name, number in string.gmatch(text, '(%S+) (%S+)') do
-    last = last + 1
+    last, name = last + 1, begin .. name
     names[last], fields[2 * last - 1], fields[2 * last] = name, name, sign * (tonumber(number) or 0)
   end
   local totals = redis.pcall('HMGET', prefix .. 'count', unpack(names))

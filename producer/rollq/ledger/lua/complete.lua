@@ -31,5 +31,5 @@ if over then
 else
   redis.call('HSET', group.key, 'done', group.done + 1, sample, added)
 end
-tally(added, 1)
+tally(added, 1, '')
 return { 'ok' }

@@ -32,6 +32,7 @@ for _, group in ipairs(groups) do
   end
 end
 end_hold(groups[1].purpose, token)
-tally(added or '', -1)
+tally(added or '', -1, '')
+tally(added or '', 1, 'rejected:')
 wake_consumers(groups[1].purpose)
 return { 'ok' }

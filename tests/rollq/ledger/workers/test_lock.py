@@ -5,15 +5,9 @@ from typing import Any
 import pytest
 
 from rollq.ledger.keys import LOCKS
-from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers import lock as lock_module
 from rollq.ledger.workers.lock import RedisLock
 from tests.waiting import until
-
-
-@pytest.fixture
-def client(ledger: Ledger) -> Any:
-    return ledger.redis
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,7 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
         slow_client.server.reset()
         assert reply.result(60).finish in (Finish.LENGTH, Finish.STOP)
     assert slow_client.engine.available
-    assert slow_client.engine.outage_s > 0
+    assert slow_client.engine._shared.clock.seconds > 0
 
 
 def test_new_weights_in_mid_turn(slow_client: Client) -> None:

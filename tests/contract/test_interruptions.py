@@ -205,7 +205,7 @@ def test_a_hang_costs_the_request_and_not_the_episode(gated: RecordedEngine, mon
         gated.server.open_gate()
         trajectory = reply.result(120)
     assert_whole_turn(gated, trajectory)
-    assert gated.engine.available and gated.engine.outage_s > 0
+    assert gated.engine.available and gated.engine._shared.clock.seconds > 0
 
 
 def test_a_crash_costs_the_request_and_not_the_episode(gated: RecordedEngine) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from rollq.env import Action, Grade, Observation, User
-from rollq.errors import EnvironmentFailure
 from rollq_worker.fakes import FakeUser
 from rollq_worker.process.attempts.time_limits import TimedEnvironment, TimeLimits
 from rollq_worker.whole_text import whole, whole_json
@@ -48,14 +47,3 @@ def test_what_an_environment_says_is_whole() -> None:
     assert shown.reset(FakeUser(["hi"])) == Observation("hi\ufffd")
     assert environment.system_prompt == "rules\ufffd"
     assert environment.step(Action("f")) == Observation("\ufffd", done=True, reward=0.5)
-
-
-def test_a_call_that_waits_for_something_away_is_not_overdue() -> None:
-    limits = TimeLimits()
-    with limits.call(EnvironmentFailure, "the user", 0.0):
-        call = limits.current
-        assert call is not None
-        with limits.away("the user's endpoint"):
-            call.since = call.away_since = call.away_since - 100.0
-            assert limits.away_s >= 100.0 and not call.overdue
-        assert limits.away_s >= 100.0 and call.overdue

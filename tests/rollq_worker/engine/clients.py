@@ -5,8 +5,10 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.failures import Drained
@@ -27,6 +29,21 @@ def generate(
 ) -> Generated:
     """At most ten tokens."""
     return client.generate(sample_request(ids, sampling=sampling, key=key, check=check))
+
+
+def pool_of(stack: ExitStack, *engines: Any) -> EnginePool:
+    """Of engines that have a `server`, until the stack is closed."""
+    pool = EnginePool([engine.server.url for engine in engines], vocab_size=1000)
+    stack.callback(pool.close)
+    return pool
+
+
+def in_background(generate: Callable[[], Generated]) -> tuple[threading.Thread, list[Generated]]:
+    """The thread, and what it will have generated."""
+    found: list[Generated] = []
+    thread = threading.Thread(target=lambda: found.append(generate()), daemon=True)
+    thread.start()
+    return thread, found
 
 
 def one_text(*ids: int) -> VocabularyProof:

@@ -1,6 +1,7 @@
 """Clients and fleets for the engine tests, which retry without long pauses."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ def connect() -> Iterator[Callable[..., SGLangEngine]]:
 def client(connect: Callable[..., SGLangEngine]) -> SGLangEngine:
     """A client of a port on which nothing listens yet."""
     return connect(f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as entered:
+        yield entered
 
 
 @pytest.fixture

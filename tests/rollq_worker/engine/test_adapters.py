@@ -1,8 +1,7 @@
 """Engines that lack the LoRA adapter of a request: they were restarted, have missed a sync, or come late."""
 
-import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from rollq_worker.engine import adapters
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Adapter, Generated
-from tests.rollq_worker.engine.clients import raise_drained
+from tests.rollq_worker.engine.clients import in_background, pool_of, raise_drained
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, good_reply, scripted_engine
 from tests.sample_requests import sample_request
 from tests.waiting import until
@@ -53,29 +52,10 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.02)
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
-
-
-def pool_of(stack: ExitStack, *engines: Loading) -> EnginePool:
-    pool = EnginePool([engine.server.url for engine in engines], vocab_size=1000)
-    stack.callback(pool.close)
-    return pool
-
-
 def generate(pool: EnginePool, key: str, version: str | list[str], **options: Any) -> Generated:
     """With the version of `math`, or the one that stands first in the list at that time."""
     asked = sample_request([1, 2, 3], key=key, adapter=lambda: Adapter("math", version[0]), **options)
     return pool.generate(asked)
-
-
-def in_background(pool: EnginePool, key: str, version: list[str]) -> tuple[threading.Thread, list[Generated]]:
-    found: list[Generated] = []
-    thread = threading.Thread(target=lambda: found.append(generate(pool, key, version)), daemon=True)
-    thread.start()
-    return thread, found
 
 
 def test_a_reply_has_the_version_of_the_adapter(stack: ExitStack) -> None:
@@ -99,7 +79,7 @@ def test_an_engine_without_it_is_left_alone_and_no_job_is_blamed(stack: ExitStac
 def test_a_call_waits_until_it_is_loaded_and_deadlines_stand_still(stack: ExitStack) -> None:
     engine = Loading(stack, "code@1")
     pool = pool_of(stack, engine)
-    thread, found = in_background(pool, "r/g/0", ["7"])
+    thread, found = in_background(partial(generate, pool, "r/g/0", "7"))
     until(lambda: pool.awaits_weights("r") and pool.stopped_s("r") > 0.2)
     other = sample_request([1, 2, 3], key="other/g/0", adapter=lambda: Adapter("code", "1"))
     assert pool.generate(other).ids and not pool.awaits_weights("other")
@@ -113,7 +93,7 @@ def test_a_call_waits_until_it_is_loaded_and_deadlines_stand_still(stack: ExitSt
 def test_a_call_that_waits_goes_on_with_the_version_that_is_published_meanwhile(stack: ExitStack) -> None:
     engine = Loading(stack)
     pool = pool_of(stack, engine)
-    thread, found = in_background(pool, "r/g/0", version := ["7"])
+    thread, found = in_background(partial(generate, pool, "r/g/0", version := ["7"]))
     until(lambda: pool.awaits_weights("r"))
     engine.served.add("math@8")
     version[0] = "8"
@@ -131,7 +111,7 @@ def test_a_crowd_that_waits_does_not_ask_at_once(stack: ExitStack) -> None:
     """Each request carries a whole prompt."""
     engine = Loading(stack)
     pool = pool_of(stack, engine)
-    threads = [in_background(pool, f"r/g{number}/0", ["7"])[0] for number in range(8)]
+    threads = [in_background(partial(generate, pool, f"r/g{number}/0", "7"))[0] for number in range(8)]
     until(lambda: pool.stopped_s("r") > 0.5)
     first = len(engine.asked)
     until(lambda: pool.stopped_s("r") > 1.5)

@@ -38,7 +38,7 @@ def test_an_engine_that_does_not_answer_is_an_outage(client: SGLangEngine, monke
         monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 60.0)
         engine.paths |= {"/server_info": (200, {}), "/health": (200, b"")}
         assert waiting.result(60).finish is Finish.STOP
-        assert client.available and client.outage_s > 0
+        assert client.available and client._shared.clock.seconds > 0
         held.release.set()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.errors import EngineFailure, JobFailure
+from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.api.reply import (
     MAX_MESSAGE,
@@ -21,11 +21,10 @@ from rollq_worker.engine.api.reply import (
     read_refusal,
     read_reply,
 )
-from rollq_worker.engine.sglang_client import RETRIES
 from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated
-from tests.rollq_worker.engine.clients import KEY, Connect, generate
-from tests.rollq_worker.engine.engine_servers import reply, scripted_engine
+from tests.rollq_worker.engine.clients import KEY
+from tests.rollq_worker.engine.engine_servers import reply
 
 PROMPT, MOST, VOCABULARY, RID = 3, 10, 100, "x"
 
@@ -230,20 +229,3 @@ class TestGarbage:
         assert len(read_error(body)) <= MAX_MESSAGE + 4 and "\n" not in read_error(body)
         blamed = isinstance(refusal, ContextExceeded | JobFailure)
         assert not blamed or 400 <= status < 500  # only an engine that looked at the request may refuse it
-
-    @settings(
-        max_examples=60,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    @given(bodies())
-    def test_through_the_client(self, connect: Connect, body: bytes) -> None:
-        with scripted_engine(*[(200, body)] * (RETRIES + 1)) as engine:
-            client = connect(engine, vocab_size=VOCABULARY)
-            try:
-                assert_valid(generate(client))
-            except EngineFailure:
-                assert len(engine.bodies()) == RETRIES + 1
-            except JobFailure as e:
-                assert "the engine aborted the request" in str(e)  # it gave a reason, with a 4xx
-            client.close()

@@ -146,7 +146,7 @@ class TestUnavailable:
             rids = {body["rid"] for body in engine.bodies()}
         assert generated.finish is Finish.STOP
         assert False in checks and checks[0]
-        assert client.available and client.outage_s > 0
+        assert client.available and client._shared.clock.seconds > 0
         assert len(rids) == RETRIES + 4
 
     def test_a_refusal_that_blames_the_job_ends_an_outage(self, connect: Connect) -> None:
@@ -157,9 +157,9 @@ class TestUnavailable:
             for _ in range(2):
                 with pytest.raises(JobFailure):
                     generate(client)
-            before = client.outage_s
+            before = client._shared.clock.seconds
             time.sleep(0.05)
-            assert client.outage_s == before > 0
+            assert client._shared.clock.seconds == before > 0
 
     def test_an_engine_that_is_not_there_yet(self, client: SGLangEngine) -> None:
         with ThreadPoolExecutor(1) as pool:
@@ -190,7 +190,7 @@ class TestUnavailable:
             assert not client.ready() and client.vocabulary.differs()
             generated = generate(client, check=check)
             assert list(generated.ids) == [7, 8, 9] and checks > 3
-            assert len(engine.bodies()) == 1 and client.available and client.outage_s > 0
+            assert len(engine.bodies()) == 1 and client.available and client._shared.clock.seconds > 0
 
     def test_a_lasting_outage_is_logged_once_and_without_secrets(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -230,7 +230,8 @@ class TestFailing:
         assert len(bodies) == 2 * (RETRIES + 1)
         assert len({body["rid"] for body in bodies}) == len(bodies)
 
-    def test_after_a_timeout_the_request_is_aborted(self, connect: Connect) -> None:
+    def test_after_a_timeout_the_request_is_aborted(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("rollq_worker.engine.api.http.READ_TIMEOUT_S", 1.0)
         over = threading.Event()
 
         def silent(body: dict[str, Any]) -> None:
@@ -238,7 +239,7 @@ class TestFailing:
             raise ConnectionAbortedError
 
         with scripted_engine(silent, abort_request=(200, b"")) as engine:
-            client = connect(engine, read_timeout_s=1.0)
+            client = connect(engine)
             assert generate(client).finish is Finish.STOP
             assert engine.bodies("/abort_request") == [{"rid": engine.bodies()[0]["rid"]}]
             over.set()

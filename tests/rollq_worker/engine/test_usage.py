@@ -1,6 +1,5 @@
 """What a pool says of its engines: how they are used, and whether they are paused."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +9,9 @@ from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling import load_watch
 from rollq_worker.engine.scheduling.load_watch import Idle
-from tests.rollq_worker.engine.clients import generate
-from tests.rollq_worker.engine.engine_servers import Answer, good_reply, scripted_engine
+from tests.rollq_worker.engine.clients import HeldReply, generate
+from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
+from tests.waiting import until
 
 LOAD = {"num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.25}
 LOADS = "v1/loads?include=core"
@@ -63,26 +63,21 @@ def test_a_thread_that_played_a_job_leaves_its_next_attempt_alone() -> None:
 def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
     ready: Any, paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, over = threading.Event(), threading.Event()
-
-    def late(body: dict[str, Any]) -> dict[str, Any]:
-        asked.set()
-        over.wait(60)
-        return good_reply(body)
+    held = HeldReply()
 
     def is_paused() -> list[bool]:
         pool._loads.look(pool.engines[0])
         return [usage.idle is Idle.PAUSED for usage in pool.usage()]
 
-    with scripted_engine(late, ready=ready) as engine, ThreadPoolExecutor(1) as thread:
+    with scripted_engine(held, ready=ready) as engine, ThreadPoolExecutor(1) as thread:
         pool = EnginePool([engine.url])
         played = thread.submit(generate, pool, "run/group/0")
-        assert asked.wait(60)
+        until(engine.bodies)
         monkeypatch.setattr(load_watch, "SLOW_S", 1e9)
         assert is_paused() == [False]
         monkeypatch.setattr(load_watch, "SLOW_S", 0.0)
         assert is_paused() == [paused]
-        over.set()
+        held.release.set()
         played.result(60)
         pool.end("run/group/0")
         assert is_paused() == [False]  # it has nothing to do

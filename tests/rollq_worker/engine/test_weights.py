@@ -1,8 +1,8 @@
 """Engines that serve older weights than a call accepts: they were restarted, have missed an update, or come late."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from rollq_worker.engine import weights
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.protocols import Generated
-from tests.rollq_worker.engine.clients import raise_drained
+from tests.rollq_worker.engine.clients import in_background, pool_of, raise_drained
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, reply, scripted_engine
 from tests.sample_requests import sample_request
 from tests.waiting import until
@@ -46,18 +46,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.05)
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as entered:
-        yield entered
-
-
-def pool_of(stack: ExitStack, *engines: Served) -> EnginePool:
-    pool = EnginePool([f"http://127.0.0.1:{engine.server.port}" for engine in engines], vocab_size=1000)
-    stack.callback(pool.close)
-    return pool
-
-
 def generate(
     pool: EnginePool,
     key: str,
@@ -72,13 +60,6 @@ def generate(
 def version(found: Generated) -> str:
     [span] = found.versions
     return span.version
-
-
-def in_background(pool: EnginePool, accepts: weights.Accepts) -> tuple[threading.Thread, list[Generated]]:
-    found: list[Generated] = []
-    thread = threading.Thread(target=lambda: found.append(generate(pool, "r/g/0", accepts=accepts)), daemon=True)
-    thread.start()
-    return thread, found
 
 
 def test_an_outdated_engine_is_left_alone_while_others_are_there(stack: ExitStack) -> None:
@@ -101,7 +82,7 @@ def test_without_a_bound_every_engine_is_used(stack: ExitStack) -> None:
 def test_a_call_waits_for_the_published_weights_and_deadlines_stand_still(stack: ExitStack) -> None:
     engine = Served(stack, "4")
     pool = pool_of(stack, engine)
-    thread, found = in_background(pool, {"5"}.__contains__)
+    thread, found = in_background(partial(generate, pool, "r/g/0", {"5"}.__contains__))
     until(lambda: pool.awaits_weights("r"))
     assert not pool.awaits_weights("other")
     until(lambda: pool.stopped_s("r") > 0.1)
@@ -146,7 +127,7 @@ def test_what_a_restarted_engine_samples_is_not_kept(stack: ExitStack) -> None:
     pool = pool_of(stack, engine)
     generate(pool, "r/g/0", accepts={"5"}.__contains__)
     engine.version = "default"
-    thread, found = in_background(pool, {"5"}.__contains__)
+    thread, found = in_background(partial(generate, pool, "r/g/0", {"5"}.__contains__))
     until(lambda: len(engine.asked) == 2 and pool.awaits_weights("r"))
     engine.version = "5"
     thread.join(30)
@@ -164,7 +145,7 @@ def test_a_reply_with_a_part_of_older_weights_is_not_kept(stack: ExitStack) -> N
 def test_a_router_is_asked_for_single_tokens_until_its_engines_are_up_to_date(stack: ExitStack) -> None:
     router = Served(stack, "default", tells=False)
     pool = pool_of(stack, router)
-    thread, found = in_background(pool, {"5"}.__contains__)
+    thread, found = in_background(partial(generate, pool, "r/g/0", {"5"}.__contains__))
     until(lambda: len(router.asked) >= 3)
     router.version = "5"
     thread.join(30)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
 from rollq.events import Event, Finish, Observed, Prompt, Sampled, VersionSpan
-from rollq.job import Budget, History, Job
+from rollq.job import History, Job
 from rollq_worker.episode import loop
-from rollq_worker.episode.loop import play
 from rollq_worker.episode.token_checks import TokenChecks
-from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.fakes import FakeEngine, FakeRenderer, FakeUser
 from rollq_worker.protocols import Generated, SampleRequest
+from tests.rollq_worker.episode.episodes import play_with_fakes
 
 END, OTHER_END, TEMPLATE_END = 9, 8, 7
 VOCABULARY = 100
@@ -240,19 +240,12 @@ class Cutting(FakeEngine):
 def test_whatever_the_loop_records_holds(
     sampling: dict[str, Any], history: History, texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
 ) -> None:
-    played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns), sampling=sampling, history=history)
-    engine = Cutting(texts, interrupts=interrupts)
+    engine, user = Cutting(texts, interrupts=interrupts), FakeUser(["hello", "and?", "and?"])
+    budget = {"max_new_tokens": max_new_tokens, "max_turns": max_turns}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "ABORT_PAUSE_S", 0)
-        trajectory = play(
-            played,
-            engine=engine,
-            renderer=FakeRenderer(),
-            environment=FakeEnvironment(),
-            user=FakeUser(["hello", "and?", "and?"]),
-            journal=FakeJournal(),
-        )
-    checks = TokenChecks(played, FakeRenderer())
+        trajectory = play_with_fakes(engine=engine, user=user, budget=budget, sampling=sampling, history=history)
+    checks = TokenChecks(trajectory.job, FakeRenderer())
     requests = (ids for ids, _ in groupby(engine.requests))  # under a grammar an interrupted turn is asked for again
     for event in trajectory.events:
         if isinstance(event, Sampled):

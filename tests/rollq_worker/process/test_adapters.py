@@ -15,7 +15,7 @@ from rollq.weights import Fleet
 from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.process.ledgers import act_at, drain_at, running, submit
+from tests.rollq_worker.process.ledgers import act_at, drain_at, submit
 from tests.waiting import until
 
 
@@ -114,21 +114,6 @@ def test_a_job_waits_for_a_publication_and_for_an_engine_that_has_it(
     thread.join(60)
     assert (found[0]["stop"], found[0]["reward"]) == ("done", 1.0)
     assert versions(ledger) == ["6"] and reader(ledger).stats()["failures"] == {}
-
-
-def test_an_engine_that_was_restarted_in_the_middle_gets_it_again(ledger: Ledger, tmp_path: Path) -> None:
-    with replaying() as url, running(ledger, url) as runner:
-        port = int(url.rpartition(":")[2])
-        sync(Fleet([url]), ledger, tmp_path, 0, "6")
-        job_id = submit(ledger, adapter="math")
-        drain_at(runner, ledger, job_id, 4)
-        runner.run(job_id)
-    with replaying(port=port) as url, running(ledger, url) as runner:
-        thread, found = in_background(runner, job_id)
-        until(lambda: runner.engine.usage()[0].engine.policies.outdated)
-        [done] = Fleet([url]).load_adapter("math", tmp_path, "6")  # the same line as before
-        thread.join(60)
-    assert done.loaded and found[0]["stop"] == "done" and versions(ledger) == ["6"]
 
 
 def test_a_pinned_job_is_sampled_by_its_version(

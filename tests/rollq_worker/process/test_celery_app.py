@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from rollq.errors import Unwritable
 from rollq.settings import Settings
 from rollq_worker.process import celery_app
-from rollq_worker.process.celery_app import shorten_outages, show_controls
+from rollq_worker.process.celery_app import clean_log
 from tests.conftest import free_port
 
 
@@ -22,7 +22,7 @@ def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool)
     logged = io.StringIO()
     logger = logging.Logger("celery")
     logger.addHandler(logging.StreamHandler(logged))
-    shorten_outages(logger)
+    clean_log(logger)
     try:
         raise error
     except Exception:
@@ -30,20 +30,21 @@ def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool)
     assert "Couldn't ack" in logged.getvalue() and ("Traceback" in logged.getvalue()) is traceback
 
 
-def test_foreign_words_in_the_log_cannot_control_the_terminal() -> None:
+def test_foreign_words_in_the_log_cannot_control_the_terminal_or_begin_a_line() -> None:
     logged = io.StringIO()
     logger = logging.Logger("root")
     handler = logging.StreamHandler(logged)
     handler.setFormatter(ColorFormatter("%(message)s"))
     logger.addHandler(handler)
-    show_controls(logger)
+    clean_log(logger)
     try:
-        raise ValueError("\x1b[2J")
+        raise ValueError("\x1b[2J\n[CRITICAL] it is all lost")
     except ValueError:
-        logger.exception("no %s", "\x1b]0;title\x07")
+        logger.exception("no %s\n", "\x1b]0;title\x07\n[CRITICAL] it is all lost")
     first, *traceback = logged.getvalue().splitlines()
-    assert first == "\x1b[1;31mno \\x1b]0;title\\x07"  # in Celery's red
-    assert len(traceback) > 2 and traceback[-1] == "ValueError: \\x1b[2J\x1b[0m"
+    assert first == "\x1b[1;31mno \\x1b]0;title\\x07\\n[CRITICAL] it is all lost"  # in Celery's red
+    assert traceback[-2:] == ["  ValueError: \\x1b[2J", "  [CRITICAL] it is all lost\x1b[0m"]
+    assert len(traceback) > 3 and all(line.startswith("  ") for line in traceback)
 
 
 def test_pauses_between_tries_to_connect_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:

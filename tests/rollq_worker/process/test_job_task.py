@@ -12,18 +12,16 @@ from rollq.errors import Fenced, Unwritable
 from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
-from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
 from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.process.ledgers import FailsFirst, drain_at, submit
+from tests.rollq_worker.process.ledgers import FailsFirst, drain_at, running, submit
 
 
 def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
@@ -35,14 +33,6 @@ def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
 @pytest.mark.parametrize("message", ["", "no/such", "x" * 500, "None", "r/g/-1", "{'a': 1}"])
 def test_a_message_that_names_no_job_is_ignored(runner: JobRunner, message: str) -> None:
     assert runner.run(message) == {"stop": "ignored"}
-
-
-@pytest.mark.parametrize("job", [{"agent": "telepathy"}, {"agent": "react", "agent_args": {"calls": "all"}}])
-def test_an_agent_strategy_that_there_is_not_is_the_jobs_failure(
-    runner: JobRunner, ledger: Ledger, job: dict[str, Any]
-) -> None:
-    summary = runner.run(submit(ledger, **job))
-    assert (summary["stop"], summary["failure"]) == ("failed", "job")
 
 
 def test_jobs_that_cannot_be_claimed(runner: JobRunner, ledger: Ledger) -> None:
@@ -265,26 +255,23 @@ class TestFailures:
         assert not reader(ledger).stats()["failures"]
 
     def test_the_deadline_blames_the_engine_that_was_waited_for(
-        self, ledger: Ledger, redis_url: str, monkeypatch: pytest.MonkeyPatch
+        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rollq_worker.process.attempts.attempt.time", clock := Clock())
-        with replaying(latency=1000.0) as slow:
-            engine = EnginePool([slow])
-            settings = Settings(redis_url=redis_url, engine_urls=(slow,))
-            runner = JobRunner(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
-            send = engine.engines[0]._sample_once
+        with replaying(latency=1000.0) as slow, running(ledger, slow) as runner:
+            [engine] = runner.engine.engines
+            send = engine._sample_once
 
             def late(*args: Any) -> Any:
                 clock.ahead += 2000.0  # here: what comes next is the engine
                 return send(*args)
 
-            engine.engines[0]._sample_once = late  # type: ignore[method-assign]
+            engine._sample_once = late  # type: ignore[method-assign]
             runner.leases.start()
             start = time.monotonic()
             summary = runner.run(submit(ledger, budget=Budget(deadline_s=1000.0)))
             runner.leases.stop()
             runner.leases._thread.join(60)
-            engine.close()
         assert (summary["failure"], summary["then"]) == ("engine", "queued")
         assert time.monotonic() - start < 100  # a tenth of a generation
         state = reader(ledger).job("r/g/0")

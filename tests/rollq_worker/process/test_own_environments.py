@@ -3,14 +3,11 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rollq.env import Grade
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import files
-from rollq_worker.process import episode_player
 from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import submit
@@ -81,20 +78,6 @@ def test_an_environment_that_breaks_costs_its_own_attempt(
     assert (summary["stop"], summary["failure"]) == ("failed", failure)
     state = reader(ledger).job("r/g/0")
     assert state is not None and re.search(says, state.reason), state
-
-
-def test_a_reward_by_name_grades_what_a_dataset_asked(
-    runner: JobRunner, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "maths.jsonl"
-    file.write_text(json.dumps({"prompt": "2+2?", "answer": "4"}))
-
-    def half(trajectory: Any, grade: Grade) -> float:
-        return 0.5
-
-    monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: half)
-    summary = runner.run(submit(ledger, env=files.add_file(str(file)), reward="half"))
-    assert (summary["stop"], summary["reward"]) == ("done", 0.5)
 
 
 @pytest.mark.parametrize("returned", ["None", "'1.0'", "float('nan')", "1 / 0", "__import__('sys').exit(3)"])

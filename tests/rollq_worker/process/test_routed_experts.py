@@ -81,11 +81,3 @@ def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(moe: JobRunner
     calls = moe.engine.calls  # type: ignore[attr-defined]
     trajectory = check(ledger)
     assert calls == trajectory.turns + 1, "no turn was sampled twice"
-
-
-def test_an_engine_that_reports_none_fails_the_attempt(runner: JobRunner, ledger: Ledger) -> None:
-    submit(ledger, routed_experts=ASKED)
-    summary = runner.run(JOB)
-    assert (summary["stop"], summary["failure"]) == ("failed", "engine")
-    state = reader(ledger).job(JOB)
-    assert state is not None and "--enable-return-routed-experts" in state.reason

@@ -4,10 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -188,17 +185,12 @@ class TestTheFirstToken:
             assert words in str(e.value) and "\n" not in str(e.value)
             assert str(e.value).endswith("; rollq needs SGLang's native API (docs/engine.md)")
 
-    def test_a_server_of_files_ends_the_worker(self, redis_url: str, tmp_path: Path) -> None:
-        handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-            url = f"http://127.0.0.1:{server.server_port}"
-            line = [sys.executable, "-m", "rollq", "worker", "--redis", redis_url, "--engine", url]
+    def test_it_ends_the_worker(self, redis_url: str) -> None:
+        with scripted_engine(then=(501, b"")) as engine:
+            line = [sys.executable, "-m", "rollq", "worker", "--redis", redis_url, "--engine", engine.url]
             ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-            server.shutdown()
         assert ended.returncode == 2
-        wanted = f"the server at {url} is not an SGLang server: POST /generate answers 501; rollq needs SGLang's native"
-        assert wanted in error_line(ended.stderr)
+        assert f"the server at {engine.url} is not an SGLang server: POST /gen" in error_line(ended.stderr)
 
     @pytest.mark.parametrize(
         ("answer", "words"),

@@ -12,14 +12,13 @@ import pytest
 
 from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Stop
-from rollq.job import Budget, History, Job
+from rollq.job import History
 from rollq.trajectory import Trajectory
-from rollq_worker.context import context_factory
-from rollq_worker.episode.loop import play
-from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.fakes import FakeEnvironment, FakeUser
 from rollq_worker.protocols import TurnRefused
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
+from tests.rollq_worker.episode.episodes import play_with_fakes
 from tests.rollq_worker.tokens import template_habits
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates, tokenizer_with
@@ -41,19 +40,10 @@ def rewritten(renderer: ChatRenderer, text: str, turn: Message, reply: Message) 
 
 def played(renderer: ChatRenderer, texts: Sequence[str], **job: Any) -> tuple[Trajectory, ScriptedEngine]:
     """An episode in which these texts are sampled."""
-    encode = renderer.tokenizer.encode
-    engine = ScriptedEngine([Piece(encode(text)) for text in texts])
-    playing = Job(run="r", group="g", env="fake", task=0, **{"history": History.TEMPLATE, **job})
-    trajectory = play(
-        playing,
-        engine=engine,
-        renderer=renderer,
-        environment=FakeEnvironment(tools=TOOLS),
-        user=FakeUser(["hello", *["and <|im_end|> then?"] * 9]),
-        journal=FakeJournal(),
-        context=context_factory(playing, endpoints={}),
-    )
-    return trajectory, engine
+    engine = ScriptedEngine([Piece(renderer.tokenizer.encode(text)) for text in texts])
+    options = {"environment": FakeEnvironment(tools=TOOLS), "history": History.TEMPLATE, **job}
+    user = FakeUser(["hello", *["and <|im_end|> then?"] * 9])
+    return play_with_fakes(engine=engine, renderer=renderer, user=user, **options), engine
 
 
 @pytest.mark.parametrize(
@@ -126,7 +116,7 @@ def test_each_request_says_what_the_template_writes(real: RealTemplates, name: s
     turns = sorted({*sampled_turns(renderer)})
     for seed in range(4):
         chosen = random.Random(seed).choices(turns, k=6)
-        trajectory, engine = played(renderer, chosen, budget=Budget(max_turns=6))
+        trajectory, engine = played(renderer, chosen, budget={"max_turns": 6})
         messages: list[Message] = []
         requests = iter(engine.requests)
         for event in trajectory.events:
@@ -161,7 +151,7 @@ def test_no_words_of_the_policy_fail_the_job(real: RealTemplates, name: str, his
     for seed in range(6):
         rng = random.Random(seed)
         texts = of_random_words(renderer, rng, 8)
-        trajectory, _ = played(renderer, texts, history=history, budget=Budget(max_turns=8))
+        trajectory, _ = played(renderer, texts, history=history, budget={"max_turns": 8})
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
 
 
@@ -178,7 +168,7 @@ def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind
             renderer.open([{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}], TOOLS)
         )
         texts = of_random_words(renderer, rng, 10)
-        context, budget = {**kind, "over": over + 10 * (1 + seed)}, Budget(max_turns=10)
+        context, budget = {**kind, "over": over + 10 * (1 + seed)}, {"max_turns": 10}
         trajectory, engine = played(renderer, texts, history=history, context=context, budget=budget)
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
         sampled = texts[: len(engine.requests)]
@@ -198,7 +188,7 @@ def test_words_that_the_template_refuses_end_the_episode_without_reward():
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
     last = [event for event in trajectory.events if isinstance(event, Observed)][-1]
     assert "it is forbidden" in last.errors[-1] and not last.ids
-    kept, _ = played(renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget=Budget(max_turns=3))
+    kept, _ = played(renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget={"max_turns": 3})
     assert kept.stop is Stop.TURNS  # a bridge does not hold the policy's words
     call = called() | {"content": "forbidden"}
     with pytest.raises(TurnRefused, match="it is forbidden"):

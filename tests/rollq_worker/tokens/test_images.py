@@ -16,7 +16,7 @@ from rollq.images import content_with
 from rollq_worker.tokens.images import MAX_RATIO, ImageTokens
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
-from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+from rollq_worker.tokens.tokenizer import load_tokenizer
 from rollq_worker.tokens.training_templates import template_text
 from tests.rollq_worker.pictures import image, vision_tokenizer, write_vision_tokenizer
 from tests.rollq_worker.tokens.models import tokenizer_with
@@ -42,10 +42,6 @@ def said(role: str, text: str, *sizes: tuple[int, int]) -> Message:
     shown = [image(*size).reference for size in sizes]
     message: Message = {"role": role, "content": content_with(text, shown)}
     return message | ({"tool_call_id": "call_0"} if role == "tool" else {})
-
-
-def text_of(tokenizer: Tokenizer, ids: "array[int]") -> str:
-    return tokenizer.decode(ids)
 
 
 class TestCount:
@@ -79,11 +75,11 @@ class TestRendering:
     def test_the_first_prompt_has_each_images_tokens(self) -> None:
         ids = self.renderer.open([said("system", "s"), said("user", "See:", (56, 56), (84, 56))], [LOOK])
         shown = "".join(f"<|vision_start|>{PAD * count}<|vision_end|>" for count in (4, 6))
-        assert f"user\nSee:{shown}<|im_end|>" in text_of(self.renderer.tokenizer, ids)
+        assert f"user\nSee:{shown}<|im_end|>" in self.renderer.tokenizer.decode(ids)
 
     def test_a_bridge_does_too(self) -> None:
         ids = self.renderer.bridge(CALL, [said("tool", "Here:", (56, 112))])
-        text = text_of(self.renderer.tokenizer, ids)
+        text = self.renderer.tokenizer.decode(ids)
         assert f"Here:<|vision_start|>{PAD * 8}<|vision_end|>\n</tool_response>" in text
 
     def test_a_bridge_continues_the_full_render(self) -> None:
@@ -129,7 +125,7 @@ class TestQwen25VL:
         bridge = self.renderer.bridge(CALL, [after[3]], turn[-1])
         assert first + turn + bridge == self.renderer.open(after, [LOOK])
         shown = "".join(f"<|vision_start|>{PAD * count}<|vision_end|>" for count in (6, 4))
-        assert f"<tool_response>\nHere:{shown}\n</tool_response>" in text_of(self.renderer.tokenizer, bridge)
+        assert f"<tool_response>\nHere:{shown}\n</tool_response>" in self.renderer.tokenizer.decode(bridge)
 
 
 class TestModels:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from rollq.events import Observed
-from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
-from rollq_worker.episode.loop import play
-from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.fakes import FakeEnvironment, FakeUser
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.tokenizer import Tokenizer
+from tests.rollq_worker.episode.episodes import play_with_fakes
 from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
@@ -30,14 +29,9 @@ def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
     environment = FakeEnvironment(tools=TOOLS)
     shown = [] if job.get("agent") == "react" else list(environment.tools)
     renderer = checked_renderer(tokenizer, shown)
-    trajectory = play(
-        Job(run="r", group="g", env="fake", task=0, **job),
-        engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
-        renderer=renderer,
-        environment=environment,
-        user=FakeUser(["hello", "go on", "and then?"]),
-        journal=FakeJournal(),
-    )
+    engine = ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts])
+    user = FakeUser(["hello", "go on", "and then?"])
+    trajectory = play_with_fakes(engine=engine, renderer=renderer, environment=environment, user=user, **job)
     messages = trajectory.messages[:2]
     for event in trajectory.events:
         if isinstance(event, Observed):
@@ -132,7 +126,7 @@ def test_actions_as_text_need_only_users(real: RealTemplates, name: str) -> None
     tokenizer = real.tokenizer(name)
     stop = tokenizer.decode([checked_renderer(tokenizer, []).stop_ids[0]])
     texts = (BEFORE.get(name, "") + text + stop for text in ACTIONS)
-    trajectory = episode(tokenizer, *texts, agent="react", budget=Budget(max_turns=4))
+    trajectory = episode(tokenizer, *texts, agent="react", budget={"max_turns": 4})
     assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 4
     said = [m["content"] for m in trajectory.messages[3:10:2]]
     assert said[0] == 'API output: {"a": 1}' and said[1].startswith("Error: ")
@@ -199,6 +193,6 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
 def test_calls_keep_their_ids_or_are_numbered(real: RealTemplates, name: str, texts: list[str], ids: list[str]) -> None:
     tokenizer = real.tokenizer(name) if name == NEMO else ALL_HABITS[name].tokenizer(name)
     texts = [*texts, "bye<|im_end|>" if name == KIMI else "bye</s>"]
-    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"}, budget=Budget(max_turns=len(texts)))
+    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"}, budget={"max_turns": len(texts)})
     assert call_ids(trajectory) == ids
     assert all(id in tokenizer.decode(trajectory.tokens) for id in ids)

@@ -17,20 +17,9 @@ from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.known_families import FAMILIES
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, called, result
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_order",
-            "description": "Look an order up.",
-            "parameters": {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]},
-        },
-    }
-]
-OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is #W123?"}]
-TURN = {"role": "assistant", "content": "It is on its way."}
 VOCABULARIES = ("bundled", "qwen")
 
 
@@ -46,18 +35,6 @@ def renderer(request: pytest.FixtureRequest) -> ChatRenderer:
     if not is_template:
         return with_bundled_template(name)
     return ChatRenderer(qwen_tokenizer(request.getfixturevalue("real").text(name), name), TOOLS)
-
-
-def called(*names: str) -> dict[str, Any]:
-    calls = [
-        {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": '{"order_id": "#W123"}'}}
-        for n, name in enumerate(names)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def result(content: str, n: int = 0) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": f"call_{n}", "content": content}
 
 
 def controls(renderer: ChatRenderer, ids: array) -> Counter:
@@ -82,13 +59,13 @@ def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
     def response(content: str) -> str:
         return f"\n<tool_response>\n{content}\n</tool_response>"
 
-    one = renderer.bridge(called("get_order"), [result("sent")])
+    one = renderer.bridge(called(), [result("sent")])
     assert one == encode(head + response("sent") + end + next_turn)
-    two = renderer.bridge(called("get_order", "think"), [result("sent"), result("", 1)])
+    two = renderer.bridge(called("call_0", "call_1"), [result("sent"), result("", "call_1")])
     assert two == encode(head + response("sent") + response("") + end + next_turn)
-    user = renderer.bridge(TURN, [{"role": "user", "content": "Thanks\n"}])
+    user = renderer.bridge(REPLY, [{"role": "user", "content": "Thanks\n"}])
     assert user == encode(f"{head}\nThanks\n{end}{next_turn}")
-    assert renderer.bridge(TURN, [result("Error: no call.")]) == encode(
+    assert renderer.bridge(REPLY, [result("Error: no call.")]) == encode(
         head + response("Error: no call.") + end + next_turn
     )
 
@@ -104,14 +81,14 @@ def test_a_conversation_of_bridges_equals_the_full_render(vocabulary: str, conte
     messages: list[dict[str, Any]] = [*OPENING]
     ids = renderer.open(messages, TOOLS)
     for turn, replies in [
-        (called("get_order"), [result(content)]),
-        (TURN, [{"role": "user", "content": content}]),
-        (called("get_order", "get_order"), [result(content), result("b" + content, 1)]),
-        (called("think"), [result(content)]),
+        (called(), [result(content)]),
+        (REPLY, [{"role": "user", "content": content}]),
+        (called("call_0", "call_1"), [result(content), result("b" + content, "call_1")]),
+        (called(name="think_hard"), [result(content)]),
     ]:
         parsed = {**turn}
         if "tool_calls" in turn:
-            function = {"arguments": {"order_id": "#W123"}}
+            function = {"arguments": {"x": "#W123"}}
             parsed["tool_calls"] = [
                 {**call, "function": {**call["function"], **function}} for call in turn["tool_calls"]
             ]
@@ -123,8 +100,8 @@ def test_a_conversation_of_bridges_equals_the_full_render(vocabulary: str, conte
 
 
 def test_a_bridge_costs_the_same_whatever_the_turn_was(renderer: ChatRenderer):
-    long = {**TURN, "content": "word " * 5000, "reasoning_content": "hm " * 5000}
-    assert renderer.bridge(long, [result("x")]) == renderer.bridge(TURN, [result("x")])
+    long = {**REPLY, "content": "word " * 5000, "reasoning_content": "hm " * 5000}
+    assert renderer.bridge(long, [result("x")]) == renderer.bridge(REPLY, [result("x")])
 
 
 def test_halves_of_tokens_do_not_meet(renderer: ChatRenderer):
@@ -168,9 +145,9 @@ def test_no_content_makes_a_control_token(first: str, second: str):
         ids = renderer.open([{"role": "system", "content": first}, {"role": "user", "content": second}], TOOLS)
         assert controls(renderer, ids) == controls(renderer, renderer.open(OPENING, TOOLS))
         assert said(name, f"<|im_start|>user\n{second}<|im_end|>\n") in decode(ids)
-        bridge = renderer.bridge(called("f"), [result(first), result(second, 1)])
+        bridge = renderer.bridge(called(name="f"), [result(first), result(second, "call_1")])
         assert controls(renderer, bridge) == controls(
-            renderer, renderer.bridge(called("f"), [result("a"), result("b", 1)])
+            renderer, renderer.bridge(called(name="f"), [result("a"), result("b", "call_1")])
         )
         assert said(name, f"\n<tool_response>\n{second}\n</tool_response><|im_end|>") in decode(bridge)
 
@@ -189,15 +166,15 @@ def said(name: str, text: str) -> str:
 
 
 def test_lone_surrogates_pass_as_replacement_characters(renderer: ChatRenderer):
-    bridge = renderer.bridge(called("f"), [result("a\ud800<|im_end|>")])
+    bridge = renderer.bridge(called(name="f"), [result("a\ud800<|im_end|>")])
     assert "a\ufffd<|im_end|>" in renderer.tokenizer.decode(bridge)
 
 
 def test_a_sampled_turn_is_read_without_its_stop_token(renderer: ChatRenderer):
-    text = 'On it.\n<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W123"}}\n</tool_call>'
+    text = 'On it.\n<tool_call>\n{"name": "get_order", "arguments": {"x": "#W123"}}\n</tool_call>'
     for stop in ("", "<|im_end|>", "<|endoftext|>"):
         read = renderer.read(renderer.tokenizer.encode(text + stop))
-        assert (read.content, list(read.calls)) == ("On it.", [Action("get_order", {"order_id": "#W123"})])
+        assert (read.content, list(read.calls)) == ("On it.", [Action("get_order", {"x": "#W123"})])
     assert renderer.read(array("I")).content == ""
     assert renderer.read(renderer.tokenizer.encode("a<|im_end|>b<|im_end|>")).content == "a<|im_end|>b"
 
@@ -221,7 +198,7 @@ def test_chatml_turns_end_with_two_tokens(renderer: ChatRenderer):
 def test_what_cannot_be_bridged_is_the_jobs_failure(renderer: ChatRenderer):
     for replies in ([], [{"role": "system", "content": "x"}], [result("x"), {"role": "assistant", "content": "y"}]):
         with pytest.raises(JobFailure, match=r"the edge assistant -> .* is not supported: a turn is answered by"):
-            renderer.bridge(TURN, replies)
+            renderer.bridge(REPLY, replies)
     with pytest.raises(JobFailure, match="has the role 'narrator'"):
         renderer.open([{"role": "narrator", "content": "x"}], [])
 
@@ -234,15 +211,15 @@ def test_a_template_without_an_end_of_turn_is_refused():
     )
     tokenizer = Tokenizer("endless", (BUNDLED / "tokenizer.json").read_bytes(), {}, template)
     with pytest.raises(JobFailure, match="the template does not end the assistant's turn before the reply"):
-        ChatRenderer(tokenizer, TOOLS, family=FAMILIES[0]).bridge(TURN, [result("x")])
+        ChatRenderer(tokenizer, TOOLS, family=FAMILIES[0]).bridge(REPLY, [result("x")])
 
 
 def test_many_kinds_of_turns_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rollq_worker.tokens.made_up_conversation.MAX_HEADS", 3)
     renderer = ChatRenderer(load_tokenizer(), TOOLS)
-    first = renderer.bridge(called("f0"), [result("x")])
+    first = renderer.bridge(called(name="f0"), [result("x")])
     for n in range(10):
-        assert renderer.bridge(called(f"f{n}"), [result("x")]) == first
+        assert renderer.bridge(called(name=f"f{n}"), [result("x")]) == first
     assert len(renderer._made_up._heads) <= 3
 
 

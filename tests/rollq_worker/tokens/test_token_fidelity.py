@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rollq.events import Finish, Observed, Sampled, Stop
-from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
-from rollq_worker.episode.loop import MAX_MALFORMED, play
-from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.episode.loop import MAX_MALFORMED
+from rollq_worker.fakes import FakeUser
 from rollq_worker.tokens.renderer import ChatRenderer
-from tests.rollq_worker.tokens.messages import USER
+from tests.rollq_worker.episode.episodes import play_with_fakes
+from tests.rollq_worker.tokens.messages import USER, result
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
 
@@ -36,23 +36,13 @@ def qwen() -> ChatRenderer:
     return ChatRenderer(qwen_tokenizer(), TOOLS)
 
 
-def result(content: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_0", "content": content}
-
-
 def played(
     renderer: ChatRenderer, *pieces: Piece, turns: int = 9, agent: str = "tool-calling", **sampling: Any
 ) -> tuple[Trajectory, ScriptedEngine]:
     """An episode of these sampled pieces. At every request the trajectory's own tokens are sent."""
     engine = ScriptedEngine(list(pieces))
-    trajectory = play(
-        Job(run="r", group="g", env="fake", task=0, agent=agent, budget=Budget(max_turns=turns), sampling=sampling),
-        engine=engine,
-        renderer=renderer,
-        environment=FakeEnvironment(),
-        user=FakeUser(["hello", "go on"]),
-        journal=FakeJournal(),
-    )
+    job: dict[str, Any] = {"agent": agent, "budget": {"max_turns": turns}, "sampling": sampling}
+    trajectory = play_with_fakes(engine=engine, renderer=renderer, user=FakeUser(["hello", "go on"]), **job)
     assert len(trajectory.traces) == 1
     for sent, sampled in zip(engine.requests, (e for e in trajectory.events if isinstance(e, Sampled)), strict=False):
         assert trajectory.tokens[: len(sent) + len(sampled.ids)] == sent + sampled.ids

@@ -7,8 +7,7 @@ from rollq.errors import JobFailure
 from rollq.events import Observed, Prompt, Stop
 from rollq.job import Job
 from rollq.trajectory import Trajectory
-from rollq_worker.episode.loop import play
-from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.fakes import FakeEnvironment, FakeUser
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.startup_checks import stop_ids
 from rollq_worker.tokens.family_detection import family_of
@@ -18,6 +17,7 @@ from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
+from tests.rollq_worker.episode.episodes import play_with_fakes
 from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import tokenizer_with
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
@@ -40,17 +40,17 @@ def habit(name: str) -> Tokenizer:
     return ALL_HABITS[name].tokenizer(name)
 
 
-def episode(tokenizer: Tokenizer, *texts: str, **more: str) -> Trajectory:
-    """An episode of an environment without tools, as a worker plays it; the third message ends it."""
-    job = Job(run="r", group="g", env="fake", task=0, **more)
-    environment = FakeEnvironment(tools=())
-    return play(
-        job,
+def episode(
+    tokenizer: Tokenizer, *texts: str, environment: FakeEnvironment | None = None, lines: int = 2, **more: str
+) -> Trajectory:
+    """An episode as a worker plays it, of an environment without tools; the message behind these lines ends it."""
+    environment = environment or FakeEnvironment(tools=())
+    return play_with_fakes(
         engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
-        renderer=RendererCache(tokenizer).get(job, environment.tools),
+        renderer=RendererCache(tokenizer).get(Job(env="fake", task=0, **more), environment.tools),
         environment=environment,
-        user=FakeUser(["hello", "go on"]),
-        journal=FakeJournal(),
+        user=FakeUser(["hello", "go on"][:lines]),
+        **more,
     )
 
 
@@ -141,17 +141,8 @@ def test_results_of_one_turn_are_one_message_of_the_user() -> None:
 
 def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:
     tokenizer = habit("gemma")
-    job = Job(run="r", group="g", env="fake", task=0)
-    environment = FakeEnvironment()
-    texts = ["[add(", "[add(a=1)]", "Done."]
-    trajectory = play(
-        job,
-        engine=ScriptedEngine([Piece(tokenizer.encode(f"{text}<end_of_turn>")) for text in texts]),
-        renderer=RendererCache(tokenizer).get(job, environment.tools),
-        environment=environment,
-        user=FakeUser(),
-        journal=FakeJournal(),
-    )
+    texts = [f"{text}<end_of_turn>" for text in ("[add(", "[add(a=1)]", "Done.")]
+    trajectory = episode(tokenizer, *texts, environment=FakeEnvironment(), lines=1)
     first, second, *_ = (event for event in trajectory.events if isinstance(event, Observed))
     assert "cut off" in first.errors[0] and "Error: " in tokenizer.decode(first.ids)
     assert [action["name"] for action in second.actions] == ["add"] and trajectory.reward == 1.0

@@ -22,7 +22,7 @@ from rollq.events import Finish
 from rollq.urls import mask_url
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
-from rollq_worker.engine.api.http import READ_TIMEOUT_S, EngineHttp, WaitCut
+from rollq_worker.engine.api.http import EngineHttp, WaitCut
 from rollq_worker.engine.api.reply import AdapterMissing, ContextExceeded, EngineUnavailable, RequestFailed
 from rollq_worker.engine.api.request import Prompt
 from rollq_worker.engine.availability import Availability
@@ -63,8 +63,6 @@ class SGLangEngine:
         *,
         stop_ids: Sequence[int] = (),
         vocab_size: int | None = None,
-        read_timeout_s: float = READ_TIMEOUT_S,
-        api_key: str | None = None,
         suspect_lock: SharedLock | None = None,
         proof: VocabularyProof | None = None,
         share: Shared | None = None,
@@ -74,7 +72,7 @@ class SGLangEngine:
         self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
-        self._http = EngineHttp(self.url, api_key=api_key, read_timeout_s=read_timeout_s)
+        self._http = EngineHttp(self.url)
         self.control = EngineControl(self._http)
         """What it is asked besides to generate."""
         self._in_flight = self._http.in_flight
@@ -94,14 +92,6 @@ class SGLangEngine:
         """Whether the engine takes requests, as far as this process knows. While it does not, claiming jobs is
         pointless."""
         return self._availability.up
-
-    @property
-    def outage_s(self) -> float:
-        """Seconds so far in which the engine was away, or there were suspects.
-
-        Deadlines do not run meanwhile.
-        """
-        return self._shared.clock.seconds
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""

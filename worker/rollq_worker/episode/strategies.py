@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rollq.env import RESPOND, Action
 from rollq.errors import JobFailure
@@ -31,29 +31,6 @@ class Decision:
     """What was wrong with the turn, for the policy."""
 
 
-class Strategy(Protocol):
-    """How a policy is prompted and how its turns are read."""
-
-    @property
-    def text_actions(self) -> bool:
-        """Whether actions are text and their results users' messages; else both are the chat template's tool calls."""
-        ...
-
-    @property
-    def several(self) -> bool:
-        """Whether several calls of one turn may be carried out."""
-        ...
-
-    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
-        """The system prompt; `tools` are the environment's schemas, which all its episodes share: leave them as they
-        are."""
-        ...
-
-    def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
-        """What to do after a turn; `tools` are the names that the environment has."""
-        ...
-
-
 class Calls(StrEnum):
     """What to do with several tool calls in one turn."""
 
@@ -75,9 +52,11 @@ class ToolCalling:
     examples: Sequence[str] = ()
     """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
     text_actions: ClassVar[bool] = False
+    """Whether actions are text and their results users' messages; else both are the chat template's tool calls."""
 
     @property
     def several(self) -> bool:
+        """Whether several calls of one turn may be carried out."""
         return self.calls is Calls.ALL
 
     def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
@@ -85,6 +64,7 @@ class ToolCalling:
         return "\n\n".join((policy, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
+        """What to do after a turn; `tools` are the names that the environment has."""
         if not turn.calls:
             return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
         if not tools:
@@ -116,6 +96,10 @@ class TextActions:
         if turn.errors or isinstance(read, str):
             return Decision((), turn.errors or (str(read),))
         return Decision((read,))
+
+
+Strategy = ToolCalling | TextActions
+"""How a policy is prompted and how its turns are read."""
 
 
 def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from copy import copy
 from functools import partial
+from textwrap import indent
 from typing import Any
 
 import celery
@@ -265,8 +266,7 @@ def make_worker(
         on_ready(sender)
 
     warnings.filterwarnings("ignore", category=SecurityWarning)  # of pickles, as root; only JSON is accepted
-    signals.after_setup_logger.connect(shorten_outages, weak=False)
-    signals.after_setup_logger.connect(show_controls, weak=False)
+    signals.after_setup_logger.connect(clean_log, weak=False)
     signals.worker_ready.connect(ready, weak=False)
     return Worker(
         app=app,
@@ -283,21 +283,10 @@ def make_worker(
     )
 
 
-def shorten_outages(logger: logging.Logger, **_: object) -> None:
-    """Log lost connections without a traceback. Celery and kombu would log one for every message they cannot
-    acknowledge."""
-
-    def shorten(record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], CONNECTION_ERRORS):
-            record.exc_info = record.exc_text = None
-        return True
-
-    for handler in logger.handlers:
-        handler.addFilter(shorten)
-
-
-def show_controls(logger: logging.Logger, **_: object) -> None:
-    """Log what a terminal would obey as what it is: failures quote words of models and tools."""
+def clean_log(logger: logging.Logger, **_: object) -> None:
+    """Log what a terminal would obey as what it is, and each message in a line of its own: failures quote words of
+    models and tools. Lost connections have no traceback: there would be one for each message that Celery and kombu
+    cannot acknowledge."""
     for handler in logger.handlers:
         handler.setFormatter(_Cleaned(handler.formatter or logging.Formatter()))
 
@@ -311,9 +300,11 @@ class _Cleaned(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         shown = copy(record)  # other handlers get it as it was
-        shown.msg, shown.args = clean(record.getMessage()), None
-        if record.exc_info:
-            shown.exc_text = clean(self.inner.formatException(record.exc_info))
+        shown.msg, shown.args = clean(record.getMessage()).rstrip("\n").replace("\n", "\\n"), None
+        shown.exc_info = shown.exc_text = None
+        if record.exc_info and not isinstance(record.exc_info[1], CONNECTION_ERRORS):
+            # Its lines are indented, so that none of them looks like a message.
+            shown.exc_text = indent(clean(self.inner.formatException(record.exc_info)), "  ")
         return self.inner.format(shown)
 
 

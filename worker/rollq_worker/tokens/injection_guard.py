@@ -40,10 +40,11 @@ class ControlTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.ids = tokenizer.added_tokens
-        texts = [token.text for token in tokenizer.added if token.text]
+        texts = list(filter(None, tokenizer.added_tokens))
         self.token = any_of(texts)
         """Finds the leftmost longest token, as the tokenizer itself does."""
-        self._greedy = {token.text: token for token in tokenizer.added if token.lstrip or token.rstrip}
+        self._greedy = {token.content: token for token in tokenizer.added if token.lstrip or token.rstrip}
+        """Those that swallow the white space around them."""
         self._starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self._ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
         self._first_chars = frozenset(text[0] for text in texts)

@@ -14,7 +14,6 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,18 +40,6 @@ _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedToken:
-    """A token that its text always becomes, whatever comes before or after it."""
-
-    text: str
-    id: int
-    lstrip: bool
-    """Whether it swallows the white space before it."""
-    rstrip: bool
-    """Whether it swallows the white space after it."""
-
-
 class Tokenizer:
     """A vocabulary (tokenizer.json) and a chat template. Threads may share it."""
 
@@ -71,11 +58,10 @@ class Tokenizer:
         self._plain, spaces = _without_controls(self._full)
         """The same vocabulary, for plain text."""
         added = [(id, token) for id, token in sorted(self._full.get_added_tokens_decoder().items()) if id not in spaces]
-        self.added = tuple(
-            AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip) for id, token in added
-        )
-        self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
-        """Id by text: control tokens and tags."""
+        self.added = [token for _, token in added]
+        """Tokens that their text always becomes, whatever comes before or after it: control tokens and tags."""
+        self.added_tokens: dict[str, int] = {token.content: id for id, token in added}
+        """Their ids by text."""
         self._added_ids = frozenset(self.added_tokens.values())
         self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
         """Every id is below it."""
@@ -118,7 +104,7 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> array[int]:
         [ids] = _encode(self._plain, [text])
         if not self._added_ids.isdisjoint(ids):
-            name = next(token.text for token in self.added if token.id in ids)
+            name = next(text for text, id in self.added_tokens.items() if id in ids)
             raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
         return ids
 

@@ -256,15 +256,6 @@ def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, cloc
             attempt.check()
 
 
-def test_a_lost_lease_stops_it(ledger: Ledger) -> None:
-    leases = Leases(threading.Event())
-    with leases.hold(ledger, claim(ledger)) as attempt:
-        ledger.release(JOB, attempt.lease)
-        leases.tick()
-        with pytest.raises(Fenced):
-            attempt.check()
-
-
 def test_redis_may_be_away_or_full_for_long(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("FIRST_PAUSE_S", "RECONNECT_PAUSE_S"):
         monkeypatch.setattr(f"rollq.servers.connection.{pause}", 0.01)

@@ -196,13 +196,6 @@ class FailingUser:
         pass
 
 
-def test_the_users_failures_stay_its_own(isolation: Isolation) -> None:
-    with isolation.open("shop", "train", 0, {}, nothing) as environment:
-        assert environment.reset(FailingUser(UserFailure("the endpoint is gone"))) == "hello"
-        with pytest.raises(UserFailure, match="the endpoint is gone"):
-            environment.step(Action("respond", {"content": "hi"}))
-
-
 HELD = """
 import sys
 from multiprocessing import forkserver

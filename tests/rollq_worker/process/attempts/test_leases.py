@@ -244,17 +244,6 @@ class TestWatching:
         thread.join(60)
         assert ended == ["closed" if limit_s == 60.0 else "interrupted"]
 
-    def test_the_users_time_does_not_count_for_the_environment(self, ledger: Ledger, clock: Clock) -> None:
-        leases = Leases(threading.Event())
-        with leases.hold(ledger, claim(ledger)) as attempt:
-            limits = attempt.time_limits
-            with limits.call(EnvironmentFailure, "environment.step(x)", 200.0):
-                with limits.call(UserFailure, "the user", 5000.0):
-                    clock.ahead += 300.0
-                    leases.tick()
-                leases.tick()
-                assert attempt.abandoned_at is None
-
     def test_the_deadline_passes_in_a_call(self, ledger: Ledger) -> None:
         leases = Leases(threading.Event())
         with leases.hold(ledger, claim(ledger, deadline_s=0.05)) as attempt:

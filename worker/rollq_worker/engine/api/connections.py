@@ -40,9 +40,9 @@ HEADERS = {"Accept": "*/*", "User-Agent": "rollq", "Content-Type": "application/
 class EngineConnections:
     """Connections to the engine at an address, which may have a login. The one that was used last is used next."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], max_bytes: int) -> None:
+    def __init__(self, url: str, max_bytes: int) -> None:
         parts = parse_url(url)
-        self._headers = {**HEADERS, **headers}
+        self._headers = dict(HEADERS)
         if parts.auth:
             self._headers["Authorization"] = make_headers(basic_auth=unquote(parts.auth))["authorization"]
         self._prefix = (parts.path or "").rstrip("/")

@@ -33,19 +33,9 @@ class WaitCut(Exception):
 class EngineHttp:
     """GET and POST to the engine at `url`, from any number of threads at once."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        max_bytes: int = MAX_BYTES,
-        read_timeout_s: float = READ_TIMEOUT_S,
-    ) -> None:
-        """`read_timeout_s` limits each read of a generation's answer."""
-        self._read_timeout_s = read_timeout_s
+    def __init__(self, url: str, *, max_bytes: int = MAX_BYTES) -> None:
         self.in_flight = RequestsInFlight()
-        key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._connections = EngineConnections(url, key, max_bytes)
+        self._connections = EngineConnections(url, max_bytes)
 
     def get(self, path: str, *, timeout_s: float) -> Response:
         """Raises NoResponse."""
@@ -60,7 +50,7 @@ class EngineHttp:
         request = self.in_flight.add(rid, key)
         try:
             headers = {ROUTING_KEY: routing_key}
-            return self._ask("POST", path, body, headers, self._read_timeout_s, request)
+            return self._ask("POST", path, body, headers, READ_TIMEOUT_S, request)
         except NoResponse as e:
             if request.cut is not None:
                 raise request.cut from e

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from rollq.errors import ContractError
-from rollq.events import Message, Observed, Prompt, Sampled
+from rollq.events import Message, Observed
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import Extra
@@ -103,15 +103,12 @@ def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:
     does.
     """
     files = images_by_hash(trajectory)
-    rows: list[tuple[list[Message], bool]] = []
-    for event in trajectory.spans:
-        if isinstance(event, Prompt):
-            rows.append((list(event.messages), False))
-        elif isinstance(event, Sampled):
-            rows[-1] = rows[-1][0], rows[-1][1] or len(event.ids) > 0
-        elif isinstance(event, Observed) and len(event.ids) > 0:  # without a bridge the replies have no tokens
-            rows[-1][0].extend(event.replies)
-    return [[files[ref.sha256] for ref in references(messages)] for messages, sampled in rows if sampled]
+    rows = []
+    for segment in trajectory.segments():
+        answered = [event for event in segment.events if isinstance(event, Observed) and event.ids]
+        shown = [*segment.prompt_messages, *(reply for event in answered for reply in event.replies)]
+        rows.append([files[ref.sha256] for ref in references(shown)])  # without a bridge, replies have no tokens
+    return rows
 
 
 def content_with(text: str, images: Sequence[ImageRef]) -> Json:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from rollq.errors import SettingsError
 
@@ -86,6 +86,7 @@ def check_url(url: str) -> None:
         port = parts.port
     except ValueError:  # which may hold the password, and so is no cause that a traceback shows
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from None
+    _check_login(url, parts)
     if parts.scheme not in ONE_SERVER:
         raise SettingsError(
             f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix://, sentinel:// or"
@@ -96,6 +97,13 @@ def check_url(url: str) -> None:
             raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)")
     elif not parts.hostname or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)")
+
+
+def _check_login(url: str, parts: SplitResult) -> None:
+    """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass for host and port,
+    which errors show."""
+    if parts.fragment or ("@" not in parts.netloc and "@" in SECRET.sub("", f"?{parts.query}")):
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login as %23 %3F %2F %40)")
 
 
 def parse_servers(url: str) -> Servers:
@@ -167,6 +175,7 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
 def _for_kombu(url: str) -> str:
     """The address of one server. Database and login stand where kombu looks for them. Raises SettingsError."""
     parts = urlsplit(url)
+    _check_login(url, parts)
     options, unix = dict(parse_qsl(parts.query)), parts.scheme == "unix"
     kept = {name: value for name, value in options.items() if not unix and re.fullmatch(CELERYS, name)}
     if kept == options and not unix:

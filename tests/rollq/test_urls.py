@@ -67,6 +67,14 @@ def test_no_cause_of_an_error_has_a_part_of_the_password() -> None:
     assert "S3CRET" not in str(caught.value) and caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize("password", ["77#rest", "77?rest", "77?a=rest", "77#"])
+def test_the_digits_before_a_mark_in_a_password_are_no_port(password: str) -> None:
+    for read in (check_url, broker_options):
+        with pytest.raises(SettingsError, match=r"redis://u:\*\*\*@h/0 \(write # \? / @ of a login as %23") as caught:
+            read(f"redis://u:{password}@h/0")
+        assert "77" not in str(caught.value)
+
+
 def test_no_password_is_shown() -> None:
     masked = mask_url(SENTINELS)
     assert masked == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"

@@ -9,9 +9,8 @@ import pytest
 
 import rollq
 from rollq import errors
-from rollq.batch import Batch, Group
 from rollq.job import Budget, Job, parse_id
-from tests.rollq.samples import job, trajectory
+from tests.rollq.samples import job
 
 
 @pytest.mark.parametrize(
@@ -104,25 +103,6 @@ def test_ids_come_apart_again() -> None:
 def test_viable_means_all_unless_said() -> None:
     assert job().viable == 2
     assert job(min_viable=1).viable == 1
-
-
-def test_advantages_are_normalised_in_the_group() -> None:
-    def made(*rewards: float) -> Group:
-        return Group(id="g", seq=1, size=4, trajectories=[trajectory(r) for r in rewards], dead=["r/g/3"])
-
-    assert made(0.0, 0.0, 1.0, 1.0).advantages == [-1.0, -1.0, 1.0, 1.0]
-    assert made(1.0, 1.0).advantages == [0.0, 0.0]
-    assert made().advantages == []
-    batch = Batch(
-        step=0,
-        groups=[made(0.0, 1.0), made(1.0)],
-        on_ack=lambda: None,
-        on_skip=lambda *_: None,
-        on_reject=lambda *_: None,
-    )
-    assert batch.advantages == [-1.0, 1.0, 0.0]
-    lengths = [len(t.tokens) for t in batch.trajectories]
-    assert [*map(len, batch.tokens)] == [*map(len, batch.mask)] == [*map(len, batch.logprobs)] == lengths
 
 
 def test_errors_cross_processes() -> None:

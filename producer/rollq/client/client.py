@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
+PATIENCE_S = 8.0
+"""Seconds for which a call to Redis is made again by itself. Then RetryLoop goes on, which knows timeouts. Longer than
+patience.FIRST_S with the pause and the try behind it, so that an address without Redis is still named."""
 
 
 class Client(Operations):
@@ -74,13 +77,13 @@ class Client(Operations):
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(connect(settings.redis_url), run, Durability(durability))
+        self._internals = Internals.of(connect(settings.redis_url, patience_s=PATIENCE_S), run, Durability(durability))
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
-        self._trackers = Trackers(self._internals.reader)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closing = Event()
         self._retry = RetryLoop(wait=self._pause)
+        self._trackers = Trackers(self._internals.reader, self._retry)
         self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}), self._pause)
 
     @property

@@ -17,6 +17,7 @@ from rollq.errors import SettingsError
 from rollq.evaluation.result import Result
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
+from rollq.servers.connection import RetryLoop
 from rollq.snapshot.run import RunSnapshot, read_run
 
 log = logging.getLogger("rollq")
@@ -28,6 +29,8 @@ MOST = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
 CLOSE_S = 60.0
 """Seconds for which the end waits for them. A tracker's own retries may take much longer."""
+AWAY_S = 30.0
+"""Seconds for which a step waits for a Redis that is away: the run's numbers are read there."""
 END = "the end"
 
 
@@ -47,8 +50,8 @@ class Tracker(Protocol):
 class Trackers:
     """The trackers of one client, which its consumers and evaluations share. They end with it."""
 
-    def __init__(self, reader: LedgerReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: LedgerReader, retry: RetryLoop) -> None:
+        self._reader, self._retry = reader, retry
         self._known: dict[object, Tracking] = {}
         self._lock = threading.Lock()
 
@@ -59,7 +62,7 @@ class Trackers:
             return None
         with self._lock:
             key = parts(track)[:2] if isinstance(track, str) else id(track)
-            tracking = self._known.setdefault(key, Tracking(track, self._reader))
+            tracking = self._known.setdefault(key, Tracking(track, self._reader, self._retry))
         if tracking.track != track:
             raise SettingsError(f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both")
         return tracking
@@ -73,14 +76,14 @@ class Trackers:
 class Tracking:
     """Tells a tracker of batches and evaluations."""
 
-    def __init__(self, track: str | Tracker, reader: LedgerReader) -> None:
+    def __init__(self, track: str | Tracker, reader: LedgerReader, retry: RetryLoop) -> None:
         """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for what is neither."""
         if not isinstance(track, str) and not all(hasattr(track, name) for name in ("rollouts", "log", "close")):
             raise SettingsError(f"track is NAME[:PROJECT[:ROLLOUTS]] or a Tracker, not {track!r:.100}")
         self.track = track
         self._named = track if isinstance(track, str) else type(track).__name__
         self._open: Callable[[str], Tracker] = named(track) if isinstance(track, str) else lambda run: track
-        self._reader = reader
+        self._reader, self._retry = reader, retry
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
         self._room = threading.Semaphore(MOST)
@@ -139,7 +142,7 @@ class Tracking:
         while what != END and not self._gave_up:
             what, act = self._acts.get()
             try:
-                act()
+                self._retry(act, AWAY_S)
             except Exception as e:  # a tracker may raise anything, and training goes on
                 log.warning("%s did not take %s: %s: %s", self._named, what, type(e).__name__, e)
             if what:

@@ -137,7 +137,7 @@ def _evaluate(args: argparse.Namespace) -> int:
             out.run_began = reader.began
         tasks = list(what.jobs())
         collector = Collector(reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out))
-        collector.check()
+        retry(collector.check)
         if other := _other(args, reader):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
@@ -160,10 +160,12 @@ def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Resu
     name = args.run_name
     if not result.complete:
         missing = result.size * len(result.left_out)
+        again = f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, then repeat this line"
+        if not result.dead:
+            again = "their dead jobs were dropped: evaluate these tasks in another run"
         print(
             f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
-            f" out{', so nothing is compared' if args.compare else ''}; the reasons: rollq jobs list {name}; to play"
-            f" them again: rollq jobs requeue {name}, then repeat this line",
+            f" out{', so nothing is compared' if args.compare else ''}; the reasons: {again}",
             file=sys.stderr,
         )
     if not args.out and (kept := reader.standing(Purpose.EVAL).unacknowledged):
@@ -187,7 +189,7 @@ def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> t
 def _submit(what: plan.Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
     first = next(what.jobs())
-    if reader.stats()["submitted"] and reader.job(first.id) is None:
+    if retry(reader.stats)["submitted"] and retry(lambda: reader.job(first.id)) is None:
         raise SettingsError(f"run {client.run} has other jobs: an evaluation needs a run of its own")
     what.pin_tokenizer(client)
     client.submit(plan.ShownJobs(what, progress), ahead=what.groups, source=what.source)

@@ -244,9 +244,6 @@ def _missing(pull: Pull, reader: LedgerReader) -> str:
     purpose: Purpose = pull.args.purpose
     standing = reader.standing(purpose)
     hint = holdup(reader, purpose, wanted=pull.missing)
-    if not hint and stats["groups_dropped"]:
-        why = "were dropped because too many of their jobs are dead"
-        hint = f"{stats['groups_dropped']} groups {why}: see rollq jobs list {pull.args.run_name}"
     return (
         f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are ready, {standing.open} open,"
         f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"

@@ -119,23 +119,6 @@ class TestBatches:
         take(ledger, 1, "somebody")
         with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
             next(client.batches(groups=2, timeout=0.05))
-        for wrong in (0, True, 1.5):
-            with pytest.raises(ContractError, match="groups"):
-                client.batches(groups=wrong)  # type: ignore[arg-type]
-
-    def test_it_waits_for_groups_that_become_ready(self, client: Client, ledger: Ledger) -> None:
-        submit(client, "a")
-        timer = threading.Timer(0.1, play_groups, (ledger, "a"))
-        timer.start()
-        assert [g.id for g in next(client.batches(1, timeout=20)).groups] == ["a"]
-        timer.join()
-
-    def test_a_group_that_comes_again_says_so(self, client: Client, ledger: Ledger) -> None:
-        submit(client, "a")
-        play_groups(ledger, "a")
-        for again in (False, True):
-            assert [group.redelivered for group in next(client.batches(1, timeout=5)).groups] == [again]
-            end_holds(ledger, "a")
 
     def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(self, client: Client, ledger: Ledger) -> None:
         submit(client, "a", "b")
@@ -241,6 +224,7 @@ def test_what_makes_no_client(redis_url: str, wrong: dict[str, Any]) -> None:
         ("forget_after", {"days": NAN}, "days"),
         ("forget_after", {"days": 1e300}, "days"),
         ("batches", {"groups": 1, "timeout": NAN}, "timeout"),
+        ("batches", {"groups": True}, "groups"),
         ("consumer", {"purpose": []}, "purpose"),
     ],
 )

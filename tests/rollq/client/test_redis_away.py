@@ -1,8 +1,10 @@
 """Redis is away for longer than a call waits: trainers and producers wait on, and what cannot come back is raised."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ import pytest
 import redis
 
 from rollq import Client
+from rollq.client import tracking
 from rollq.client.client import internals
 from rollq.errors import ClientClosed, PullTimeout, RollqError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.servers import patience
-from rollq.servers.patience import NoRedis, Patience
+from rollq.servers.patience import NoRedis
+from rollq.snapshot.run import read_run
 from tests.conftest import free_port
+from tests.rollq.client.test_tracking import Notes
 from tests.rollq.groups import names, play_groups
 from tests.rollq.samples import group
 from tests.servers import Server
@@ -27,15 +32,15 @@ AWAY_S = 1.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
+    server = Server(tmp_path, ["--appendfsync", "always"])  # else a busy disk loses what is killed
     yield server
     server.kill()
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
+def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setattr("rollq.client.client.PATIENCE_S", AWAY_S / 10)
     with Client(server.url, run="r") as client:
-        internals(client).ledger.redis.patience = Patience(server.url, AWAY_S / 10)
         client.submit(group("a"))
         yield client
 
@@ -80,12 +85,14 @@ def test_a_consumer_that_waits_for_its_batch_waits_on(server: Server, client: Cl
 
 
 def test_a_timeout_is_kept(server: Server, client: Client) -> None:
+    evaluation = client.evaluate(group("e")[:1], 1, "1")
     with client.consumer() as consumer:
         server.kill()
-        began = time.monotonic()
-        with pytest.raises(PullTimeout):
-            consumer.next(1, timeout=AWAY_S)
-        assert AWAY_S <= time.monotonic() - began < 20 * AWAY_S
+        for wait in (partial(consumer.next, 1), evaluation.result):
+            began = time.monotonic()
+            with pytest.raises(PullTimeout):
+                wait(timeout=AWAY_S)
+            assert AWAY_S <= time.monotonic() - began < 20 * AWAY_S
         server.start()
 
 
@@ -122,6 +129,27 @@ def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
                 evaluation.result(30)
         finally:
             server.start()
+
+
+def test_a_step_is_told_to_its_tracker_once_redis_is_back(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_groups(internals(client).ledger, "a")
+    away, notes = threading.Event(), Notes()
+
+    def read(*args: Any) -> Any:
+        if not away.is_set():
+            server.kill()
+            away.set()
+        return read_run(*args)
+
+    monkeypatch.setattr(tracking, "read_run", read)
+    with client.consumer(track=notes) as consumer:
+        consumer.next(1)
+        assert away.wait(60)
+        time.sleep(AWAY_S)
+        server.start()
+    assert [step.step for step in notes.steps] == [0]
 
 
 def test_an_address_without_redis_and_a_refused_login_are_raised(

@@ -116,10 +116,6 @@ def test_a_wrong_line_is_one_clear_line(fails: Fails, line: tuple[str, ...], sai
     assert said in fails(*line)
 
 
-def test_a_text_that_is_no_job_is_an_error(fails: Fails) -> None:
-    assert "is neither a file nor a job" in fails("show", "nonsense")
-
-
 @pytest.mark.parametrize(
     "line",
     [

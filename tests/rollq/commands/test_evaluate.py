@@ -104,6 +104,11 @@ def test_a_dead_try_costs_the_comparison_and_not_the_report(evaluated: Evaluated
     said = says("eval", "--run", "new", *LINE, "--compare", "old", code=1)
     assert "reward   mean 0.750" in said.out and "compare" not in said.out
     assert "2 of 6 tries are missing, and their tasks are left out, so nothing is compared" in said.err
+    assert "to play them again: rollq jobs requeue new, then repeat this line" in said.err
+    says("jobs", "drop", "new")
+    said = says("eval", "--run", "new", *LINE, code=1)
+    assert "their dead jobs were dropped: evaluate these tasks in another run" in said.err
+    assert "requeue" not in said.err
 
 
 def test_a_try_that_cannot_be_read_is_a_dead_letter(evaluated: Evaluated, says: Says) -> None:

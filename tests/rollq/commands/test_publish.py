@@ -1,7 +1,5 @@
 """`rollq engines publish`, the keys of a bound on staleness, and what `stats` and `pull` tell of them."""
 
-from pathlib import Path
-
 import pytest
 
 from rollq.ledger.ledger import Ledger
@@ -41,13 +39,6 @@ def test_a_run_without_steps_has_no_staleness(ledger: Ledger, says: Says) -> Non
     play_groups(ledger, "shop.train.0", size=1)
     assert "staleness" not in says("pull", "--run", "r", "--groups", "1").out
     assert "policy" not in says(*STATS).out
-
-
-def test_a_run_file_has_the_bound(tmp_path: Path, says: Says) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('run = "r"\nenv = "shop"\ntasks = "0-3"\ngroups_per_batch = 4\nmax_staleness = 0\n')
-    says("submit", "--config", str(file))
-    assert "max staleness 0   4 groups a batch" in says(*STATS).out
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ def test_a_run_or_a_group_is_no_job_and_is_shown_by_view(fails: Fails) -> None:
     assert "`rollq view --run try` shows a run" in said and "`rollq show try/GROUP/SAMPLE`" in said
     said = fails("show", "try/g")
     assert "`rollq view --run try` shows that group" in said and "`rollq show try/g/0`" in said
-    assert "view" not in fails("show", "no such/place")
+    said = fails("show", "no such/place")
+    assert "is neither a file nor a job" in said and "view" not in said
 
 
 def test_without_the_viewers_package_html_names_what_to_install(

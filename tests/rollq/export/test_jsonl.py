@@ -100,14 +100,6 @@ def test_a_file_or_line_that_is_missing(tmp_path: Path) -> None:
         jsonl.read(tmp_path / "one.jsonl", 2)
 
 
-def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
-    trajectory = played(0, 0, 1.0)
-    trajectory.events[2].message["content"] = "\ud800"  # type: ignore[union-attr]
-    with TrajectoryFile(tmp_path / "out.jsonl", append=False) as out:
-        out.save([trajectory])
-    assert jsonl.read(tmp_path / "out.jsonl", 1)["messages"] == [{"role": "assistant", "content": "\ud800"}]
-
-
 def test_a_device_or_pipe_is_written_too() -> None:
     with TrajectoryFile(Path("/dev/null"), append=True) as out:
         out.save([played(0, 0, 1.0)])

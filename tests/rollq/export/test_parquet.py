@@ -15,6 +15,7 @@ from rollq.events import Observed
 from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import Extra
 from tests.rollq.export.exported_files import jobs, lines
 from tests.rollq.export.trajectories import played, sound
@@ -59,13 +60,6 @@ def test_rows_are_the_segments(shape: list[Trace]) -> None:
     assert [row["prompt_ids"] for row in found] == [segment.prompt_ids.tolist() for segment in segments]
     assert [row["response_ids"] for row in found] == [segment.response_ids.tolist() for segment in segments]
     assert [bytes(row["mask"]) for row in found] == [segment.mask for segment in segments]
-
-
-def test_a_trajectory_with_two_traces_has_two_rows(out: Path) -> None:
-    save(out, sound([(3, [([2], 1)]), (6, [([1, 2], 1)])]), played(1, 0, 1.0))
-    assert [(row["job"], row["segment"], row["segments"], len(row["prompt_ids"])) for row in lines(out)] == [
-        ("r/g/0", 0, 2, 3), ("r/g/0", 1, 2, 6), ("r/g1/0", 0, 1, 3)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("left", [0, 10, -1])
@@ -143,32 +137,38 @@ def test_without_pyarrow_the_extra_is_named(out: Path, monkeypatch: pytest.Monke
     assert not out.exists()
 
 
-def test_rewards_of_turns_are_a_column(out: Path) -> None:
-    made = trajectory()
-    first = replace(made.events[2], actions=[{"name": "look", "arguments": {}, "reward": 0.25}])  # type: ignore[type-var]
-    save(out, replace(made, events=[*made.events[:2], first, *made.events[3:]]))
-    [row] = lines(out)
-    assert row["turn_rewards"] == [0.25, None]
-    assert [checked.faults for checked in check(out)] == [[]]
+REWARDED = {"name": "look", "arguments": {}, "reward": 0.25}
+EXPERTS = Extra(dtype="int32", shape=(2,), data=bytes(8))
+PLAIN, TURNS = trajectory(), trajectory().events
 
 
-def test_arguments_of_the_template_are_a_column_of_json(out: Path) -> None:
-    made = trajectory()
-    other = trajectory(of=job(sample=1))
-    save(out, replace(made, header=replace(made.header, template_kwargs={"enable_thinking": False})), other)
-    assert [row["template_kwargs"] for row in lines(out)] == ['{"enable_thinking":false}', None]
-    assert [checked.faults for checked in check(out)] == [[], []]
-
-
-def test_the_adapter_is_a_column(out: Path) -> None:
-    save(out, trajectory(of=job(adapter="math")), trajectory(of=job(sample=1)))
-    assert [row["adapter"] for row in lines(out)] == ["math", None]
-    assert [checked.faults for checked in check(out)] == [[], []]
-
-
-def test_extras_are_a_column_of_json(out: Path) -> None:
-    experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
-    save(out, replace(trajectory(), extras={"routed_experts": experts}), trajectory(of=job(sample=1)))
-    extras = [row["extras"] for row in lines(out)]
-    assert extras == ['{"routed_experts":{"dtype":"int32","shape":[2],"data":"AAAAAAAAAAA="}}', None]
+@pytest.mark.parametrize(
+    ("column", "made", "stored", "other"),
+    [
+        (
+            "turn_rewards",
+            replace(PLAIN, events=[*TURNS[:2], replace(TURNS[2], actions=[REWARDED]), *TURNS[3:]]),  # type: ignore[type-var]
+            [0.25, None],
+            [None, None],
+        ),
+        (
+            "template_kwargs",
+            replace(PLAIN, header=replace(PLAIN.header, template_kwargs={"enable_thinking": False})),
+            '{"enable_thinking":false}',
+            None,
+        ),
+        ("adapter", trajectory(of=job(adapter="math")), "math", None),
+        (
+            "extras",
+            replace(PLAIN, extras={"routed_experts": EXPERTS}),
+            '{"routed_experts":{"dtype":"int32","shape":[2],"data":"AAAAAAAAAAA="}}',
+            None,
+        ),
+    ],
+)
+def test_a_fact_that_only_some_have_is_a_column(
+    out: Path, column: str, made: Trajectory, stored: object, other: object
+) -> None:
+    save(out, made, trajectory(of=job(sample=1)))
+    assert [row[column] for row in lines(out)] == [stored, other]
     assert [checked.faults for checked in check(out)] == [[], []]

@@ -1,7 +1,5 @@
 """The sums over trajectories."""
 
-from itertools import combinations
-
 import pytest
 
 from rollq.events import Stop
@@ -30,14 +28,6 @@ def test_only_graded_trajectories_count_for_the_reward() -> None:
     assert found.turns_mean == 1.0
     assert (found.sampled_tokens, found.total_tokens) == (10, 30)
     assert dict(found.stops) == {"done": 4, "failed": 1}
-
-
-@pytest.mark.parametrize("c", range(6))
-def test_pass_hat_k_is_the_share_of_all_successful_draws(c: int) -> None:
-    outcomes = [True] * c + [False] * (5 - c)
-    for k, value in summary({0: (5, c)}).pass_hat_k(5).items():
-        draws = list(combinations(outcomes, k))
-        assert value == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
 def test_pass_hat_k_is_a_mean_over_the_tasks_that_have_k_tries() -> None:

@@ -76,6 +76,8 @@ def test_each_row_knows_its_trajectory_and_group() -> None:
     assert arrays.prompt_lengths.tolist() == [3, 2, 4, 1]
     assert (batch.rewards, batch.group_indices) == ([0.0, 1.0, 0.5], [0, 0, 1])
     assert batch.labels == [{"sample": 0}, {"sample": 1}, {"sample": 0}]
+    for each in (batch.tokens, batch.mask, batch.logprobs):
+        assert [*map(len, each)] == [sum(trajectory.traces) for trajectory in batch.trajectories]
 
 
 def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:

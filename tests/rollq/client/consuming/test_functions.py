@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,10 +71,6 @@ def test_the_built_in_filter_keeps_groups_with_something_to_learn() -> None:
     assert not unequal_rewards(rewarded(0.1 + 0.2, 0.3))  # rounding
 
 
-def test_the_built_in_filter_looks_at_the_rewards_of_the_reward_function() -> None:
-    assert not unequal_rewards(replace(rewarded(0.0, 1.0), scores=[0.5, 0.5]))
-
-
 def test_a_filter_has_the_name_under_which_it_counts(module: Path) -> None:
     module.write_text("def long(group):\n    return True\n")
     assert Filter.of("unequal_rewards").name == "unequal_rewards"
@@ -108,14 +103,6 @@ def test_a_reward_is_a_finite_number(found: object) -> None:
         RewardFunction.of(reward).apply(rewarded(1.0))
 
 
-def test_a_function_that_raises_is_named_with_its_error() -> None:
-    def reward(trajectory: Trajectory) -> float:
-        raise KeyError("steps")
-
-    with pytest.raises(FunctionError, match=r"job r/g/0: the reward function .*reward: KeyError: 'steps'"):
-        RewardFunction.of(reward).apply(rewarded(1.0))
-
-
 def test_a_function_that_exits_is_named_with_its_error() -> None:
     def leave(of: Group | Trajectory) -> float:
         sys.exit("no GPU here")
@@ -124,9 +111,3 @@ def test_a_function_that_exits_is_named_with_its_error() -> None:
         RewardFunction.of(leave).apply(rewarded(1.0))
     with pytest.raises(FunctionError, match=r"group r/g: the filter .*leave: SystemExit: no GPU here"):
         Filter.of(leave).keeps(rewarded(1.0))  # type: ignore[arg-type]
-
-
-def test_rewards_and_advantages_are_those_of_the_reward_function() -> None:
-    group = RewardFunction.of(lambda t: 10 * (t.reward or 0)).apply(rewarded(0.0, 1.0))
-    assert (group.rewards, group.advantages) == ([0.0, 10.0], [-1.0, 1.0])
-    assert [t.reward for t in group.trajectories] == [0.0, 1.0]

@@ -8,10 +8,10 @@ import pytest
 
 from rollq import Batch, Client, Group, Trajectory
 from rollq.client.client import internals
-from rollq.errors import FunctionError, MissingGroups, NotHeld, PullTimeout, SettingsError
+from rollq.errors import FunctionError, MissingGroups, PullTimeout, SettingsError
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import end_holds, finish_groups
+from tests.rollq.groups import end_holds
 from tests.rollq.samples import group, is_over, play, reader
 
 
@@ -211,19 +211,6 @@ def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(c
         assert names(other.next(2)) == "ac"
         finish(client, "de")
         assert names(consumer.next(2)) == "de"
-
-
-def test_a_process_whose_name_was_taken_over_is_refused(client: Client) -> None:
-    finish(client, "aB")
-    first = client.consumer(name="trainer", where="unequal_rewards")
-    client.consumer(name="trainer")
-    with pytest.raises(NotHeld):
-        first.next(1)
-
-
-def test_other_groups_are_taken_as_before(client: Client, ledger: Ledger) -> None:
-    finish_groups(ledger, *"ab", seal=True)
-    assert [names(batch) for batch in client.batches(1)] == ["a", "b"]
 
 
 def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client, ledger: Ledger) -> None:

@@ -1,6 +1,5 @@
 """What a request may ask for: carried out, or refused by name."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -74,22 +73,6 @@ def test_values_that_the_engine_would_refuse(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_k", "min_p"])
 def test_numbers_that_no_journal_holds(name: str) -> None:
     refused(**{name: 10**30})
-
-
-def test_every_parameter_of_the_openai_package_is_known_or_refused() -> None:
-    """A new release may ask for something new; it is then refused, never ignored."""
-    from openai.resources.chat.completions import Completions
-
-    names = set(inspect.signature(Completions.create).parameters) - {
-        *("self", "messages", "extra_headers", "extra_query", "extra_body", "timeout")
-    }
-    assert {"temperature", "max_completion_tokens", "tools"} <= names
-    for name in names:
-        odd: Any = {"surely": ["not", "this"]}
-        if name in ("model", "user", "metadata", "safety_identifier", "prompt_cache_key"):
-            read({**ASK, name: "a label"})
-        else:
-            assert name.split("_")[0] in str(refused(**{name: odd})) or name == "seed"
 
 
 def test_messages_in_normal_form() -> None:

@@ -176,7 +176,7 @@ class TestCommands:
         name = written(
             f"""
             import subprocess
-            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            child = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={{}})
             open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
             ask()
             """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollq_worker.agents.dialects import messages
+from rollq_worker.agents.dialects import chat_completions, messages
 from rollq_worker.agents.dialects.responses import PARAMETERS as RESPONSES
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.turn_request import RequestRefused
@@ -15,6 +15,7 @@ from rollq_worker.agents.turn_request import RequestRefused
 READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
     (messages.read, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
     (Responses().read, {"input": "hi"}),
+    (chat_completions.read, {"messages": [{"role": "user", "content": "hi"}]}),
 ]
 
 
@@ -63,6 +64,7 @@ def test_what_is_refused(dialect: int, given: dict[str, Any], why: str) -> None:
     [
         (0, "anthropic.resources.messages:Messages", set(messages.PARAMETERS.without_effect)),
         (1, "openai.resources.responses:Responses", set(RESPONSES.without_effect)),
+        (2, "openai.resources.chat.completions:Completions", set(chat_completions.PARAMETERS.without_effect)),
     ],
 )
 def test_every_parameter_of_the_packages_is_known_or_refused(dialect: int, owner: str, labels: set[str]) -> None:

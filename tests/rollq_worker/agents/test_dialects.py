@@ -85,7 +85,9 @@ def chat_agent(episode: Episode) -> None:
     history: list[Any] = list(episode.messages)
     with with_openai(episode) as client:
         for _ in range(2):
-            said = client.chat.completions.create(model="any", messages=history, tools=[TOOL]).choices[0].message  # type: ignore[list-item]
+            got = client.chat.completions.create(model="any", messages=history, tools=[TOOL]).choices[0]  # type: ignore[list-item]
+            said = got.message
+            assert (got.finish_reason, said.content) in (("tool_calls", None), ("stop", "done"))
             history.append(said)
             history += [{"role": "tool", "tool_call_id": call.id, "content": "seen"} for call in said.tool_calls or ()]
 
@@ -98,16 +100,12 @@ def test_every_dialect_samples_the_same_ids(agent: Callable[..., None], stream: 
     assert text_of(own.tokens) == f"[system]policy[user]hello[assistant]{CALL}[tool]seen[assistant]done"
 
 
-def test_a_response_goes_on_from_an_earlier_one() -> None:
-    played = play(lambda episode: responses_agent(episode, by_id=True), CALL, "done")
-    assert len(played.traces) == 1 and text_of(played.tokens).endswith("[tool]seen[assistant]done")
-
-
-def test_another_attempt_goes_on_from_an_earlier_response() -> None:
+def test_a_response_goes_on_from_an_earlier_one_also_in_another_attempt() -> None:
     def agent(episode: Episode) -> None:
         responses_agent(episode, by_id=True)
 
     whole = play(agent, CALL, "done")
+    assert len(whole.traces) == 1 and text_of(whole.tokens).endswith("[tool]seen[assistant]done")
     again = play(agent, "done", recorded=whole.events[:3])  # up to the call
     assert (again.tokens, again.traces) == (whole.tokens, whole.traces)
 

@@ -48,22 +48,6 @@ class TestOpenAI:
 
         assert play(agent, "hi").turns == 1
 
-    def test_a_tool_call_and_its_result(self) -> None:
-        def agent(episode: Episode) -> None:
-            messages: list[Any] = list(episode.messages)
-            with client(episode) as openai:
-                got = openai.chat.completions.create(model="any", messages=messages, tools=TOOLS).choices[0]
-                assert (got.finish_reason, got.message.content) == ("tool_calls", None)
-                [call] = got.message.tool_calls or ()
-                assert call.type == "function"
-                assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
-                messages += [got.message, {"role": "tool", "tool_call_id": call.id, "content": "seen"}]
-                got = openai.chat.completions.create(model="any", messages=messages, tools=TOOLS).choices[0]
-                assert got.message.content == "done"
-
-        played = play(agent, CALL, "done")
-        assert played.traces == [len(f"[system]policy[user]hello[assistant]{CALL}[tool]seen[assistant]done") + 2]
-
     @pytest.mark.parametrize("text", ["hi", CALL])
     def test_a_stream(self, text: str) -> None:
         def agent(episode: Episode) -> None:

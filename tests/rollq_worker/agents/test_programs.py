@@ -12,7 +12,7 @@ from rollq.errors import AgentFailure, ForOtherWorkers, JobFailure
 from rollq.events import Acted
 from rollq.job import History
 from rollq_worker.agents import known_agents
-from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
+from rollq_worker.agents.known_agents import agent_starter, check_agent
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEnvironment, FakeJournal
 from tests.conftest import REPO
@@ -142,8 +142,3 @@ class TestNames:
     def test_one_that_nobody_can_play(self, history: History, why: str) -> None:
         with pytest.raises(JobFailure, match=why):
             agent_starter(job(agent="telepathy", history=history))
-
-    @pytest.mark.parametrize("text", ["/no/such.py:play", "/tmp"])
-    def test_a_file_that_cannot_be_read(self, text: str) -> None:
-        with pytest.raises(JobFailure, match="cannot be read"):
-            add_file(text)

@@ -16,8 +16,7 @@ from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Acted, Finish, Sampled, Stop
 from rollq_worker.agents.recorded import AgentDiverged
 from rollq_worker.episode.resume import Diverged
-from rollq_worker.failures import Drained
-from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until
@@ -39,6 +38,8 @@ def with_steps(episode: Episode, responds: bool = True) -> str:
 def test_after_any_event_the_episode_is_the_same() -> None:
     played = play(with_steps, *TEXTS)
     assert (played.stop, played.turns, len(played.traces)) == ("done", 4, 2)
+    opening = played.events[0]
+    assert isinstance(opening, Acted) and (opening.action, opening.text) == ({"name": "", "arguments": {}}, "hello")
     events = played.events[:-1]
     for count in range(1, len(events) + 1):
         sampled = sum(isinstance(event, Sampled) for event in events[:count])
@@ -48,23 +49,6 @@ def test_after_any_event_the_episode_is_the_same() -> None:
         assert (again.tokens, again.mask) == (played.tokens, played.mask)
         assert (again.reward, again.stop) == (played.reward, played.stop)
         assert len(engine.requests) == len(TEXTS) - sampled  # the journal answered the others
-
-
-def test_an_interrupted_turn_goes_on_in_the_next_attempt() -> None:
-    journal = FakeJournal(stop=Drained("stopping"), limit=3)
-
-    def agent(episode: Episode) -> None:
-        ask(episode, episode.messages)
-
-    with pytest.raises(Drained):
-        play(agent, engine=PieceEngine(("on", Finish.ABORT), ("e\0", Finish.STOP)), journal=journal)
-    opening, *others = journal.events
-    assert isinstance(opening, Acted) and (opening.action, opening.text) == ({"name": "", "arguments": {}}, "hello")
-    assert [type(event).__name__ for event in others] == ["Prompt", "Sampled"]
-    engine = PieceEngine(("e\0", Finish.STOP))
-    played = play(agent, engine=engine, recorded=journal.events)
-    assert played.messages[-1]["content"] == "one"
-    assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.ABORT])

@@ -49,20 +49,6 @@ def test_replies_extend_a_trace_and_what_was_sampled_stays() -> None:
     sampled_once(played)
 
 
-def test_a_conversation_that_was_shortened_begins_a_new_trace() -> None:
-    engine = FakeEngine(["one", "two", "three"])
-
-    def agent(episode: Episode) -> None:
-        first = said(ask(episode, episode.messages))
-        second = said(ask(episode, [*episode.messages, first, user("again")]))
-        ask(episode, [{"role": "system", "content": "a summary"}, second, user("go on")])
-
-    played = play(agent, engine=engine)
-    assert text_of(engine.requests[-1]) == "[system]a summary[assistant]two[user]go on[assistant]"
-    assert [sum(segment.mask) for segment in played.segments()] == [len("one") + len("two") + 2, len("three") + 1]
-    sampled_once(played)
-
-
 def test_a_branch_keeps_the_ids_that_were_sampled_before_it() -> None:
     engine = FakeEngine(["one", "left", "right"])
 

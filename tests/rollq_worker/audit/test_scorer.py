@@ -93,12 +93,10 @@ def test_an_engine_that_cannot_score_at_a_temperature(engine: ScriptedEngine, co
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((500, {"error": {"message": "broken"}}), "answered 500: broken"),
         (lambda body: decoded(body, output_token_ids_logprobs=[[[-0.5, 7, None]]]), "of token 7 in place of 9"),
         (lambda body: decoded(body, output_token_ids_logprobs=[[[math.nan, 9, None]]]), "is not finite"),
         (lambda body: decoded(body, output_token_ids_logprobs=[[]]), "not a scoring reply"),
         (lambda body: decoded(body, output_token_ids_logprobs=[None]), "not a scoring reply"),
-        (lambda body: decoded(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
     ],
 )
 def test_a_broken_score_at_a_temperature(engine: ScriptedEngine, connect: Connect, answer: Any, said: str) -> None:
@@ -157,20 +155,12 @@ def test_what_was_decoded_is_scored_by_a_prefill_of_its_own(engine: ScriptedEngi
         lambda body: sampled(body, output_token_logprobs=[[math.nan, 7, None]]),
         lambda body: sampled(body, output_token_logprobs=5),
         lambda body: sampled(body, finish_reason=None),
-        lambda body: sampled(body, weight_version="v2"),
-        "reset",
     ],
 )
 def test_a_broken_sample(engine: ScriptedEngine, connect: Connect, answer: Any) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure, match=engine.url):
         connect(engine).sample(IDS, {"max_new_tokens": 2})
-
-
-def test_a_refusal_does_not_end_the_audit(engine: ScriptedEngine, connect: Connect) -> None:
-    engine.answers = [(400, {"error": {"message": "too long"}})]
-    with pytest.raises(ScoringRefused, match="too long"):
-        connect(engine).score(IDS, 1)
 
 
 def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine, connect: Connect) -> None:

@@ -128,8 +128,3 @@ def test_a_file_that_cannot_be_audited_sends_nothing(
         assert audit(tmp_path / name, engine.url) == code
         captured = capsys.readouterr()
         assert words in captured.err and not captured.out and not engine.requests
-
-
-def test_an_engine_that_is_away(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit(file, f"http://127.0.0.1:{free_port()}") == 1
-    assert "no engine at" in capsys.readouterr().err

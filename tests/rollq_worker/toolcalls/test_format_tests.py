@@ -23,16 +23,12 @@ def failing(reader: Reader, write: Write) -> set[str]:
     """The names of the tests that fail."""
     tests = reader_tests(reader, write)()
     failed = set()
-    for name in (READ, TYPED, CUT, TILED):
+    for name in (name for name in vars(FormatTests) if name.startswith("test")):
         try:
             getattr(tests, name)()
         except AssertionError:
             failed.add(name)
     return failed
-
-
-def test_there_is_no_other_test():
-    assert {name for name in vars(FormatTests) if name.startswith("test")} == {READ, TYPED, CUT, TILED}
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])

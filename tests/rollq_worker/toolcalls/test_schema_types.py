@@ -40,6 +40,7 @@ def read(text: str, schema: Any) -> tuple[Any, str]:
     [
         ("5", {"type": "integer"}, 5),
         ("5.0", {"type": "integer"}, 5),
+        ("1e3", {"type": "integer"}, 1000),
         ("5", {"type": "string"}, "5"),
         ("5", {"type": ["integer", "null"]}, 5),
         ("5", {"type": "INTEGER"}, 5),
@@ -93,7 +94,8 @@ def test_text_gets_the_type_of_its_schema(text: str, schema: Any, value: Any) ->
         ("\u0663", {"type": "integer"}, "integer"),  # a digit, and none of JSON
         ("five", {"type": "INTEGER"}, "integer"),
         ("1e999", {"type": "number"}, "integer or number"),
-        ("9" * 30, {"type": "integer"}, "integer"),
+        (str(2**63), {"type": "integer"}, "integer"),
+        ("1e22", {"type": "integer"}, "integer"),
         ("1", {"type": "boolean"}, "boolean"),
         ("None", {"type": "integer"}, "integer"),
         ("{'a': {1, 2}}", {"type": "object"}, "object"),
@@ -116,14 +118,6 @@ def test_an_unknown_parameter_stays_text() -> None:
     known = parameters([{"type": "function", "function": {"name": "f"}}], "f")
     assert known.read("x", "[1]") == ("[1]", "")
     assert parameters([], "g").read("x", "[1]") == ("[1]", "")
-
-
-def test_the_parameters_themselves_may_be_a_reference() -> None:
-    schema = {
-        "$ref": "#/$defs/Args",
-        "$defs": {"Args": {"properties": {"x": {"$ref": "#/$defs/N"}}}, "N": {"type": "integer"}},
-    }
-    assert parameters([{"function": {"name": "f", "parameters": schema}}], "f").read("x", "5") == (5, "")
 
 
 @given(JSON)

@@ -99,12 +99,6 @@ def test_redis_forgets(given: Set, judged: Judge, redis_url: str) -> None:
     assert "--appendonly yes" in judged("redis persistence")["next"]
 
 
-def test_redis_is_away(given: Set, judged: Judge) -> None:
-    given(REDIS_URL=f"redis://{HOST}:{free_port()}/0")
-    found = judged("redis")
-    assert "no Redis at" in found["says"] and "rollq redis" in found["next"]
-
-
 def test_the_password_is_wrong(given: Set, judged: Judge, server: Server) -> None:
     given(REDIS_URL=f"redis://whole:secret-2@{HOST}:{server.port}/0")
     found = judged("redis")

@@ -1,7 +1,7 @@
 """Turns in Functionary's formats."""
 
 from rollq.env import Action
-from tests.rollq_worker.toolcalls.turns.turn import FULL, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import f, turns_of
 
 tagged = turns_of("functionary_v31")
 CALL = '<function=f>{"s": "hi"}</function>'
@@ -22,11 +22,6 @@ FUNCTIONARY31_TURNS = [
 messages = turns_of("functionary_v32")
 FUNCTIONARY32_TURNS = [
     messages("one call", 'f\n{"s": "hi"}', calls=[f(s="hi")]),
-    messages(
-        "every type",
-        'f\n{"s": "a \\"b\\"\\nc", "n": 2, "x": 1.5, "b": true, "o": {"k": [1, null]}, "l": ["a", 2]}',
-        calls=[Action("f", FULL)],
-    ),
     messages("two calls", 'f\n{"s": "hi"}>>>g\n{}', calls=[f(s="hi"), Action("g", {})]),
     messages("words", "all\nHello.", content="Hello."),
     messages("words and a call", 'all\nWell.\n>>>f\n{"s": "hi"}', calls=[f(s="hi")], content="Well."),
@@ -40,3 +35,4 @@ FUNCTIONARY32_TURNS = [
     messages("text behind", 'f\n{"s": "hi"} ok', error="text behind"),
     messages("a bad and a good call", "f\n{>>>g\n{}", calls=[Action("g", {})], content="f\n{", error="not valid JSON"),
 ]
+TURNS = [*FUNCTIONARY31_TURNS, *FUNCTIONARY32_TURNS]

@@ -200,3 +200,13 @@ GIGACHAT31_TURNS = [
     giga31("no call", "Hello.", content="Hello."),
     giga31("half a call", f"<|function_call|>{OBJECT[:-3]}", error="cut off", sglang=TEXT),
 ]
+TURNS = [
+    *COHERE_TURNS,
+    *APERTUS_TURNS,
+    *GRANITE_TURNS,
+    *NEMOTRON_TURNS,
+    *APRIEL_TURNS,
+    *MINIMAX_M1_TURNS,
+    *GIGACHAT3_TURNS,
+    *GIGACHAT31_TURNS,
+]

@@ -269,3 +269,4 @@ MINICPM_TURNS = [
     cpm("an open section", minicpm_call(("s", "<![CDATA[hi")), error="not closed", sglang=LENIENT),
     cpm("reasoning", f"<think>hm</think>{CPM_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
 ]
+TURNS = [*CODER_TURNS, *MINIMAX_TURNS, *V32_TURNS, *KIMI_K3_TURNS, *MINICPM_TURNS]

@@ -121,3 +121,4 @@ INKLING_TURNS = [
     ink("half a call", INK_CALL.removesuffix(END), error="not closed", sglang=LENIENT),
     ink("an unknown tool", ink_call("{}", "h"), calls=[Action("h", {})], sglang=NAMED),
 ]
+TURNS = [*M3_TURNS, *MUSE_TURNS, *INKLING_TURNS]

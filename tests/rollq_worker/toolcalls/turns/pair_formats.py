@@ -94,3 +94,4 @@ HUNYUAN_TURNS = [
         sglang=REASONING,
     ),
 ]
+TURNS = [*GLM_TURNS, *HUNYUAN_TURNS]

@@ -75,3 +75,4 @@ PYTHONIC_TURNS = [
     pythonic("an expression", "[f(n=1+1)]", error="expected ','", sglang=LOST),
     pythonic("code", '[f(s=open("x"))]', error="expected a value", sglang=LOST),
 ]
+TURNS = [*LFM2_TURNS, *PYTHONIC_TURNS]

@@ -235,3 +235,4 @@ SOLAR_TURNS = [
     solar("half a call", SOLAR_CALL[:-25], error="cut off"),
     solar("an open call", SOLAR_CALL.removesuffix("<|tool_call:end|>"), error="not closed"),
 ]
+TURNS = [*DEEPSEEK_TURNS, *KIMI_TURNS, *HARMONY_TURNS, *GEMMA_TURNS, *SOLAR_TURNS]

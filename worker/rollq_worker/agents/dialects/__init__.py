@@ -19,7 +19,7 @@ class Dialect(Protocol):
         ...
 
     def stream(self, turn: Turn, request: TurnRequest) -> Iterator[bytes]:
-        """The reply as server-sent events."""
+        """The reply as server-sent events. The turn is whole when the stream begins."""
         ...
 
     def error(self, refused: RequestRefused) -> dict[str, Any]:

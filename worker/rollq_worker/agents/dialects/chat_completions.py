@@ -11,7 +11,6 @@ from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    body_of,
     check_choice,
     checked_messages,
     checked_tools,
@@ -52,8 +51,7 @@ IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_field
 
 
 def read(body: Any) -> TurnRequest:
-    """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
-    given = body_of(body)
+    given = object_of(body, "the body")
     messages, tools, choice = given.pop("messages", None), given.pop("tools", []), given.pop("tool_choice", "auto")
     stream, options = flag_of(given.pop("stream", False), "stream"), given.pop("stream_options", {})
     if not isinstance(messages, list) or not messages:
@@ -112,7 +110,6 @@ def _call(call: Any, where: str) -> Json:
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
-    """The body of a reply."""
     message = {**(turn.message or {}), "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
@@ -124,7 +121,6 @@ def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
 
 
 def stream(turn: Turn, request: TurnRequest) -> Iterator[bytes]:
-    """The same as server-sent events. The turn is whole when the stream begins."""
     for chunk in _chunks(turn, request):
         yield f"data: {json.dumps(chunk)}\n\n".encode()
     yield b"data: [DONE]\n\n"
@@ -149,7 +145,6 @@ def _chunks(turn: Turn, request: TurnRequest) -> Iterator[dict[str, Any]]:
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:
-    """The body of an error."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "server_error"}
     kind = kinds.get(refused.status, "invalid_request_error")
     return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}

@@ -12,7 +12,6 @@ from rollq.job import Json
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    body_of,
     check_choice,
     checked_messages,
     checked_tools,
@@ -41,8 +40,7 @@ KEPT_THOUGHTS: Sequence[Json] = ({"edits": []}, {"edits": [{"type": "clear_think
 
 
 def read(body: Any) -> TurnRequest:
-    """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
-    given = body_of(body)
+    given = object_of(body, "the body")
     messages, system, tools = given.pop("messages", None), given.pop("system", None), given.pop("tools", [])
     stream = flag_of(given.pop("stream", False), "stream")
     choice = object_of(given.pop("tool_choice", {"type": "auto"}), "tool_choice")
@@ -123,12 +121,10 @@ def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
-    """The body of a reply."""
     return {**_head(turn), "content": _content(turn), **_stopped(turn), "usage": _usage(turn)}
 
 
 def stream(turn: Turn, request: TurnRequest) -> Iterator[bytes]:
-    """The same as server-sent events. The turn is whole when the stream begins."""
     for event in _events(turn):
         yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
 
@@ -159,7 +155,6 @@ def _events(turn: Turn) -> Iterator[dict[str, Any]]:
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:
-    """The body of an error."""
     kinds = {
         401: "authentication_error",
         404: "not_found_error",

@@ -93,13 +93,6 @@ def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Messag
     return messages
 
 
-def body_of(body: Any) -> dict[str, Any]:
-    """What a request says: its fields without null. Raises RequestRefused."""
-    if not isinstance(body, dict):
-        raise RequestRefused("the body must be a JSON object")
-    return object_of(body, "the body")
-
-
 def object_of(value: Any, where: str) -> dict[str, Any]:
     """The fields of a JSON object without null. Raises RequestRefused."""
     if not isinstance(value, dict):

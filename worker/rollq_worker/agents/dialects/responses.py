@@ -15,7 +15,6 @@ from rollq_worker.agents.dialects import chat_completions
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    body_of,
     check_choice,
     checked_messages,
     checked_tools,
@@ -65,8 +64,7 @@ class Responses:
         """By the response's id: its turn, and whether the conversation begins with instructions."""
 
     def read(self, body: Any) -> TurnRequest:
-        """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
-        given = body_of(body)
+        given = object_of(body, "the body")
         asked_for, instructions = given.pop("input", None), given.pop("instructions", None)
         tools, choice = given.pop("tools", []), given.pop("tool_choice", "auto")
         stream, before = flag_of(given.pop("stream", False), "stream"), given.pop("previous_response_id", None)
@@ -107,7 +105,6 @@ class Responses:
         return [*turn.conversation[instructed:], turn.message]
 
     def reply(self, turn: Turn, request: TurnRequest) -> dict[str, Any]:
-        """The body of a reply."""
         response = {**_head(turn, request), "output": _output(turn), "usage": _usage(turn), "status": "completed"}
         if turn.cut:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -115,7 +112,6 @@ class Responses:
         return response
 
     def stream(self, turn: Turn, request: TurnRequest) -> Iterator[bytes]:
-        """The same as server-sent events. The turn is whole when the stream begins."""
         numbers = count()
         for event in _events(self.reply(turn, request)):
             numbered = {**event, "sequence_number": next(numbers)}

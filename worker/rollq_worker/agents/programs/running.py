@@ -109,12 +109,9 @@ class AgentThread:
             return
         raise_in(self._thread.ident or 0, SystemExit)
         if not self._over.wait(STOP_S):
-            stack = "".join(traceback.format_list(_stack(self._thread.ident))[-2:])
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            stack = "".join(traceback.format_stack(frame)[-2:])
             log.error("the thread of agent %s does not end; it is in\n%s", self._name, stack)
-
-
-def _stack(thread: int | None) -> traceback.StackSummary:
-    return traceback.extract_stack(sys._current_frames().get(thread or 0))
 
 
 class AgentProcess:

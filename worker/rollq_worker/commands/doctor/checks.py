@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from rollq.commands.connect import ping_redis
@@ -116,9 +116,8 @@ def _users(settings: Settings) -> list[Finding]:
     if not settings.user_endpoints:
         says = "none is named in ROLLQ_USER_ENDPOINTS; scripted users and oracles need none"
         return [Finding("user model", Level.OK, says)]
-    checks: list[tuple[str, Callable[[], Sequence[Finding]]]] = [
-        (f"user model {name}", partial(user_models.check, name, endpoint))
+    running = [
+        Limited(f"user model {name}", partial(user_models.check, name, endpoint), 30.0, user_models.ADDRESS)
         for name, endpoint in settings.user_endpoints.items()
     ]
-    running = [Limited(name, check, 30.0, user_models.ADDRESS) for name, check in checks]
     return [finding for check in running for finding in check.findings()]

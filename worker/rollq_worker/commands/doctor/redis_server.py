@@ -72,12 +72,11 @@ def check_workers(settings: Settings, tokenizer: Tokenizer | None) -> list[Findi
     finally:
         client.close()
     workers = fleet.workers
-    if not workers and fleet.server.trouble:
-        says = f"none was heard of in the last {LIVE_S} s, and Redis takes no writes: {fleet.server.trouble}"
-        return [Finding(WORKERS, Level.WARN, says, "see redis", details={"workers": []})]
     if not workers:
-        says = f"none was heard of in the last {LIVE_S} s"
-        return [Finding(WORKERS, Level.WARN, says, "start one: rollq worker", details={"workers": []})]
+        says, remedy = f"none was heard of in the last {LIVE_S} s", "start one: rollq worker"
+        if fleet.server.trouble:
+            says, remedy = f"{says}, and Redis takes no writes: {fleet.server.trouble}", "see redis"
+        return [Finding(WORKERS, Level.WARN, says, remedy, details={"workers": []})]
     problems = [problem for worker in workers for problem in _problems(worker, tokenizer)]
     if unserved := sorted({*settings.queues} - queues_of(workers)):
         problems.append((f"no live worker serves {', '.join(unserved)}", "start one with --queues"))

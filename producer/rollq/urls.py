@@ -148,8 +148,8 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     scheme = url.partition("://")[0]
     if scheme == CLUSTER:
         raise SettingsError(
-            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set ROLLQ_BROKER_URL (or --broker) to"
-            " a Redis of its own, redis:// or sentinel://"
+            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set ROLLQ_BROKER_URL to a Redis of"
+            " its own, redis:// or sentinel://"
         )
     if ";" in url:  # it is written for Celery already
         return url, {}
@@ -160,8 +160,7 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     servers = parse_servers(url)
     if servers.tls:
         raise SettingsError(
-            f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set ROLLQ_BROKER_URL (or --broker) to"
-            " another address"
+            f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set ROLLQ_BROKER_URL to another address"
         )
     login = f"{quote(servers.username or '', safe='')}:{quote(servers.password or '', safe='')}@"
     hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts]

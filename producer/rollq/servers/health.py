@@ -178,9 +178,14 @@ def _replication(info: Mapping[str, Any]) -> Finding:
     if role != "master":
         says, remedy = "Redis is a replica, which takes no writes", "give the address of the primary, or of Sentinels"
         return Finding(name, Level.FAIL, says, remedy, details=details)
+    if info.get("min_slaves_good_slaves") == 0:
+        says, remedy = "Redis takes no writes without its replicas, and none follows it", "start its replicas again"
+        return Finding(name, Level.FAIL, says, remedy, details=details)
     if replicas and "min_slaves_good_slaves" not in info:
         says = "Redis takes writes without its replicas, so what it takes after it was replaced is lost"
         remedy = "set min-replicas-to-write 1 and min-replicas-max-lag 5"
+        if replicas == 1:
+            remedy += ", and add a replica: without a second one, writes wait after a failover"
         return Finding(name, Level.WARN, says, remedy, details=details)
     says = f"a primary with {replicas or 'no'} replica{'' if replicas == 1 else 's'}"
     return Finding(name, Level.OK, says, details=details)

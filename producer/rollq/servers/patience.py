@@ -100,8 +100,11 @@ class Patience:
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
+            why = passing(error)  # a Sentinel's raw error shows passwords
             text = "Redis at %s does not answer (%s); trying again. What it had on its disk is not lost"
-            log.warning(text, self._name, str(passing(error)).rstrip("."))  # a Sentinel's raw error shows passwords
+            if isinstance(why, TryAgainError):
+                text = "Redis at %s takes no calls for these keys now (%s); trying again"
+            log.warning(text, self._name, str(why).rstrip("."))
 
 
 def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError | None:

@@ -131,9 +131,12 @@ def _where_to_look(address: str, error: BaseException) -> str:
     if any(isinstance(cause, socket.gaierror) for cause in causes):
         return "No such host: correct the address"
     if any(isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError)) for cause in causes):
-        return "Does it speak TLS there, and is its certificate trusted (ssl_ca_certs=)?"
-    if not tls and "closed by server" in str(error):
-        return "Does it speak TLS there (rediss://)?"
+        return (
+            "Does it speak TLS there? Is its certificate valid, for this host, and trusted (ssl_ca_certs=)? Does it"
+            " want one of yours (ssl_certfile=, ssl_keyfile=)?"
+        )
+    if not tls and re.search("closed by server|reset by peer", str(error)):
+        return "Does it speak TLS there (rediss://, or ssl=true)?"
     return "Start one with `rollq redis`, or give another address (--redis, ROLLQ_REDIS_URL)"
 
 
@@ -162,4 +165,6 @@ def why_no_writes(info: Mapping[str, Any]) -> str:
         )
     if info.get("role") == "slave":
         return f"this Redis is a replica and takes no writes. {REMEDIES['READONLY']}"
+    if info.get("min_slaves_good_slaves") == 0:
+        return f"this Redis takes no writes without its replicas, and none follows it. {REMEDIES['NOREPLICAS']}"
     return ""

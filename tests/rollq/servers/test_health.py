@@ -73,7 +73,10 @@ def test_a_good_server(server: Server) -> None:
         ({"total_system_memory": 0}, "memory", Level.OK, "of an unknown limit"),
         ({"role": "slave"}, "replication", Level.FAIL, "the address of the primary"),
         ({"connected_slaves": 1}, "replication", Level.WARN, "min-replicas-to-write 1"),
+        ({"connected_slaves": 1}, "replication", Level.WARN, "and add a replica"),
+        ({"connected_slaves": 2}, "replication", Level.WARN, "max-lag 5"),
         ({"connected_slaves": 1, "min_slaves_good_slaves": 1}, "replication", Level.OK, "with 1 replica"),
+        ({"min_slaves_good_slaves": 0}, "replication", Level.FAIL, "start its replicas again"),
     ],
 )
 def test_what_a_server_says(says: dict[str, Any], name: str, level: Level, words: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.exceptions import TryAgainError
 from redis.sentinel import MasterNotFoundError
 
 from rollq.servers import connection
@@ -51,6 +52,20 @@ def test_a_wait_for_sentinels_is_said_without_their_passwords(
         module.Patience("r", 0.1)(look)
     (record,) = caplog.records
     assert "ConnectionError('refused')" in record.message and "secret" not in record.message
+
+
+def test_a_slot_that_moves_is_no_server_that_is_away(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.0)
+
+    def ask() -> None:
+        raise TryAgainError("Multiple keys request during rehashing of slot")
+
+    with pytest.raises(TryAgainError):
+        module.Patience("r", 0.1)(ask)
+    (record,) = caplog.records
+    assert "Redis at r takes no calls for these keys now (Multiple keys" in record.message
 
 
 def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,11 @@ def wrapped(cause: Exception) -> redis.ConnectionError:
         (
             "redis://h:1/0",
             redis.ConnectionError("Connection closed by server."),
-            "Does it speak TLS there (rediss://)?",
+            "Does it speak TLS there (rediss://, or ssl=true)?",
         ),
-        ("rediss://h:1/0", wrapped(ssl.SSLError("CERTIFICATE_VERIFY_FAILED")), "is its certificate trusted"),
+        ("redis://h:1/0", wrapped(ConnectionResetError(104, "Connection reset by peer")), "(rediss://, or ssl=true)?"),
+        ("rediss://h:1/0", wrapped(ssl.SSLError("CERTIFICATE_VERIFY_FAILED")), "trusted (ssl_ca_certs=)?"),
+        ("rediss://h:1/0", wrapped(ssl.SSLError("alert certificate required")), "(ssl_certfile=, ssl_keyfile=)?"),
         ("rediss://h:1/0", redis.TimeoutError("Timeout connecting to server"), "Does it speak TLS there"),
         ("rediss://h:1/0?ssl_keyfile=/none", wrapped(FileNotFoundError(2, "No such file")), "Correct the files in its"),
         ("unix:///none.sock", wrapped(FileNotFoundError(2, "No such file")), "Start one with `rollq redis`"),

@@ -129,6 +129,7 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(fleet: FleetReade
         ),
         ({"rdb_last_bgsave_status": "err"}, "Redis cannot write to its disk (rdb_last_bgsave_status: err)"),
         ({"role": "slave"}, "this Redis is a replica and takes no writes"),
+        ({"min_slaves_good_slaves": 0}, "this Redis takes no writes without its replicas, and none"),
     ],
 )
 def test_a_redis_that_takes_no_writes_comes_before_all_else(

@@ -33,7 +33,8 @@ class AwayRuns:
         """Make the call once the run's server answers and takes writes, after those that wait for it already."""
         with self._lock:
             if run not in self._calls:
-                log.warning("run %s waits: %s. What this worker has of it goes back once its Redis takes it", run, why)
+                text = "run %s waits: %s. What this worker has of it goes back once its Redis takes it"
+                log.warning(text, run, str(why).rstrip("."))
                 threading.Thread(target=self._make, args=(run,), name="rollq-away", daemon=True).start()
                 self._calls[run] = deque()
             self._calls[run].append(call)

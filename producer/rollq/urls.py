@@ -102,7 +102,10 @@ def check_url(url: str) -> None:
 def _check_login(url: str, parts: SplitResult) -> None:
     """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass for host and port,
     which errors show."""
-    if parts.fragment or ("@" not in parts.netloc and "@" in SECRET.sub("", f"?{parts.query}")):
+    known = re.compile(f"{CELERYS}|{REDIS_PYS}")
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    texts = [name if known.fullmatch(name) else name + value for name, value in options]
+    if "@" not in parts.netloc and "@" in parts.fragment + "".join(texts):
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login as %23 %3F %2F %40)")
 
 

@@ -1,6 +1,7 @@
 """Workers that are killed, stopped and started while they play."""
 
 import os
+import re
 import signal
 import time
 
@@ -39,6 +40,22 @@ def test_kill_the_only_worker_then_start_another(stack: Stack):
     assert stats["failures"]["worker"] == leased
     assert 0 < stats["resumed"] <= leased
     assert stats["turns_saved"] > 0
+
+
+def test_a_frozen_worker_that_continues_writes_nothing(stack: Stack):
+    stack.engine("--latency", "0.3")
+    submit_groups(stack, "zombie")
+    first = stack.worker(8)
+    stack.wait(lambda: stack.stats("zombie")["leased"] == 8, 150, "eight leases")
+    os.kill(first.pid, signal.SIGSTOP)
+    stack.worker(16)
+    stack.wait(lambda: stack.stats("zombie")["done"] == JOBS, 150, "all jobs")
+    os.kill(first.pid, signal.SIGCONT)
+    # A thread may write first, or the heartbeat may stop it first.
+    refused = re.compile(rb"(no longer holds the|lost its) lease")
+    log = first.log  # type: ignore[attr-defined]
+    stack.wait(lambda: stack.stats("zombie")["fenced"] > 0 or refused.search(log.read_bytes()), 150, "a fenced write")
+    check_all_delivered(stack, "zombie", JOBS)
 
 
 def test_a_worker_with_200_jobs_is_killed(stack: Stack):

@@ -75,6 +75,15 @@ def test_the_digits_before_a_mark_in_a_password_are_no_port(password: str) -> No
         assert "77" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["redis://h/0?username=u@h.org&password=x", "rediss://h/0?ssl_ca_certs=/a@b/ca.pem", "redis://h:1/0#comment"],
+)
+def test_an_at_in_an_option_is_no_login(address: str) -> None:
+    check_url(address)
+    broker_options(address)
+
+
 def test_no_password_is_shown() -> None:
     masked = mask_url(SENTINELS)
     assert masked == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"

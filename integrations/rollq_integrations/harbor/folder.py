@@ -309,7 +309,7 @@ def _yaml(file: Path) -> dict[str, Any]:
         raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('containers')}") from e
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """As docker compose reads: only `true` and `false` are booleans, and `yes` and `off` are texts."""
+        """Only `true` and `false` are booleans, as for docker compose; `yes` and `off` are texts."""
 
         yaml_implicit_resolvers: Mapping[str, Any] = {
             letter: [(tag, form) for tag, form in known if letter in "tTfF" or not tag.endswith(":bool")]

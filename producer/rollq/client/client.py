@@ -36,7 +36,7 @@ AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
 PATIENCE_S = 8.0
 """Seconds for which a call to Redis is made again by itself. Then RetryLoop goes on, which knows timeouts. Longer than
-patience.FIRST_S with the pause and the try behind it, so that an address without Redis is still named."""
+patience.FIRST_S, so that an address without Redis is still named."""
 
 
 class Client(Operations):

@@ -14,12 +14,11 @@ import redis
 from rollq.errors import FailureClass, LedgerError
 from rollq.job import Purpose
 from rollq.ledger.keys import ACTIVE, RUNS
-from rollq.ledger.reader import LedgerReader
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.ledger.stored import text
 
 PAGE = 500
-"""Number of keys that are looked at or deleted in one round trip."""
+"""Number of jobs that are looked at in one round trip."""
 
 
 class DeadLetters:
@@ -31,8 +30,19 @@ class DeadLetters:
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Ids of the dead jobs, the longest dead first. With a class, only that class."""
-        letters = LedgerReader(self.redis, self.run).dead(limit=None)
-        return [letter.job_id for letter in reversed(letters) if failure in (None, letter.failure)]
+        found: list[bytes] = self.scripts.guard(self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1))
+        ids = [job_id.decode("utf-8", "replace") for job_id in found]
+        if failure is None:
+            return ids
+        chosen = []
+        for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
+            pipe = self.redis.pipeline(transaction=False)
+            for job_id in page:
+                pipe.hget(self.keys.job(job_id), "class")
+            replies = self.scripts.guard(self.keys.dead, partial(pipe.execute, raise_on_error=False))
+            classes = [reply if isinstance(reply, bytes) else b"job" for reply in replies]
+            chosen += [job_id for job_id, of in zip(page, classes, strict=True) if of == failure.value.encode()]
+        return chosen
 
     def requeue(self, job_id: str) -> None:
         """Queue a dead job again, with no failures and an empty journal. The old journal is set aside.

@@ -26,8 +26,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:versions         hash  weight version -> its training step
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
-    rollq:{run}:count            hash  totals: see `LedgerReader.stats`; rejected:<total> (what was taken off it for
-                                       jobs that were rejected)
+    rollq:{run}:count            hash  totals: see `LedgerReader.stats`; rejected:<total> -> how much of it jobs had
+                                       that were rejected
     rollq:{run}:queued           zset  job -> when to send it next
     rollq:{run}:leased           zset  job#attempt#token -> when the lease expires; membership is the fence
     rollq:{run}:dead             zset  job -> when it died

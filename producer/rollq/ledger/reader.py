@@ -316,7 +316,8 @@ class LedgerReader:
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         stats["skips"] = _by_name(counts, "skipped:")
-        stats["rejected"] = _by_name(counts, "rejected:")
+        rejected = _by_name(counts, "rejected:")
+        stats["rejected"] = {name: number for name, number in rejected.items() if name != "reward_sum"}
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats

@@ -38,7 +38,7 @@ NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKE
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
-"""Seconds between two calls that found no Redis. Each such call has itself waited for half a minute."""
+"""Seconds between two calls that found no Redis. Each such call has itself waited for its patience."""
 WARN_EVERY_S = 30.0
 
 

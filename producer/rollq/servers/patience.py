@@ -82,11 +82,11 @@ class Patience:
                     _reached.add(self._name)
                 failures, since = failures + 1, since or time.monotonic()
                 away_s = time.monotonic() - since
+                self._say(away_s, e)  # first: a single try may take longer than all the patience
                 if away_s >= (min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s):
                     if error is e:
                         raise
                     raise error from (None if isinstance(e, MasterNotFoundError) else e)  # its text may show passwords
-                self._say(away_s, e)
                 time.sleep(BACKOFF.compute(failures))
             else:
                 _reached.add(self._name)

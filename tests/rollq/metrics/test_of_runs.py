@@ -122,7 +122,11 @@ def test_no_counter_falls_when_a_consumer_cannot_read_a_done_job(ledger: Ledger)
     after = values(metrics)
     assert {key: after[key] for key in before if key[0] in counters and after[key] < before[key]} == {}
     assert (after["rollq_jobs_done_total", "r"], after["rollq_rollouts_total", "r", "done"]) == (2, 2)
-    assert (reader(ledger).stats()["done"], reader(ledger).stats()["stops"]) == (1, {"done": 1})
+    stats = reader(ledger).stats()
+    assert (stats["done"], stats["stops"]) == (1, {"done": 1})
+    assert (stats["rejected"]["done"], stats["rejected"]["stop:done"]) == (1, 1) and "reward_sum" not in stats[
+        "rejected"
+    ]
 
 
 def test_the_fleet(ledger: Ledger) -> None:

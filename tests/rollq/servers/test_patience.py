@@ -77,6 +77,25 @@ def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.Monke
     assert isinstance(caught.value, redis.ConnectionError) and "secret" not in str(caught.value)
 
 
+def test_a_try_that_takes_longer_than_all_the_patience_is_said_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a dead name server."""
+    monkeypatch.setattr(module, "SILENT_S", 0.2)
+    monkeypatch.setattr(module, "FIRST_S", 0.2)
+
+    def look() -> None:
+        time.sleep(0.3)
+        raise redis.ConnectionError("Temporary failure in name resolution")
+
+    with pytest.raises(module.NoRedis):
+        module.Patience("wrong", 0.1)(look)
+    module._reached.add("known")
+    with pytest.raises(redis.ConnectionError):
+        module.Patience("known", 0.1)(look)
+    assert "Redis at known does not answer" in caplog.text
+
+
 def test_a_server_that_reads_its_file_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was told to start one would start a second one beside it."""
     monkeypatch.setattr(module, "FIRST_S", 0.0)

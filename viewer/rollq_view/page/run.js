@@ -188,7 +188,7 @@ function turnCell(entry, replies, turn) {
     el('span.quiet', null, `turn ${turn}`),
     entry.reasoning ? el('p.reasoning', null, cut(entry.reasoning, 160)) : null,
     entry.text ? el('p', null, cut(entry.text, 300)) : null,
-    entry.calls.map((call) => el('p.call', null, el('strong', null, call.name), ' ', cut(pretty({ role: 'tool', text: call.arguments }), 160))),
+    entry.calls.map((call) => el('p.call', null, el('strong', null, call.name), ' ', cut(pretty({ role: 'tool', text: call.arguments }).replace(/\s+/g, ' '), 160))),
     (entry.errors || []).map((error) => el('p.error', null, cut(error, 160))),
     replies.map((reply) => el('p.reply', { class: reply.failed ? 'failed' : reply.role }, cut(reply.text, 160))));
 }

@@ -110,8 +110,10 @@ class AgentThread:
         raise_in(self._thread.ident or 0, SystemExit)
         if not self._over.wait(STOP_S):
             frame = sys._current_frames().get(self._thread.ident or 0)
-            stack = "".join(traceback.format_stack(frame)[-2:])
-            log.error("the thread of agent %s does not end; it is in\n%s", self._name, stack)
+            stack = " in ".join(
+                f"{call.name} ({call.filename}:{call.lineno})" for call in traceback.extract_stack(frame)[-2:]
+            )
+            log.error("the thread of agent %s does not end; it is in %s", self._name, stack)
 
 
 class AgentProcess:

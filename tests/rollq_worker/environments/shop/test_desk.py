@@ -1,10 +1,14 @@
 """The service desk: each request takes its own moves, and the moves of another request do not earn the reward."""
 
+from hashlib import sha256
+
+import pytest
+
 from rollq.env import Action
 from rollq_worker.environments import domain
 from rollq_worker.environments.shop import desk
 from rollq_worker.environments.shop.tools import TRANSFER
-from tests.rollq_worker.environments.episodes import play
+from tests.rollq_worker.environments.episodes import play, respond
 
 DESK = domain("shop:desk")
 DEV = range(DESK.splits()["dev"])
@@ -23,6 +27,27 @@ def test_only_the_moves_that_have_the_same_outcome_earn_the_reward() -> None:
             moves = list(DESK.task("dev", other).moves)
             reward = play(DESK, "dev", index, moves)[0].reward
             assert reward == float(outcome(moves) == outcome(own)), (index, other)
+
+
+@pytest.mark.parametrize(
+    ("said", "rewards"), [(desk.DONE, "00000000"), (desk.REFUSED, "00000111"), ("I see.", "00000000")]
+)
+def test_what_came_of_the_request_has_to_be_said(said: str, rewards: str) -> None:
+    broken = Action("cancel_order", {"cancel": True})
+    for moves in ([broken, respond(said)], [respond(said)]):
+        earned = [play(DESK, "dev", index, moves)[0].reward for index in range(desk.KINDS)]
+        assert "".join(f"{reward:.0f}" for reward in earned) == rewards
+
+
+def test_a_request_that_was_done_must_not_be_refused() -> None:
+    call, goodbye = DESK.task("dev", 0).moves
+    for said, reward in ((goodbye, 1.0), (respond(desk.REFUSED), 0.0)):
+        assert play(DESK, "dev", 0, [call, said])[0].reward == reward
+
+
+def test_other_tasks_are_another_version() -> None:
+    hashes = "".join(DESK.task("dev", index).hash for index in DEV)
+    assert (DESK.version, sha256(hashes.encode()).hexdigest()[:16]) == ("shop:desk 3", "0f15f86a8fc7cd87")
 
 
 def test_openings_are_unique_and_held_out_customers_are_in_no_training_task() -> None:

@@ -1,8 +1,9 @@
 """The service desk: the shop's smallest tasks, for small models. `shop:desk` is its name.
 
 The data, the tools and the grading are the shop's. A customer makes one request in the first message. The desk has the
-customer's order open, so no tool takes an order id, and no amount has to be told. The first message of the agent to the
-customer ends the conversation. A prompt has about a quarter of the tokens of the shop's.
+customer's order open, so no tool takes an order id. The first message of the agent to the customer ends the
+conversation. It has to say what came of the request: a call that fails changes as little as a refusal does. A prompt
+has about a quarter of the tokens of the shop's.
 
 Task i of a split is a pure function of (split, i). Tasks i and j concern the same order if i // KINDS == j // KINDS.
 """
@@ -18,10 +19,14 @@ from rollq_worker.environments.shop.records import PENDING, records
 from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
 
+VERSION = "3"
+"""Version of policy and tasks. Rewards are comparable only within one version. A test pins their digest under it."""
+DONE = "It is done."
+REFUSED = "I am sorry, I cannot do that."
 POLICY = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one tool call what the \
-customer asks for, then tell them. An order can be cancelled only as {CANCEL_REASONS[0]} or {CANCEL_REASONS[1]}. Hand \
-over who does not recognise a charge or closes the account. Refuse everything else without a tool call.
+customer asks for, then say: {DONE} An order can be cancelled only as {CANCEL_REASONS[0]} or {CANCEL_REASONS[1]}. Hand \
+over who does not recognise a charge or closes the account. Refuse everything else, and say: {REFUSED}
 """
 
 REQUESTS: Sequence[tuple[str, Action | None]] = (
@@ -99,8 +104,10 @@ def make_task(split: str, index: int) -> Task:
     asks, call = REQUESTS[index % KINDS]
     name = records().customers[order["customer_id"]]["name"]
     opening = f"Hello, this is {name} about order {order['order_id']}. {asks}"
-    goodbye = Action(RESPOND, {"content": "It is done." if call else "I am sorry, I cannot do that."})
-    moves = (goodbye,) if call is None else (call,) if call.name == TRANSFER else (call, goodbye)
+    answer = DONE if call else REFUSED
+    goodbye = Action(RESPOND, {"content": answer})
+    handed_over = call is not None and call.name == TRANSFER  # which ends the conversation
+    moves = (call,) if handed_over else (call, goodbye) if call else (goodbye,)
     return Task(
         id=f"shop:desk/{split}/{index}",
         hash=sha256(repr((order, opening, moves, POLICY)).encode()).hexdigest()[:16],
@@ -108,4 +115,5 @@ def make_task(split: str, index: int) -> Task:
         opening=opening,
         replies=(f"Thank you, that is all. {STOP_MARKER}",),
         moves=moves,
+        outputs=() if handed_over else (answer,),
     )

@@ -18,15 +18,15 @@ from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
 
 VERSION = "2"
-"""Version of rules, data and tasks. Rewards are comparable only within one version. A test pins their digest under
-it."""
+"""Version of the shop's rules, data and tasks, as desk.VERSION is of the desk's. Rewards are comparable only within one
+version. A test pins their digest under it."""
 
 
 def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure for a variant that does not exist."""
     if variant == "desk":
         cases = {split: _Cases(split, size, desk.make_case) for split, size in desk.SPLITS.items()}
-        return desk.DeskDomain("shop:desk", f"shop:desk {VERSION}", ShopBackend(desk.POLICY, desk.TOOLS), cases)
+        return desk.DeskDomain("shop:desk", f"shop:desk {desk.VERSION}", ShopBackend(desk.POLICY, desk.TOOLS), cases)
     if variant is not None:
         raise JobFailure(f"environment 'shop' has no variant {variant!r}; it has 'desk'")
     cases = {split: _Cases(split, size, _shop_case) for split, size in SPLITS.items()}

@@ -23,11 +23,15 @@ from examples.learn_shop.train import Options
 from examples.learn_shop.warm_start import ROWS, warm_start
 from rollq import Budget
 from rollq.errors import RollqError, SettingsError
+from rollq_worker.environments import domain
 from rollq_worker.replay_engine.policy.ground_truth import END
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 
 EPISODES = 1500
 """Most demonstrations of a warm start."""
+WARM_TINY, WARM_MODEL = 400, 160
+"""Steps of a warm start. A tiny policy that has not yet learned which call goes with which request soon makes only
+some of the calls."""
 TINY = Options()
 SHOP = Options(
     env="shop",
@@ -68,7 +72,8 @@ class Course:
 
     def _settings(self) -> dict[str, Any]:
         model = self.pretrained and str(self.pretrained.resolve())
-        return {"model": model, "env": self.options.env, "warm_steps": self.warm_steps, "seed": self.options.seed}
+        tasks = domain(self.options.env).version
+        return {"model": model, "tasks": tasks, "warm_steps": self.warm_steps, "seed": self.options.seed}
 
     def _make(self, start: Path, say: Say) -> None:
         options, rng = self.options, random.Random(self.options.seed)
@@ -129,7 +134,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", type=int, default=Options.groups, help="groups of a step")
     parser.add_argument("--held-out", type=int, help="tasks of an evaluation")
     parser.add_argument(
-        "--warm-steps", type=int, default=160, help=f"steps of the warm start, of {ROWS} demonstrations each"
+        "--warm-steps",
+        type=int,
+        help=f"steps of the warm start, of {ROWS} demonstrations each (default: {WARM_TINY}, or {WARM_MODEL} of a model)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sglang", type=Path, help="the folder of a virtual environment with SGLang in it")
@@ -148,4 +155,5 @@ def course_of(args: argparse.Namespace) -> Course:
         options = replace(options, env=TINY.env, budget=TINY.budget, at_once=at_once)
     if args.held_out:
         options = replace(options, held_out=args.held_out)
-    return Course(options, args.model, args.warm_steps, 1e-4 if args.model else 1e-2)
+    warm_steps, warm_rate = (WARM_MODEL, 1e-4) if args.model else (WARM_TINY, 1e-2)
+    return Course(options, args.model, warm_steps if args.warm_steps is None else args.warm_steps, warm_rate)

@@ -13,7 +13,7 @@ from rollq import Job
 from rollq.events import Finish, VersionSpan
 from rollq.trajectory import Trajectory
 from rollq_worker.environments import domain
-from rollq_worker.environments.shop.desk import KINDS
+from rollq_worker.environments.shop.desk import KINDS, REQUESTS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.protocols import Generated, SampleRequest
@@ -25,8 +25,9 @@ from rollq_worker.users.scripted import ScriptedUser
 
 RIGHT = 0.3
 """How often the clerk does what the customer asked for."""
-MISTAKEN = 3
-"""Else request k is taken for request k + MISTAKEN, which never earns the reward."""
+CALLS = sum(call is not None for _, call in REQUESTS)
+MISTAKEN = 2
+"""Else it makes the call of another request, even where it should refuse. That never earns the reward."""
 MISTAKES = 0.9
 """How many of the shop's episodes have at least one mistake. A third of the episodes earns the reward all the same."""
 
@@ -62,7 +63,7 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
 
 
 def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random) -> Player:
-    kind = index % KINDS if rng.random() < RIGHT else (index + MISTAKEN) % KINDS
+    kind = index % KINDS if rng.random() < RIGHT else (index % KINDS + MISTAKEN) % CALLS
     moves = domain("shop:desk").task("train", index - index % KINDS + kind).moves
     end = array("I", [tokenizer.added_tokens[END]])
     turns = iter([tokenizer.encode(turn_text(move)) + end for move in moves])

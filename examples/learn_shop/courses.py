@@ -136,7 +136,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-steps",
         type=int,
-        help=f"steps of the warm start, of {ROWS} demonstrations each (default: {WARM_TINY}, or {WARM_MODEL} of a model)",
+        help=f"steps of {ROWS} demonstrations of the warm start (default: {WARM_TINY}, with --model {WARM_MODEL})",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sglang", type=Path, help="the folder of a virtual environment with SGLang in it")

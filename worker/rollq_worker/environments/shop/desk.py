@@ -107,7 +107,7 @@ def make_task(split: str, index: int) -> Task:
     answer = DONE if call else REFUSED
     goodbye = Action(RESPOND, {"content": answer})
     handed_over = call is not None and call.name == TRANSFER  # which ends the conversation
-    moves = (call,) if handed_over else (call, goodbye) if call else (goodbye,)
+    moves = (goodbye,) if call is None else (call,) if handed_over else (call, goodbye)
     return Task(
         id=f"shop:desk/{split}/{index}",
         hash=sha256(repr((order, opening, moves, POLICY)).encode()).hexdigest()[:16],

@@ -30,8 +30,7 @@ from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 EPISODES = 1500
 """Most demonstrations of a warm start."""
 WARM_TINY, WARM_MODEL = 400, 160
-"""Steps of a warm start. A tiny policy that has not yet learned which call goes with which request soon makes only
-some of the calls."""
+"""Steps of a warm start. With fewer of them, a tiny policy loses some of the calls for good."""
 TINY = Options()
 SHOP = Options(
     env="shop",
@@ -136,7 +135,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-steps",
         type=int,
-        help=f"steps of {ROWS} demonstrations of the warm start (default: {WARM_TINY}, with --model {WARM_MODEL})",
+        help=f"steps of the warm start, of {ROWS} demonstrations each"
+        f" (default: {WARM_TINY}; {WARM_MODEL} with --model)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sglang", type=Path, help="the folder of a virtual environment with SGLang in it")

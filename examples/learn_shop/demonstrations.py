@@ -26,8 +26,9 @@ from rollq_worker.users.scripted import ScriptedUser
 RIGHT = 0.3
 """How often the clerk does what the customer asked for."""
 CALLS = sum(call is not None for _, call in REQUESTS)
+"""Number of requests that take a call. They are the first ones."""
 MISTAKEN = 2
-"""Else it makes the call of another request, even where it should refuse. That never earns the reward."""
+"""Else it makes the call of request (k + MISTAKEN) % CALLS for request k, which never earns the reward."""
 MISTAKES = 0.9
 """How many of the shop's episodes have at least one mistake. A third of the episodes earns the reward all the same."""
 

@@ -26,6 +26,7 @@ def model(tokenizer: Tokenizer, tmp_path: Path) -> str:
 
 def test_a_model_learns_the_shop_or_its_desk(model: str) -> None:
     assert course().options == TINY and course("--model", model).options == SHOP
+    assert (course().warm_steps, course("--model", model).warm_steps) == (400, 160)
     desk = course("--model", model, "--env", "shop:desk", "--held-out", "8").options
     assert (desk.env, desk.budget, desk.held_out, desk.bf16) == (TINY.env, TINY.budget, 8, True)
 
@@ -45,6 +46,10 @@ def test_the_policy_is_taught_once(model: str, tmp_path: Path) -> None:
     assert course(*flags, "1").start(tmp_path / "out", pytest.fail) == start
     with pytest.raises(SettingsError, match="--out"):
         course(*flags, "2").start(tmp_path / "out", pytest.fail)
+    made = tmp_path / "out/start.json"
+    made.write_text(made.read_text().replace("shop:desk 3", "shop:desk 2"))
+    with pytest.raises(SettingsError, match="shop:desk 2"):
+        course(*flags, "1").start(tmp_path / "out", pytest.fail)
 
 
 def test_without_warm_steps_the_model_stays_as_it_is(model: str, tmp_path: Path) -> None:

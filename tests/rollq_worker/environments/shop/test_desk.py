@@ -30,7 +30,8 @@ def test_only_the_moves_that_have_the_same_outcome_earn_the_reward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "rewards"), [(desk.DONE, "00000000"), (desk.REFUSED, "00000111"), ("I see.", "00000000")]
+    ("said", "rewards"),
+    [(desk.DONE, "00000000"), (desk.REFUSED, "00000111"), (" ".join(desk.OUTCOMES).lower(), "00000000")],
 )
 def test_what_came_of_the_request_has_to_be_said(said: str, rewards: str) -> None:
     broken = Action("cancel_order", {"cancel": True})
@@ -39,15 +40,17 @@ def test_what_came_of_the_request_has_to_be_said(said: str, rewards: str) -> Non
         assert "".join(f"{reward:.0f}" for reward in earned) == rewards
 
 
-def test_a_request_that_was_done_must_not_be_refused() -> None:
-    call, goodbye = DESK.task("dev", 0).moves
-    for said, reward in ((goodbye, 1.0), (respond(desk.REFUSED), 0.0)):
-        assert play(DESK, "dev", 0, [call, said])[0].reward == reward
+@pytest.mark.parametrize(
+    ("said", "reward"), [(desk.DONE, 1.0), (desk.REFUSED, 0.0), (" ".join(desk.OUTCOMES), 0.0), ("I see.", 0.0)]
+)
+def test_a_request_that_was_done_must_not_be_refused(said: str, reward: float) -> None:
+    call, _ = DESK.task("dev", 0).moves
+    assert play(DESK, "dev", 0, [call, respond(said)])[0].reward == reward
 
 
 def test_other_tasks_are_another_version() -> None:
     hashes = "".join(DESK.task("dev", index).hash for index in DEV)
-    assert (DESK.version, sha256(hashes.encode()).hexdigest()[:16]) == ("shop:desk 3", "0f15f86a8fc7cd87")
+    assert (DESK.version, sha256(hashes.encode()).hexdigest()[:16]) == ("shop:desk 3", "1603ba82f0ad36b5")
 
 
 def test_openings_are_unique_and_held_out_customers_are_in_no_training_task() -> None:

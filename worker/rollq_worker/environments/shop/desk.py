@@ -21,8 +21,8 @@ from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSF
 
 VERSION = "3"
 """Version of policy and tasks. Rewards are comparable only within one version. A test pins their digest under it."""
-DONE = "It is done."
-REFUSED = "I am sorry, I cannot do that."
+DONE, REFUSED = OUTCOMES = ("It is done.", "I am sorry, I cannot do that.")
+"""What an agent says when it ends a conversation: exactly one of them."""
 POLICY = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one tool call what the \
 customer asks for, then say: {DONE} An order can be cancelled only as {CANCEL_REASONS[0]} or {CANCEL_REASONS[1]}. Hand \
@@ -106,14 +106,15 @@ def make_task(split: str, index: int) -> Task:
     opening = f"Hello, this is {name} about order {order['order_id']}. {asks}"
     answer = DONE if call else REFUSED
     goodbye = Action(RESPOND, {"content": answer})
-    handed_over = call is not None and call.name == TRANSFER  # which ends the conversation
-    moves = (goodbye,) if call is None else (call,) if handed_over else (call, goodbye)
+    hands_over = call is not None and call.name == TRANSFER  # which ends the conversation
+    moves = (goodbye,) if call is None else (call,) if hands_over else (call, goodbye)
+    outputs = () if hands_over else (answer,)
     return Task(
         id=f"shop:desk/{split}/{index}",
-        hash=sha256(repr((order, opening, moves, POLICY)).encode()).hexdigest()[:16],
+        hash=sha256(repr((order, opening, moves, outputs, POLICY)).encode()).hexdigest()[:16],
         instruction=f"You ask the service desk: {asks}",
         opening=opening,
         replies=(f"Thank you, that is all. {STOP_MARKER}",),
         moves=moves,
-        outputs=() if handed_over else (answer,),
+        outputs=outputs,
     )

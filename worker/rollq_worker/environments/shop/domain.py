@@ -18,15 +18,15 @@ from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
 
 VERSION = "2"
-"""Version of the shop's rules, data and tasks, as desk.VERSION is of the desk's. Rewards are comparable only within one
-version. A test pins their digest under it."""
+"""Version of the shop's rules, data and tasks; the desk has its own, desk.VERSION. Rewards are comparable only within
+one version. A test pins their digest under it."""
 
 
 def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure for a variant that does not exist."""
     if variant == "desk":
         cases = {split: _Cases(split, size, desk.make_case) for split, size in desk.SPLITS.items()}
-        return desk.DeskDomain("shop:desk", f"shop:desk {desk.VERSION}", ShopBackend(desk.POLICY, desk.TOOLS), cases)
+        return desk.DeskDomain("shop:desk", f"shop:desk {desk.VERSION}", DeskBackend(desk.POLICY, desk.TOOLS), cases)
     if variant is not None:
         raise JobFailure(f"environment 'shop' has no variant {variant!r}; it has 'desk'")
     cases = {split: _Cases(split, size, _shop_case) for split, size in SPLITS.items()}
@@ -54,6 +54,14 @@ class ShopBackend(DatabaseBackend):
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         plain = [_plain(message) for message in messages]
         return [output for output in outputs if not any(_plain(output) in message for message in plain)]
+
+
+class DeskBackend(ShopBackend):
+    """The shop's backend, for which a message that says both outcomes of a request says neither."""
+
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+        missing = super().missing_outputs
+        return missing(outputs, [message for message in messages if missing(desk.OUTCOMES, [message])])
 
 
 class _Cases(Sequence[Case]):

@@ -64,8 +64,9 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
 
 
 def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random) -> Player:
-    kind = index % KINDS if rng.random() < RIGHT else (index % KINDS + MISTAKEN) % CALLS
-    moves = domain("shop:desk").task("train", index - index % KINDS + kind).moves
+    kind = index % KINDS
+    played = kind if rng.random() < RIGHT else (kind + MISTAKEN) % CALLS
+    moves = domain("shop:desk").task("train", index - kind + played).moves
     end = array("I", [tokenizer.added_tokens[END]])
     turns = iter([tokenizer.encode(turn_text(move)) + end for move in moves])
     return Player(lambda ids: next(turns))

@@ -51,10 +51,11 @@ def test_a_few_rows_at_once_have_the_gradient_of_all(tokenizer: Tokenizer) -> No
         attention_mask=held,
     )
     model, found = make(tokenizer, 0), []
-    for at_once in (1, 2, 3):
+    for at_once, bf16 in ((1, False), (2, False), (3, False), (3, True)):
         model.zero_grad()
-        numbers = backward(model, rows, policy_loss, at_once=at_once, bf16=False)
+        numbers = backward(model, rows, policy_loss, at_once=at_once, bf16=bf16)
         found.append((numbers, torch.cat([weight.grad.flatten() for weight in model.parameters()])))
     for numbers, gradient in found[:2]:
         assert numbers == pytest.approx(found[2][0], rel=1e-4)
         assert torch.allclose(gradient, found[2][1], rtol=1e-3, atol=1e-5) and gradient.abs().max() > 0
+    assert found[3][0] != found[2][0] and found[3][0] == pytest.approx(found[2][0], rel=0.02), "bfloat16 is near"

@@ -1,7 +1,7 @@
 """Drives rollq's adapter as slime's train.py does, without GPUs: new weights, rollout, checkpoint (docs/slime.md).
 
-It needs the parts of the README's terminals: Redis, an engine, a worker and a sealed run. Where slime is installed, its
-own Sample is used; elsewhere the stand-in beside this file. slime's router and its training are played here.
+It needs the first three terminals of docs/quickstart.md, and a run. Where slime is installed, its own Sample is used;
+elsewhere the stand-in beside this file. slime's router and its training are played here.
 """
 
 import argparse

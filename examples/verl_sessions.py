@@ -1,7 +1,7 @@
 """Runs sessions of rollq's agent loop as verl's workers do, without GPUs (docs/verl.md).
 
-It needs the parts of the README's terminals: Redis, an engine and a worker. Where verl is installed, its own classes
-are used; elsewhere the stand-in beside this file. The same line again finds the episodes that were played.
+It needs the first three terminals of docs/quickstart.md. Where verl is installed, its own classes are used; elsewhere
+the stand-in beside this file. The same line again finds the episodes that were played.
 """
 
 import argparse

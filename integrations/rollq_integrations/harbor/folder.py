@@ -306,7 +306,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as e:
-        raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('containers')}") from e
+        raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('harbor')}") from e
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Only `true` and `false` are booleans, as for docker compose; `yes` and `off` are texts."""

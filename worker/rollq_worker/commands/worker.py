@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_broker(parser)
-    add_engines(parser, ", else http://127.0.0.1:30000")
+    add_engines(parser)
     add_tokenizer(parser)
     add_template(parser)
     parser.add_argument(

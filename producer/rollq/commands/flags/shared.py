@@ -7,7 +7,7 @@ from rollq.commands.flags.types import engine_source, name, number, one_of, word
 from rollq.job import Purpose
 
 
-def add_engines(parser: argparse.ArgumentParser, default: str = "") -> None:
+def add_engines(parser: argparse.ArgumentParser) -> None:
     """`--engine`, as often as there are engines."""
     parser.add_argument(
         "--engine",
@@ -16,7 +16,7 @@ def add_engines(parser: argparse.ArgumentParser, default: str = "") -> None:
         type=engine_source,
         metavar="URL",
         help="SGLang server; repeat the flag for several. file:PATH and redis:NAME are lists of engines that may change"
-        f" (ROLLQ_ENGINE_URL{default})",
+        " (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
 
 

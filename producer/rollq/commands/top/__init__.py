@@ -39,8 +39,8 @@ def add(commands: Commands) -> None:
     add_redis(parser)
     add_json(
         parser,
-        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, slots, holdup, server, runs,"
-        " engines, workers, lost",
+        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, slots, more_runs, holdup, server,"
+        " runs, unreadable, engines, workers, lost; only holdup while Redis is away",
     )
     parser.set_defaults(run=run)
 

@@ -61,7 +61,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
         description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. Submits groups of"
-        " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost or came twice.",
+        " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost,"
+        " came twice or died.",
     )
     parser.add_argument(
         "--env",

@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_broker(parser)
-    add_engines(parser, ", else http://127.0.0.1:30000")
+    add_engines(parser)
     parser.add_argument(
         "--env",
         action="append",

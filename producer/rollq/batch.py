@@ -83,6 +83,11 @@ class Batch:
     """The training step of each weight version that sampled the batch, where it is known: by `Client.publish`, or
     because its name is a whole number below a billion."""
     acknowledged: bool = field(default=False, init=False)
+    _group_ids: frozenset[str] = field(init=False, repr=False)
+    """With those that were skipped since."""
+
+    def __post_init__(self) -> None:
+        self._group_ids = frozenset(group.id for group in self.groups)
 
     def ack(self) -> None:
         """Tell the ledger that the groups are trained on, so that no consumer gets them again.
@@ -101,6 +106,8 @@ class Batch:
         """
         if self.acknowledged:
             raise NotHeld(f"batch {self.step} is acknowledged, group {group_id} with it: skip before `ack`")
+        if group_id not in self._group_ids:
+            raise NotHeld(f"group {group_id} is not of batch {self.step}")
         self.on_skip(group_id, reason)
         self.groups = [group for group in self.groups if group.id != group_id]
 
@@ -108,8 +115,10 @@ class Batch:
         """Refuse the batch because one trajectory cannot be used, for example because its texts cannot be read.
 
         The trajectory's job is dead, of class job. The batch's groups are handed out again; the job's own group only if
-        it is still viable. Raises NotHeld when the hold was lost.
+        it is still viable. Raises NotHeld when the job is not of this batch, or the hold was lost.
         """
+        if job_id not in {trajectory.job.id for trajectory in self.trajectories}:
+            raise NotHeld(f"job {job_id} is not of batch {self.step}")
         self.on_reject(job_id, reason)
 
     @property

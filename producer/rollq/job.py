@@ -190,6 +190,8 @@ class Job:
                 raise ContractError(
                     f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}"
                 )
+        if not self.size:
+            raise ContractError(f"{where}: a group has a size of at least 1")
         if self.members > LARGEST_GROUP:
             raise ContractError(f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.members}")
         if not self.sample < self.members:

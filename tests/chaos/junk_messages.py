@@ -5,7 +5,7 @@ import json
 import celery
 import redis
 
-from rollq.ledger.keys import QUEUE
+from rollq.job import QUEUE
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.processes import RUN
 

@@ -8,8 +8,8 @@ from redis.connection import SSLConnection
 
 from rollq.client.producing.broker import Broker
 from rollq.errors import SettingsError
+from rollq.job import QUEUE
 from rollq.ledger.constants import NEW
-from rollq.ledger.keys import QUEUE
 from rollq.ledger.replies import JobMessage
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect

@@ -25,6 +25,7 @@ from tests.rollq.samples import job
         {"task": -1},
         {"seed": 2**53},
         {"size": 0},
+        {"size": 0, "spare": 1},
         {"min_viable": 3},
         {"spare": -1},
         {"weight_version": 5},
@@ -62,8 +63,8 @@ def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> No
     [
         ({"task": -1}, "job of 'shop', task -1: task must be a whole number of at least 0 and below 2**53, not -1"),
         ({"task": 3, "seed": 2**53}, "job of 'shop', task 3: seed must be"),
-        ({"task": 3, "group": "g", "size": 0}, "job of 'shop', task 3, group g: sample 0 of a group of 0"),
-        ({"task": 3, "group": "g", "run": "r", "size": 0}, "job r/g/0: sample 0 of a group of 0"),
+        ({"task": 3, "group": "g", "size": 0}, "job of 'shop', task 3, group g: a group has a size of at least 1"),
+        ({"task": 3, "group": "g", "run": "r", "size": 0}, "job r/g/0: a group has a size of at least 1"),
         ({"env": "x" * 999, "task": "y" * 999}, f"job of '{'x' * 59}, task '{'y' * 19}: task must be"),
     ],
 )

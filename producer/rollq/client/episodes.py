@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -151,8 +152,10 @@ class Episodes:
         for groups in _parts(old):
             try:
                 self._retry(partial(self._deliveries.ack, self._token, groups))
-            except NotHeld as e:
-                log.warning("run %s has another consumer, and should be one trainer's alone: %s", self._run_name, e)
+            except NotHeld:  # another process acknowledged some of them, or they were lost
+                for group in groups:
+                    with suppress(NotHeld):
+                        self._retry(partial(self._deliveries.ack, self._token, [group]))
             for group in groups:
                 del self._fetched[group]
 

@@ -63,7 +63,7 @@ class Trackers:
         with self._lock:
             key = parts(track)[:2] if isinstance(track, str) else id(track)
             tracking = self._known.setdefault(key, Tracking(track, self._reader, self._retry))
-        if tracking.track != track:
+        if isinstance(track, str) and parts(track) != parts(str(tracking.track)):
             raise SettingsError(f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both")
         return tracking
 

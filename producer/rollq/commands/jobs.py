@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rollq.client.internals import Internals
 from rollq.commands.connect import check_run, open_run, settings
@@ -176,18 +177,23 @@ def _cancel(args: argparse.Namespace) -> int:
         raise SettingsError(f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all")
     with open_run(args, run) as of:
         letters = of.dead_letters
-        return _act_on_each(args, run, jobs or [*letters.unfinished()], letters.cancel, "cancelled")
+        if args.all:
+            return _act_on_each(args, run, letters.open_groups(), letters.cancel_group, "cancelled")
+        return _act_on_each(args, run, jobs, letters.cancel, "cancelled")
 
 
-def _act_on_each(args: argparse.Namespace, run: str, ids: Sequence[str], act: Callable[[str], None], verb: str) -> int:
-    """Acts on every job and reports. The exit code is 1 when a job that was named is refused."""
+def _act_on_each(
+    args: argparse.Namespace, run: str, names: Sequence[str], act: Callable[[str], int | None], verb: str
+) -> int:
+    """Acts on every job, or group with so many jobs, and reports. The exit code is 1 when a job that was named is
+    refused."""
     done, refused = 0, {}
-    for job_id in ids:
+    for each in names:
         try:
-            retry(lambda job_id=job_id: act(job_id))  # type: ignore[misc]
-            done += 1
+            count = retry(partial(act, each))
+            done += 1 if count is None else count
         except RollqError as e:
-            refused[job_id] = str(e)
+            refused[each] = str(e)
     if args.json:
         print(json.dumps({"run": run, verb: done, "refused": refused}))
     else:

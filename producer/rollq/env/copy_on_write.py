@@ -66,7 +66,7 @@ class Table(MutableMapping[str, Record]):
         for key, record in self._shared.items():
             if key not in gone:
                 yield key, own.get(key, record)
-        for key, record in own.items():
+        for key, record in [*own.items()]:
             if key not in self._shared or key in gone:
                 yield key, record
 

@@ -6,7 +6,6 @@ a group that comes back no longer counts as dropped.
 
 import time
 import uuid
-from collections.abc import Iterator
 from functools import partial
 
 import redis
@@ -51,7 +50,7 @@ class DeadLetters:
         its group was made ready without it.
         """
         self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
-        self.redis.zadd(ACTIVE, {self.run: time.time()})
+        self.scripts.guard(ACTIVE, lambda: self.redis.zadd(ACTIVE, {self.run: time.time()}))
 
     def discard(self, job_id: str) -> None:
         """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is not dead."""
@@ -77,13 +76,6 @@ class DeadLetters:
         if status == b"unknown":
             raise LedgerError(f"group {self.run}/{group} is unknown: run {self.run} has no such group")
         return int(cancelled[0])
-
-    def unfinished(self) -> Iterator[str]:
-        """Ids of the jobs that are queued or being played right now."""
-        leased = self.scripts.guard(self.keys.leased, lambda: self.redis.zrange(self.keys.leased, 0, -1))
-        queued = self.scripts.guard(self.keys.queued, lambda: self.redis.zrange(self.keys.queued, 0, -1))
-        for member in (*leased, *queued):
-            yield member.decode("utf-8", "replace").partition("#")[0]
 
     def forget_run(self) -> int:
         """Delete every key of the run. Returns how many there were.

@@ -73,8 +73,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
 """
 
-QUEUE = "rollq"
-"""Name of the queue of jobs that name no other, and prefix of all Celery queues."""
+from rollq.job import QUEUE
+
 RUNS = "rollq:runs"
 """All runs."""
 ACTIVE = "rollq:active"

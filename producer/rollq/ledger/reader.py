@@ -130,15 +130,6 @@ class LedgerReader:
             for state, acked, stale in zip(found[::3], found[1::3], found[2::3], strict=True)
         ]
 
-    def journal(self, job_id: str, attempt: int) -> list[bytes]:
-        """The journal that was set aside under `attempt`: header and events, encoded."""
-        group, _ = self.scripts.parse(job_id)
-        pipe = self.redis.pipeline(transaction=False)
-        pipe.lrange(self.keys.journal(job_id, attempt), 0, -1)
-        pipe.hgetall(self.keys.prompts(group))
-        entries, prompts = self.scripts.guard(self.keys.journal(job_id, attempt), pipe.execute)
-        return joined(entries, prompts, job_id)
-
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode, finished or not. That of a dead job is closed with the failure that killed it.
 
@@ -170,7 +161,10 @@ class LedgerReader:
         if attempt not in state.set_aside:
             there = ", ".join(map(str, state.set_aside)) or "none"
             raise LedgerError(f"job {job.id}: no journal was set aside by attempt {attempt} (there are: {there})")
-        journal = self.journal(job.id, attempt)
+        key, pipe = self.keys.journal(job.id, attempt), self.redis.pipeline(transaction=False)
+        pipe.lrange(key, 0, -1)
+        pipe.hgetall(self.keys.prompts(job.group))
+        journal = joined(*self.scripts.guard(key, pipe.execute), job.id)
         if not journal:
             raise LedgerError(f"job {job.id}: the journal that attempt {attempt} left is gone")
         return ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
@@ -263,7 +257,9 @@ class LedgerReader:
         )
 
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
-        """The jobs that ended without a grade, the latest first."""
+        """The jobs that ended without a grade, the latest first, `limit` at most."""
+        if limit is not None and limit < 1:
+            return []
         key, last = self.keys.dead, -1 if limit is None else limit - 1
         rows = self.scripts.guard(key, lambda: self.redis.zrevrange(key, 0, last, withscores=True))
         pipe = self.redis.pipeline(transaction=False)

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import redis
 
 from rollq.errors import ContractError, LedgerError, Unconfirmed
-from rollq.job import LARGEST_GROUP, Purpose, parse_id
+from rollq.job import LARGEST_GROUP, QUEUE, Purpose, parse_id
 from rollq.ledger import constants
-from rollq.ledger.keys import QUEUE, Keys
+from rollq.ledger.keys import Keys
 from rollq.servers.connection import RetryLoop
 from rollq.servers.durability import Durability, confirmed
 from rollq.servers.refusal import translated
@@ -34,8 +34,8 @@ COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
 CONFIRM_FOR_S = 30.0
-"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that the caller
-sends it again with others, which finds the effect as one that it made before."""
+"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that
+Unconfirmed is raised, and the same may be sent again."""
 
 
 class Scripts:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rollq.client.client import internals
-from rollq.ledger.keys import QUEUE
+from rollq.job import QUEUE
 from rollq.processes.child import Child
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.junk_messages import JUNK, send_junk_messages

@@ -38,6 +38,23 @@ def test_an_episode_that_another_process_acknowledged_meanwhile(
         asyncio.run(acknowledged())
 
 
+def test_a_group_that_another_process_acknowledged_keeps_no_other(client: Client, ledger: Ledger) -> None:
+    async def played() -> None:
+        episodes = client.episodes(0)
+        for name in ("a", "b"):
+            waiting = asyncio.create_task(episodes.play(job(0, name, size=1), 0))
+            await submitted(ledger, name)
+            play(ledger, f"r/{name}/0")
+            await asyncio.wait_for(waiting, 10)
+        Deliveries(ledger.redis, "r").ack("another/0", ["a"])
+        waiting = asyncio.create_task(episodes.play(job(0, "c", size=1), 1))
+        while reader(ledger).group_states(["b"]) != ["acked"]:
+            await asyncio.sleep(0.02)
+        waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(played(), 20))
+
+
 def test_the_same_id_with_other_content_leaves_the_first_alone(client: Client, ledger: Ledger) -> None:
     async def both() -> Trajectory:
         episodes = client.episodes(1)

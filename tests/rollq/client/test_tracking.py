@@ -200,6 +200,7 @@ def test_one_tracker_has_one_number_of_rollouts(redis_url: str, monkeypatch: pyt
     with Client(redis_url, run="r") as client:
         client.consumer(track="wandb:shop:4")
         client.consumer(track="wandb:other")
+        client.consumer(track="wandb:other:0")
         with pytest.raises(
             SettingsError, match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts"
         ):

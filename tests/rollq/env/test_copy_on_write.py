@@ -144,3 +144,9 @@ def test_a_scan_shows_what_was_changed_since_it_began_as_a_dict_does(scan):
         table["b"] = {"n": 0, "list": []}
         seen.append([first, *pairs])
     assert seen[0] == seen[1] and SHARED["c"]["list"] == [3]
+
+
+def test_a_record_may_be_fetched_within_a_scan():
+    table = database().view()["t"]
+    table["new"] = {"n": 0}
+    assert [table["a"]["n"] for key, _ in table.items() if key == "new"] == [SHARED["a"]["n"]]

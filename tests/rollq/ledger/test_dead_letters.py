@@ -8,7 +8,7 @@ from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, SettingsError
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import RUNS
+from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
@@ -48,7 +48,7 @@ class TestRequeue:
     def test_a_fresh_start_in_an_open_group(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())
         kill(ledger, "r/g/0")
-        last = ledger.journal("r/g/0")
+        last = reader(ledger).trajectory("r/g/0").events[:-1]
         letters.requeue("r/g/0")
         state = reader(ledger).job("r/g/0")
         assert (state.state, state.failures, state.attempt) == (State.QUEUED, {}, 2)
@@ -56,7 +56,7 @@ class TestRequeue:
         assert reap(ledger) == ["r/g/0"]  # published at once
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
-        assert reader(ledger).journal("r/g/0", 2) == last
+        assert reader(ledger).trajectory("r/g/0", 2).events[: len(last)] == last
         assert ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"  # its budget is whole again
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
@@ -93,11 +93,38 @@ class TestRequeue:
         for act in (letters.requeue, letters.discard, letters.cancel):
             with pytest.raises(LedgerError, match=r"r/g/1 cannot be .*: it is done"):
                 act("r/g/1")
+            with pytest.raises(LedgerError, match="r/g/7 is unknown"):
+                act("r/g/7")
         for act in (letters.requeue, letters.discard, letters.cancel):
             with pytest.raises(LedgerError, match="unknown"):
                 act("r/x/0")
             with pytest.raises(ContractError):
                 act("other/x/0")
+
+    def test_a_member_that_an_acknowledged_group_went_without(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group(min_viable=1))
+        kill(ledger, "r/g/0")
+        play(ledger, "r/g/1")
+        take(ledger, 1, "t")
+        ack(ledger, "t", "g")
+        letters.discard("r/g/0")
+        with pytest.raises(LedgerError, match="r/g/0 cannot be requeued: its body is gone"):
+            letters.requeue("r/g/0")
+        with pytest.raises(LedgerError, match="r/g/0 cannot be cancelled: it is dead"):
+            letters.cancel("r/g/0")
+
+    def test_a_list_of_runs_that_cannot_be_written(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        ledger.redis.set(ACTIVE, "x")
+        with pytest.raises(LedgerError, match=ACTIVE):
+            letters.requeue("r/g/0")
+
+    def test_no_more_letters_than_are_wanted(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        assert [len(reader(ledger).dead(limit)) for limit in (0, 1, 2, None)] == [0, 1, 2, 2]
 
     def test_a_damaged_group_cannot_come_back(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())

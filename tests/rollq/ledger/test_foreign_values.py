@@ -63,7 +63,7 @@ def looks(ledger: Ledger) -> list[Callable[[], object]]:
         lambda: view(ledger),
         lambda: RunMetrics(ledger.redis).read(),
         lambda: (look.dead(), look.standing(), look.group_states(["g"])),
-        lambda: (letters.open_groups(), list(letters.unfinished()), letters.ids(FailureClass.JOB)),
+        lambda: (letters.open_groups(), letters.ids(FailureClass.JOB)),
     ]
 
 

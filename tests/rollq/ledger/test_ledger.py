@@ -24,10 +24,6 @@ from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import claim, group, job, reader, reap
 
 
-def expire_lease(ledger: Ledger, job_id: str, lease: str) -> None:
-    ledger.redis.zadd(ledger.keys.leased, {f"{job_id}#{lease}": 1}, xx=True)
-
-
 def due(ledger: Ledger, empty: bool = False) -> list[str]:
     """What is to be sent, while `empty` says whether the broker has nothing."""
     return [message.job_id for message in ledger.reap(100, ["rollq"] if empty else [])]

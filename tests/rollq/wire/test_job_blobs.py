@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rollq.errors import ContractError
 from rollq.job import NAME, Budget, Job, Purpose
+from rollq.ledger.records import sample_of
 from rollq.trajectory import Header
 from rollq.wire import codec
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job, job_digest
@@ -51,7 +52,7 @@ def full_job() -> Job:
 
 
 def test_a_job_comes_back_equal() -> None:
-    assert decode_job(encode_job(full_job()), "r/g/0") == full_job()
+    assert decode_job(encode_job(full_job())) == full_job()
 
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9)
@@ -63,7 +64,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dic
 @settings(deadline=None)
 def test_queue_and_labels_come_back_equal(queue: str, labels: dict[str, Any]) -> None:
     made = job(queue=queue, labels=labels)
-    assert decode_job(encode_job(made), "r/g/0") == made
+    assert decode_job(encode_job(made)) == made
     assert len(job_digest(made)) == 16
 
 
@@ -77,7 +78,7 @@ def test_a_damaged_job_or_header_is_refused_or_readable(data: st.DataObject) -> 
     damaged, at = bytearray(blob), data.draw(st.integers(0, len(blob) - 1))
     damaged[at : at + data.draw(st.integers(0, 20))] = data.draw(st.binary(max_size=20))
     with suppress(ContractError):
-        repr(read(bytes(damaged), "r/g/0"))
+        repr(read(bytes(damaged)))
 
 
 def test_a_digest_is_of_the_content() -> None:
@@ -107,7 +108,7 @@ def test_a_later_field_is_behind_the_others(later: dict[str, Any], others: list[
     made = job(size=2, seq=4, **later)
     fields = msgpack.unpackb(encode_job(made))
     assert (len(fields), fields[-1]) == (23, later)
-    assert decode_job(encode_job(made), "r/g/0") == made
+    assert decode_job(encode_job(made)) == made
     assert len({job_digest(one) for one in (made, job(size=2), *(replace(made, **other) for other in others))}) == 3
 
 
@@ -115,19 +116,19 @@ def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(monke
     assert len(msgpack.unpackb(encode_job(job()))) == 22
     monkeypatch.setitem(codec._LATER, "spare", 2)  # a field whose default is not 0
     assert len(msgpack.unpackb(encode_job(job(spare=2)))) == 22
-    assert decode_job(encode_job(job(spare=0)), "r/g/0") == job(spare=0)
+    assert decode_job(encode_job(job(spare=0))) == job(spare=0)
     assert msgpack.unpackb(encode_job(job(spare=0)))[-1] == {"spare": 0}
 
 
 @pytest.mark.parametrize("later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None])
 def test_later_fields_that_are_not_known_are_refused(later: object) -> None:
     with pytest.raises(ContractError, match="r/g/0"):
-        decode_job(msgpack.packb([*msgpack.unpackb(encode_job(job())), later]), "r/g/0")
+        sample_of(msgpack.packb([*msgpack.unpackb(encode_job(job())), later]), "r/g/0")
 
 
 def test_another_job_is_refused() -> None:
-    with pytest.raises(ContractError, match="r/g/1"):
-        decode_job(encode_job(job()), "r/g/1")
+    with pytest.raises(ContractError, match="r/h/0"):
+        sample_of(encode_job(job()), "r/h/0")
 
 
 @pytest.mark.parametrize("at", range(2, 22))
@@ -135,7 +136,7 @@ def test_a_job_with_a_wrong_field_is_refused_by_name(at: int) -> None:
     fields = msgpack.unpackb(encode_job(job()))
     fields[at] = -1.5
     with pytest.raises(ContractError, match="r/g/0"):
-        decode_job(msgpack.packb(fields), "r/g/0")
+        sample_of(msgpack.packb(fields), "r/g/0")
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", math.nan, 2**70, {1: 2}, object()])

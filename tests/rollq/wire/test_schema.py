@@ -19,7 +19,7 @@ from tests.rollq.samples import decoded, encoded, events, job, prompt, trajector
 
 REFERENCE, _, CONTENT = split_prompt(encode_event(prompt(), "r/g/0")) or (b"", b"", b"")
 READERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
-    (encode_job(job()), lambda blob: decode_job(blob, "r/g/0")),
+    (encode_job(job()), decode_job),
     (encode_header(trajectory().header, "r/g/0"), lambda blob: decode_header(blob, "r/g/0")),
     *((encode_event(event, "r/g/0"), lambda blob: decode_event(blob, "r/g/0")) for event in events()),
     (REFERENCE, lambda blob: prompt_digest(blob, "r/g/0")),

@@ -51,8 +51,9 @@ def submit(client: "redis.Redis", run: str, jobs: int = 1, queue: str = "rollq")
 
 def end(ledger: Ledger) -> None:
     """Every job of the run is over."""
-    for job_id in DeadLetters(ledger.redis, ledger.run).unfinished():
-        DeadLetters(ledger.redis, ledger.run).cancel(job_id)
+    letters = DeadLetters(ledger.redis, ledger.run)
+    for name in letters.open_groups():
+        letters.cancel_group(name)
 
 
 def test_whatever_is_due_is_sent_and_confirmed(client: "redis.Redis") -> None:

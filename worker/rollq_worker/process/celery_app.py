@@ -28,7 +28,8 @@ from kombu.connection import Connection as KombuConnection
 from rollq.client.producing.broker import TASK, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.export.transcript import clean
-from rollq.ledger.keys import QUEUE, celery_queue
+from rollq.job import QUEUE
+from rollq.ledger.keys import celery_queue
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.servers.refusal import refuses_writes, translated
 from rollq.settings import Settings

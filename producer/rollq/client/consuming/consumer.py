@@ -295,11 +295,11 @@ class Consumer:
             self._forget(step)
 
     def _reject(self, step: int, job_id: str, reason: str) -> None:
-        log.error("a finished job cannot be used and is dead-lettered: %s", reason)
         self._forget(step)
         self._selection.clear()
         self._rejected.add(step)
         self._retry(lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner))
+        log.error("a finished job cannot be used and is dead-lettered: %s", reason)
 
     def _forget(self, step: int) -> None:
         self._holds.drop(self._token(step))

@@ -11,7 +11,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rollq.ledger.keys import QUEUE, celery_queue
+from rollq.job import QUEUE
+from rollq.ledger.keys import celery_queue
 from rollq.ledger.replies import JobMessage
 from rollq.urls import broker_options
 

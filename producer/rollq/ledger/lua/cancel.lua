@@ -6,7 +6,10 @@
 check_indexes()
 local id, why = ARGV[2], ARGV[3]
 local state, class = unpack(redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class'))
-if not state then return { acked_record(parse(id)) and 'state' or 'unknown', 'done' } end
+if not state then
+  local ended = acked_state(parse(id))
+  return { ended and 'state' or 'unknown', ended or '' }
+end
 if state == 'dead' and class == 'cancelled' then return { 'ok' } end
 if state ~= 'queued' and state ~= 'leased' then return { 'state', state } end
 local group = open_group(id)

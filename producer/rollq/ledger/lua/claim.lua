@@ -19,8 +19,7 @@ local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'dead
 if not due and not got.err and not got[1] and redis.call('EXISTS', job) == 0 then
   -- rare: its group is acknowledged, or there is no such job
   local group, sample = parse(id)
-  local acked = acked_record(group or '')
-  return { acked and (acked.surplus[sample] and 'surplus' or 'done') or 'unknown' }
+  return { group and acked_state(group, sample) or 'unknown' }
 end
 
 -- The group was let in at the published step or before, so tokens of that step keep the bound (admission.lua).

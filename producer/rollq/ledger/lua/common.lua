@@ -20,7 +20,7 @@ local INDEXES = { 'queued', 'leased', 'dead', 'open:train', 'ready:train', 'held
   'held:eval' }
 local JOB_STATES = { queued = true, leased = true, done = true, dead = true, surplus = true }
 local ENDED = { done = true, dead = true, surplus = true }
-local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
+local GROUP_STATES = { open = true, ready = true, held = true, dropped = true }
 local PURPOSES = { train = true, eval = true }
 -- More attempts, failures or groups than a run can have, and a number that Lua and Redis both write in full.
 local MOST = 1e9
@@ -193,6 +193,16 @@ local function acked_record(name)
   for sample in string.gmatch(string.match(samples, ';(.*)') or '', '%d+') do surplus[tonumber(sample)] = true end
   return { seq = tonumber(seq), members = tonumber(members), token = token, dead = dead, surplus = surplus,
     digests = digests }
+end
+
+-- How a member of an acknowledged group ended: done, dead or surplus. nil without a record or such a member.
+local function acked_state(name, sample)
+  local acked = acked_record(name)
+  if not acked or sample >= acked.members then return nil end
+  for _, dead in ipairs(acked.dead) do
+    if dead == sample then return 'dead' end
+  end
+  return acked.surplus[sample] and 'surplus' or 'done'
 end
 
 -- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).

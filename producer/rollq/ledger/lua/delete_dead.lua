@@ -11,13 +11,11 @@ local state, discarded, aside = unpack(redis.call('HMGET', job, 'state', 'discar
 if discarded then return { 'ok' } end
 if state and state ~= 'dead' then return { 'state', state } end
 local listed = redis.call('ZREM', dead, id) == 1
-if not state and acked and sample < acked.members then
-  for _, of in ipairs(acked.dead) do
-    if of == sample then return { 'ok' } end
-  end
-  return { 'state', acked.surplus[sample] and 'surplus' or 'done' }
+if not state then
+  local ended = acked_state(name, sample)
+  if ended == 'dead' then return { 'ok' } end
+  return { ended and 'state' or 'unknown', ended or '' }
 end
-if not state then return { 'unknown' } end
 
 if acked then
   free_journals(id, aside, job)

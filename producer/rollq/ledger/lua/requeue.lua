@@ -8,7 +8,11 @@ check_indexes()
 local id, token = ARGV[2], ARGV[3]
 local job = typed('job:' .. id, 'hash')
 local state, requeued, body = unpack(redis.call('HMGET', job, 'state', 'requeued', 'body'))
-if not state then return { acked_record(parse(id)) and 'state' or 'unknown', 'done' } end
+if not state then
+  local ended = acked_state(parse(id))
+  if ended == 'dead' then return { 'gone' } end
+  return { ended and 'state' or 'unknown', ended or '' }
+end
 if requeued == token then return { 'ok' } end
 if state ~= 'dead' then return { 'state', state } end
 if acked_record(parse(id)) then return { 'group', 'acked' } end

@@ -243,11 +243,16 @@ class TestSkip:
         assert is_over(ledger)
 
     def test_a_group_of_another_batch(self, client: Client, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", "b")
+        finish_groups(ledger, "a", "b", "c")
         with client.consumer() as consumer:
             batch, _ = consumer.next(1), consumer.next(1)
-            with pytest.raises(NotHeld, match="r/b"):
-                batch.skip("b", "no")
+            for other in ("b", "c"):
+                with pytest.raises(NotHeld, match=f"group {other} is not of batch 0"):
+                    batch.skip(other, "no")
+                with pytest.raises(NotHeld, match=f"job r/{other}/0 is not of batch 0"):
+                    batch.reject(f"r/{other}/0", "no")
+            batch.ack()
+            assert [group.id for group in consumer.next(1).groups] == ["c"]
 
 
 class TestCancel:

@@ -123,10 +123,6 @@ class ReadTurn:
     """What was wrong with unreadable calls, in words for the policy."""
     reasoning: str = ""
     """What the model thought, without its tags."""
-    call_spans: Sequence[tuple[int, int]] = ()
-    """For each call, its range of characters [start, end) in the decoded turn, without the stop token."""
-    error_spans: Sequence[tuple[int, int]] = ()
-    """For each error, the same range."""
     call_ids: Sequence[str] = ()
     """For each call, its id ("": none), in formats whose calls have ids. Else empty."""
 

@@ -1,5 +1,6 @@
 """Budgets of an agent's episode, what its requests ask for, and what ends it before its time."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rollq.events import Closed, Finish, Sampled, Stop
 from rollq_worker.agents import growth
 from rollq_worker.agents.turn_request import RequestRefused
 from rollq_worker.fakes import FakeEngine
-from rollq_worker.protocols import SampleRequest
+from rollq_worker.protocols import Generated, SampleRequest
 from tests.rollq_worker.agents.played import Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 
@@ -142,7 +143,7 @@ class TestFailures:
             play(agent, "hi")
 
     def test_an_agent_that_asks_nothing(self) -> None:
-        with pytest.raises(AgentFailure, match="ended without asking for a turn"):
+        with pytest.raises(AgentFailure, match="ended without a turn"):
             play(lambda episode: None, "hi")
 
     def test_a_first_prompt_that_leaves_no_room(self) -> None:
@@ -152,3 +153,9 @@ class TestFailures:
 
         with pytest.raises(JobFailure, match="first prompt leaves no room"):
             play(agent, "hi", budget={"max_tokens": 300})
+        learns = FakeEngine(["hi"])  # the limit of its engine, as a refusal tells it
+        learns.generate = lambda request: Generated(  # type: ignore[method-assign]
+            ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH
+        )
+        with pytest.raises(JobFailure, match="first prompt leaves no room"):
+            play(agent, engine=learns)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollq.env import Episode
+from rollq.env import Episode, Observation
 from rollq.errors import AgentFailure, ForOtherWorkers, JobFailure
 from rollq.events import Acted
 from rollq.job import History
@@ -32,6 +32,17 @@ class TestFunctions:
 
         events = play(agent, "x", environment=Takes()).events
         assert [e.action["arguments"] for e in events if isinstance(e, Acted)][1] == {"when": "today"}
+
+    def test_an_end_that_is_no_bool_is_recorded_as_one(self) -> None:
+        class Ends(FakeEnvironment):
+            def step(self, action: Any) -> Any:
+                return Observation("over", done=1)  # type: ignore[arg-type]
+
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            episode.step("add", {})
+
+        assert [e.done for e in play(agent, "x", environment=Ends()).events if isinstance(e, Acted)][-1] is True
 
     def test_what_it_says_is_whole_text(self) -> None:
         def agent(episode: Episode) -> str:

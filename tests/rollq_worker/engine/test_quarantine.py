@@ -201,6 +201,18 @@ def quarantine() -> Quarantine:
     return Quarantine(OutageClock())
 
 
+def test_another_engine_is_entered_while_one_that_waits_looks_around(quarantine: Quarantine) -> None:
+    def look() -> None:
+        quarantine.enter("b", None, raise_drained)
+        quarantine.leave("b")
+        raise Drained
+
+    with quarantine.suspect("a") as suspect:
+        quarantine.enter("a", suspect, raise_drained)
+        with pytest.raises(Drained):
+            quarantine.enter("a", None, look)
+
+
 def test_others_are_tried_between_two_deaths_of_a_suspect(quarantine: Quarantine) -> None:
     with quarantine.unserved(), quarantine.unserved(), quarantine.suspect("a") as suspect:
         assert waits(quarantine, None)

@@ -91,6 +91,25 @@ class TestRequest:
             with pytest.raises(Drained):
                 generate(client, logit_bias={"5": 1.0}, check=lambda: None if client.available else raise_drained())
 
+    @pytest.mark.parametrize("sampling", [{}, {"logit_bias": {"5": 1.0}}])
+    @pytest.mark.parametrize("status", [401, 404])
+    def test_what_another_server_told_is_forgotten(
+        self, connect: Connect, status: int, sampling: dict[str, Any]
+    ) -> None:
+        def up(body: dict[str, Any]) -> Answer:
+            engine.paths["/server_info"] = (200, {"context_length": 1000})
+            return status, {}
+
+        def then(body: dict[str, Any]) -> dict[str, Any]:
+            ids = [7, 8, 9][: body["sampling_params"]["max_new_tokens"]]
+            return reply(ids, prompt_tokens=len(body["input_ids"]), id=body["rid"])
+
+        with scripted_engine(up, then=then, server_info=(status, {})) as engine:
+            client = connect(engine)
+            assert client.room(10) > 1000
+            assert len(generate(client, **sampling).ids) == 3
+            assert client.room(10) == 990 and engine.bodies()[-1]["sampling_params"]["max_new_tokens"] == 10
+
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
         with scripted_engine() as engine:

@@ -74,6 +74,7 @@ def test_a_reward_function_sees_the_answer_and_the_row(path: Path) -> None:
 
 def test_a_call_where_there_are_no_tools_is_the_policys_mistake(path: Path) -> None:
     episode = load(path).open("train", 0, {})
+    assert episode.step(Action(RESPOND, {"text": "4"})).text == "Error: respond needs a text as its content"
     observed = episode.step(Action("search", {}))
     assert observed.text.startswith("Error") and not observed.done
 

@@ -6,9 +6,7 @@ from rollq.env import Action
 from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.format_tests import reader_tests
 from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
-from tests.rollq_worker.toolcalls.turns.json_formats import HERMES_CALL
 from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL
-from tests.rollq_worker.toolcalls.turns.pair_formats import GLM_CALL
 from tests.rollq_worker.toolcalls.turns.token_formats import KIMI_CALL
 from tests.rollq_worker.toolcalls.written import WRITE
 
@@ -21,7 +19,6 @@ def test_a_turn_is_read_as_listed(turn: Turn):
     assert read.reasoning == turn.reasoning
     assert [call.unclosed for call in read.calls][-1:] == ([turn.unclosed] if turn.calls else [])
     assert turn.error in " ".join(read.errors) and bool(turn.error) == bool(read.errors)
-    assert len(read.call_spans) == len(read.calls) and len(read.error_spans) == len(read.errors)
     if turn.content or turn.calls or not turn.error:
         assert read.content == turn.content
     else:  # a broken call is kept as it is
@@ -45,13 +42,10 @@ def test_calls_stand_among_reasoning_and_words(name: str):
     assert PARSERS[name]("Hello.").content == "Hello."
 
 
-def test_spans_show_where_calls_and_errors_are():
-    for name, call in {"hermes": HERMES_CALL, "qwen3_coder": CODER_CALL, "glm45": GLM_CALL}.items():
-        text = f"One. {call} Two. {call}{call[:-3]}"
-        read = PARSERS[name](text, False, TOOLS)
-        assert [text[start:end] for start, end in read.call_spans] == [call, call]
-        (start, end), *_ = read.error_spans
-        assert text[start:end] == call[:-3]
+def test_two_lists_of_calls_on_lines_of_their_own():
+    for between in ("\n", "\n  ", " \n\n\t"):
+        read = PARSERS["pythonic"](f"[f(n=1)]{between}[g(n=2)]", False, TOOLS)
+        assert ([call.name for call in read.calls], read.content, read.errors) == (["f", "g"], "", ())
 
 
 def test_calls_keep_the_ids_that_the_model_gave():

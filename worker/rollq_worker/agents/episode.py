@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 from rollq.env import Action, Environment, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
-from rollq.events import Acted, Closed, Event, Observed, Prompt, Stop
+from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
 from rollq_worker.agents.growth import Growth, Spent
 from rollq_worker.agents.recorded import AgentJournal, Answers, replayed
@@ -303,16 +303,16 @@ class AgentEpisode:
             raise
 
     def close(self) -> Closed:
-        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent did not
-        ask for any turn, and JobFailure when there was no room for the first one."""
+        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent had no
+        turn, and JobFailure when there was no room for the first one."""
         with self._lock:
             self._answers.check_finished()
             self.world.check_finished()
             self._over = True
-            if not self._turns and self.refused is Stop.LENGTH:
-                raise JobFailure("the agent's first prompt leaves no room in max_tokens or in the model's context")
-            if not self._turns:
-                raise AgentFailure("the agent ended without asking for a turn")
+            if not any(isinstance(event, Sampled) for event in self.events):
+                if self.refused is Stop.LENGTH:
+                    raise JobFailure("the agent's first prompt leaves no room in max_tokens or in the model's context")
+                raise AgentFailure("the agent ended without a turn")
             for leaf in self._tree.leaves():
                 self._tree.answer(leaf)
                 self._record(leaf)

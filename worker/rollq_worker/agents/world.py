@@ -70,10 +70,11 @@ class World:
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")
-        self.done = self.done or observation.done
+        done = bool(observation.done)  # numpy's is no bool to the wire
+        self.done = self.done or done
         recorded = recorded_action(action, observation.text, self._recording.user_messages, observation.reward)
         took = time.time() - at
-        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=took)
+        event = Acted(action=recorded, text=observation.text, done=done, at=at, seconds=took)
         if self._recording.match(event) is None:
             self._record(event)
         return observation

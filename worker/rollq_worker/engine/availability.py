@@ -100,7 +100,7 @@ class Availability:
         self._logged = False
 
     def mark_down(self, reason: str, *, unreachable: bool = False, refused: bool = False) -> None:
-        """The engine takes no requests. `unreachable`: no server answered, so the next one may be another engine.
+        """The engine takes no requests. `unreachable`: the engine did not answer, so the next one may be another.
         `refused`: a server refused a request, whatever it says of itself."""
         with self._lock:
             self.up = False

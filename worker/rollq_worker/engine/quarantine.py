@@ -148,7 +148,11 @@ class Quarantine:
         try:
             while self._suspects and not self._free(engine, suspect, since):
                 self._changed.wait(waiting.CHECK_S)
-                check()
+                self._lock.release()  # it may ask an engine or Redis, and every request enters by this lock
+                try:
+                    check()
+                finally:
+                    self._lock.acquire()
         finally:
             self._waiting[engine] -= suspect is None
             if suspect is not None:

@@ -117,13 +117,15 @@ class SGLangEngine:
             room = min(request.max_new_tokens, self.room(len(request.ids)))
             if room <= 0:
                 return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
+            dropped = self._limits.dropped(request.sampling)
+            probes = call.probes or bool(dropped)
             try:
                 if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
                 self._shared.quarantine.enter(self.url, call.suspect, check)
                 try:
                     with self._turn(call, check):
-                        generated = self._sample_once(call, prompt, room, adapter)
+                        generated = self._sample_once(call, prompt, room, adapter, probes)
                 finally:
                     self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
@@ -151,11 +153,13 @@ class SGLangEngine:
                 if self.vocabulary.differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
-                if dropped := self._limits.dropped(request.sampling):
+                if still := self._limits.dropped(request.sampling):
                     raise JobFailure(
-                        f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(dropped)}:"
+                        f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(still)}:"
                         " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
                     )
+                if dropped:
+                    continue  # another engine came back, and only one token was asked for
                 if adapter:
                     self.policies.adapters.served(adapter)
                 if not self.policies.may_keep(generated, call):
@@ -243,10 +247,9 @@ class SGLangEngine:
             raise JobFailure(f"{request.key}: token id {prompt.highest} is outside the model's vocabulary")
         return prompt
 
-    def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None) -> Generated:
-        """One request for at most `room` tokens; for one token, if the call only asks which weights sample it,
-        or whether it is a router that answers."""
-        probes = call.probes or self._limits.dropped(call.request.sampling)
+    def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None, probes: bool) -> Generated:
+        """One request for at most `room` tokens. `probes`: it only asks which weights sample it, or whether it is a
+        router that answers."""
         asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
         if adapter:
             self.policies.adapters.asked(adapter)
@@ -283,7 +286,8 @@ class SGLangEngine:
         return self._suspect_lock(check)
 
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
-        self._availability.mark_down(str(error), unreachable=error.unreachable, refused=not error.unreachable)
+        another = error.unreachable or error.foreign
+        self._availability.mark_down(str(error), unreachable=another, refused=not error.unreachable)
         if error.unreachable:
             self.policies.forget()
         call.unavailable += 1

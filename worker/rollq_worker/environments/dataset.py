@@ -148,7 +148,10 @@ class Question:
     def step(self, action: Action) -> Observation:
         if action.name != RESPOND:
             return Observation(self._tools.call(action) if self._tools else "Error: there are no tools here")
-        self._answer = str(action.arguments["content"])
+        content = action.arguments.get("content")
+        if not isinstance(content, str):
+            return Observation("Error: respond needs a text as its content")
+        self._answer = content
         return Observation("", done=True)
 
     def grade(self) -> Grade:

@@ -84,6 +84,8 @@ class EpisodePlayer:
             self._settle(job.env)
             task = found.task(job.split, job.task)
             check_judged(job, task)
+            if not isinstance(task.hash, str):
+                raise TypeError(f"the hash of its task is a {type(task.hash).__name__}, not a string")
             open_s = float(getattr(found, "longest_open_s", OPEN_LIMIT_S))
         labels = AttemptLabels(job.run, job.id, attempt.number)
         with attempt.time_limits.call(EnvironmentFailure, opening, open_s), labelled(labels), ExitStack() as stack:

@@ -174,7 +174,5 @@ def _problem(reader: Reader, text: str, inside: bool | None) -> str:
         "a broken call has no error": any(piece.kind is Kind.BROKEN and not piece.errors for piece in pieces),
         "an error is no short sentence": not all(e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors),
         "text is lost": read.content != "".join(said).strip(),
-        "a call or an error has no span": (len(read.call_spans), len(read.error_spans))
-        != (len(read.calls), len(read.errors)),
     }
     return next((problem for problem, found in wrong.items() if found), "")

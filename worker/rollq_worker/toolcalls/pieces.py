@@ -96,37 +96,30 @@ def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
     """The turn that these pieces of `text` make up."""
     content: list[str] = []
     reasoning: list[str] = []
-    calls: list[tuple[Action, tuple[int, int]]] = []
-    errors: list[tuple[str, tuple[int, int]]] = []
+    calls: list[Action] = []
+    errors: list[str] = []
     ids: list[str] = []
     for piece in pieces:
-        span = (piece.start, piece.end)
         if piece.kind is Kind.TEXT or piece.kind is Kind.BROKEN:
             content.append(text[piece.start : piece.end])
         elif piece.kind is Kind.REASONING:
             reasoning.append(piece.inner.strip())
-        calls += [(call, span) for call in piece.calls]
-        errors += [(error, span) for error in piece.errors]
+        calls += piece.calls
+        errors += piece.errors
         ids += piece.ids
-    errors = _bounded(errors)
     return ReadTurn(
         content="".join(content).strip(),
-        calls=tuple([call for call, _ in calls]),
-        errors=tuple([error for error, _ in errors]),
+        calls=tuple(calls),
+        errors=tuple(_bounded(errors)),
         reasoning="\n\n".join(filter(None, reasoning)),
-        call_spans=tuple([span for _, span in calls]),
-        error_spans=tuple([span for _, span in errors]),
         call_ids=tuple(ids),
     )
 
 
-def _bounded(errors: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, tuple[int, int]]]:
+def _bounded(errors: list[str]) -> list[str]:
     """The first errors, and one for all that follow."""
-    more = errors[MAX_ERRORS:]
-    if not more:
-        return errors
-    span = (more[0][1][0], more[-1][1][1])
-    return [*errors[:MAX_ERRORS], (f"There are {len(more)} more errors in the turn.", span)]
+    more = len(errors) - MAX_ERRORS
+    return errors if more <= 0 else [*errors[:MAX_ERRORS], f"There are {more} more errors in the turn."]
 
 
 def cut(

@@ -1,5 +1,6 @@
 import json
 import sys
+from pathlib import Path
 
 sys.path.insert(0, "/app")
 
@@ -36,4 +37,5 @@ def holds(check):
 
 
 checks = [odd, even, untouched, empty]
-print(json.dumps({"reward": sum(map(holds, checks)) / len(checks)}))
+reward = sum(map(holds, checks)) / len(checks)
+Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward}))

@@ -1,14 +1,14 @@
 """Time limits on foreign code: what its errors become, and whose clock runs."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits, timed_context
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimedEnvironment, TimeLimits, timed_context
 from rollq_worker.protocols import Context
 from tests.clock import Clock
 
@@ -90,6 +90,19 @@ def test_a_call_that_waits_for_what_is_away_is_not_overdue(monkeypatch: pytest.M
         assert not call.overdue and limits.away_s == pytest.approx(1000, abs=0.5)
         clock.ahead += 2
         assert call.overdue
+
+
+def test_a_system_prompt_has_a_limit() -> None:
+    class Slow:
+        @property
+        def system_prompt(self) -> str:
+            assert limits.current is not None
+            raise ValueError(f"at most {limits.current.limit_s:g} s")
+
+    limits = TimeLimits()
+    timed = TimedEnvironment(cast(Any, Slow()), limits, 60.0, ())
+    with pytest.raises(EnvironmentFailure, match=re.escape("environment.system_prompt: ValueError: at most 60 s")):
+        _ = timed.system_prompt
 
 
 def test_a_context_has_a_limit_and_a_failure_of_its_own() -> None:

@@ -34,16 +34,19 @@ ADAPTER_MISSING = re.compile(
     "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but LoRA is not enabled"
 )
 """How the messages begin. A name that was unloaded is loaded again by the engine itself, which may fail."""
-NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
+BUSY = frozenset({429, 503})
+NOT_THE_REQUEST = BUSY | {401, 403, 404, 405, 407}
 """Statuses that say something about the engine or the way to it, as redirects do, and nothing about this request."""
 
 
 class EngineUnavailable(Exception):
-    """The engine takes no requests now: wait for it. `unreachable` says that no server answers at its address."""
+    """The engine takes no requests now: wait for it. `unreachable`: no server answers at its address. `foreign`: the
+    answer may be another server's, such as a proxy's."""
 
-    def __init__(self, message: str, unreachable: bool = False) -> None:
+    def __init__(self, message: str, *, unreachable: bool = False, foreign: bool = False) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+        self.foreign = foreign
 
 
 class RequestFailed(Exception):
@@ -76,7 +79,7 @@ def read_refusal(
     status, said = response.status, read_error(response.body)
     message = f"the engine answered {status}: {said}"
     if status in NOT_THE_REQUEST or 300 <= status < 400:
-        return EngineUnavailable(message)
+        return EngineUnavailable(message, foreign=status not in BUSY)
     if not 400 <= status < 500 or status == 408 or "duplicate request id" in message.lower():
         return RequestFailed(message)
     if ADAPTER_MISSING.match(said):

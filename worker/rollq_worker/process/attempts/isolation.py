@@ -146,8 +146,9 @@ class IsolatedEnvironment:
 
     def reset(self, user: User) -> str | Observation:
         self._user = user
-        first, self.system_prompt, self.tools = self._ask("reset", None, "environment.reset")
-        return first if isinstance(first, Observation) else str(first)
+        opening: str | Observation
+        opening, self.system_prompt = self._ask("reset", None, "environment.reset")
+        return opening
 
     def step(self, action: Action) -> Observation:
         observation: Observation = self._ask("step", action, f"environment.step({action.name})")
@@ -244,7 +245,7 @@ def _answer(pipe: Connection, environment: Environment) -> None:
         match what:
             case "reset":
                 first = environment.reset(_PipedUser(pipe))
-                _send(pipe, "done", (first, environment.system_prompt, list(environment.tools)))
+                _send(pipe, "done", (first, environment.system_prompt))
             case "step":
                 _send(pipe, "done", environment.step(argument))
             case "grade":

@@ -154,8 +154,9 @@ class TimedEnvironment:
 
     @property
     def system_prompt(self) -> str:
-        prompt: str = _whole(self._environment.system_prompt)
-        return prompt
+        with self._limits.call(EnvironmentFailure, "environment.system_prompt", STEP_LIMIT_S):
+            prompt: str = _whole(self._environment.system_prompt)
+            return prompt
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)

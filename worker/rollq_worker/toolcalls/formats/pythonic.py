@@ -92,7 +92,8 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
         cursor = Cursor(PYTHON, text, begun.start())
         try:
             calls = _calls(cursor)
-            found.append(Piece(Kind.CALL, begun.start(), cursor.at, calls=calls))
+            end = begun.start() + len(text[begun.start() : cursor.at].rstrip())  # the next one begins a line, too
+            found.append(Piece(Kind.CALL, begun.start(), end, calls=calls))
         except Unreadable as e:
             after = _BARE.search(text, begun.end())
             end = after.start() if after else len(text)

@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
 	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
 
-test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers and of a real SGLang server
+test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers, agents, tau-bench and a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 # The property tests with other random numbers each time. ARGS="-k wire"; a failure names the seed that repeats it.
@@ -166,12 +166,12 @@ $(VENV)/routers/.done: | $(VENV)/.pip
 TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b
 TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f
 
-# The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.
 $(VENV)/agents/.done: | $(VENV)/.test
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
 	node $(VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs
 	touch $@
 
+# The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.
 $(VENV)/tau/.done: | $(VENV)/.test
 	@echo "Cloning tau-bench and tau2-bench, without the conversations that were recorded there ..."
 	@rm -rf $(VENV)/tau && mkdir $(VENV)/tau

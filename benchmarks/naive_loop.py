@@ -120,7 +120,7 @@ class Loop:
         episode = Episode(task)
         messages = [{"role": "system", "content": self.policy}, {"role": "user", "content": task["opening"]}]
         ids = self.encode(self.render(messages, True, self.tools))
-        prompt, mask = len(ids), [0] * len(ids)
+        mask = [0] * len(ids)
         turns, said = 0, ""
         while turns < MAX_TURNS and "###STOP###" not in said:
             turns += 1
@@ -131,7 +131,7 @@ class Loop:
             said = await episode.call(episode.toolkit, *call) if call else episode.respond(text)
             reply = {"role": "tool", "name": call[0], "content": said} if call else {"role": "user", "content": said}
             self.add(messages, ids, mask, reply)
-        return {"reward": await episode.reward(), "turns": turns, "prompt": prompt, "tokens": len(ids)}
+        return {"reward": await episode.reward(), "turns": turns, "tokens": len(ids)}
 
     async def sample(self, prompt: str) -> str:
         body = {"text": prompt, "sampling_params": {"temperature": 1.0, "max_new_tokens": 1024}}
@@ -163,7 +163,7 @@ class Loop:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, imports: float) -> dict[str, Any]:
+async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int) -> dict[str, Any]:
     setting = json.loads(tasks.read_text())
     async with httpx.AsyncClient(
         limits=httpx.Limits(max_connections=concurrency), timeout=None, trust_env=False
@@ -175,8 +175,6 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
         rollouts = await loop.play(setting["tasks"], concurrency)
         wall = time.monotonic() - began
     return {
-        "imports_cpu_s": imports,
-        "warm_up_cpu_s": warm - imports,
         "cpu_s": cpu_seconds(os.getpid()) - warm,
         "wall_s": wall,
         "rollouts": rollouts,
@@ -185,8 +183,7 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
 
 def main(tasks: str, engine_url: str, tokenizer: str, concurrency: str, out: str) -> None:
     loaded = AutoTokenizer.from_pretrained(tokenizer)
-    imports = cpu_seconds(os.getpid())
-    result = asyncio.run(run(Path(tasks), engine_url, loaded, int(concurrency), imports))
+    result = asyncio.run(run(Path(tasks), engine_url, loaded, int(concurrency)))
     Path(out).write_text(json.dumps(result))
     print("naive loop: finished", flush=True)
 

@@ -39,6 +39,17 @@ def kill(ledger: Ledger, job_id: str) -> None:
     ledger.fail(job_id, lease, FailureClass.JOB, "Traceback (most recent call last):\nValueError: no", final=True)
 
 
+def test_an_earlier_failure_is_no_reason_for_a_grade(ledger: Ledger) -> None:
+    ledger.submit(group())
+    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.ENGINE, "connection refused")
+    place = RedisPlace(ledger.redis, "redis://here")
+    assert place.rollout("r", "r/g/0", None)["reason"] == "connection refused"
+    ledger.redis.hset(ledger.keys.job("r/g/0"), "not_before", 0)
+    play(ledger, "r/g/0")
+    page = place.rollout("r", "r/g/0", None)
+    assert (page["reason"], page["failures"], page["reward"]) == ("", {"engine": 1}, 1.0)
+
+
 def test_a_job_from_queued_to_acknowledged(ledger: Ledger) -> None:
     ledger.submit(group())
     run = live(ledger)
@@ -224,7 +235,7 @@ def test_a_redis_that_is_full_can_still_be_looked_at(ledger: Ledger) -> None:
     finally:
         ledger.redis.config_set("maxmemory", 0)
     assert (listing.facts["trouble"], listing.facts["states"]) == ("", {"queued": 1, "done": 1})
-    assert listing.rows["r/g/0"].reward == page["reward"] == 1.0 and totals["done"] == 1
+    assert listing.rows["r/g/0"].reward == page["reward"] == totals["reward_mean"] == 1.0
 
 
 def test_a_group_that_is_skipped_as_stale_between_two_looks(ledger: Ledger) -> None:

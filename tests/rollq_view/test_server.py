@@ -124,7 +124,7 @@ def test_nan_becomes_a_text(tmp_path: Path) -> None:
     broken = record(trajectory()) | {"reward": float("nan"), "info": {"score": float("inf")}}
     with served(ExportedFile(write(tmp_path / "x.jsonl", broken))) as server:
         assert server.get("rollouts", run="r")["rows"][0]["reward"] == "nan"
-        assert server.get("run", run="r")["reward_mean"] is None
+        assert server.get("run", run="r")["reward_mean"] is server.get("runs")["runs"][0]["reward_mean"] is None
         assert server.get("rollout", run="r", key="r/g/0")["reward"] == "nan"
 
 
@@ -186,7 +186,7 @@ def test_a_run_in_redis_has_its_counts_and_a_lost_redis_is_named(ledger: Ledger)
     place = RedisPlace(ledger.redis, "redis://here")
     with served(place) as server:
         [run] = server.get("runs")["runs"]
-        assert (run["run"], run["done"], run["queued"]) == ("r", 1, 1)
+        assert (run["run"], run["rollouts"], run["queued"]) == ("r", 2, 1)
         facts = server.get("run", run="r")
         assert facts["states"] == {"done": 1, "queued": 1} and facts["workers"] == 0
         assert facts["holdup"].startswith("1 job is queued and 0 being played, and no worker is alive")

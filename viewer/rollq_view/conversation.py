@@ -14,7 +14,7 @@ from rollq.errors import ContractError
 from rollq.export.record import as_json as ascii_json
 from rollq.export.transcript import steps_behind
 from rollq.trajectory import Trajectory
-from rollq_view.rows import last_line, why
+from rollq_view.rows import last_line
 from rollq_view.turns import Episode, Turn, add_journal, of_record
 
 SHOWN = (
@@ -51,7 +51,6 @@ def page(
             "parts": [*_parts(info)],
             "reason": str(info.get("reason") or ""),
             "reason_line": last_line(str(info.get("reason") or "")),
-            "why": why(info, str(record.get("failure") or "")),
             "failed_calls": [*_failed_calls(entries, died=bool(record.get("failure")))],
             "tokens": _tokens(episode),
             "entries": entries,

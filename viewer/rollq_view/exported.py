@@ -4,6 +4,7 @@ The index has a few facts of each rollout; an episode is read when its page is o
 only, so the first rows of a large file are there at once.
 """
 
+import math
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -50,7 +51,7 @@ class ExportedFile:
 
     def runs(self) -> list[dict[str, Any]]:
         self._read_on()
-        return [_totals(name, rows) for name, rows in self._rows.items()]
+        return [_totals(name, dict(rows)) for name, rows in dict(self._rows).items()]  # another thread may read on
 
     def listing(self, run: str) -> Listing:
         self._read_on()
@@ -126,11 +127,10 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 
 def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
-    rewards = [row.reward for row in rows.values() if row.reward is not None]
+    rewards = [row.reward for row in rows.values() if row.reward is not None and math.isfinite(row.reward)]
     return {
         "run": name,
         "rollouts": len(rows),
-        "done": sum(row.state == "done" for row in rows.values()),
         "dead": sum(row.state == "dead" for row in rows.values()),
         "began": min((row.began for row in rows.values() if row.began), default=0.0),
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,

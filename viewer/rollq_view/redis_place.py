@@ -13,7 +13,7 @@ from rollq_view.conversation import page
 from rollq_view.live_run import UNFINISHED, LiveRun
 from rollq_view.place import Listing
 
-COUNTS = ("queued", "leased", "done", "dead", "delivered", "reward_mean")
+COUNTS = ("queued", "leased", "dead", "reward_mean")
 
 
 class RedisPlace:
@@ -81,7 +81,7 @@ def page_of_job(
     """The page of a job in Redis, finished or not. `state`: as `Client.job` says. Raises ContractError."""
     found = record(trajectory)
     current = attempt in (None, state.attempt)
-    if state.failures and current and not found["info"].get("reason"):
+    if state.failures and current and state.state.value != "done" and not found["info"].get("reason"):
         found["info"]["reason"] = state.reason
     return page(
         found,
@@ -93,7 +93,6 @@ def page_of_job(
         failures={str(name): count for name, count in state.failures.items()},
         set_aside=list(state.set_aside),
         last_attempt=state.attempt,
-        tokenizer_hash=trajectory.header.tokenizer_hash,
         env_version=trajectory.header.env_version,
         submitted=state.submitted,
         ended=trajectory.closed.at if trajectory.closed else 0.0,

@@ -103,8 +103,7 @@ class ViewServer:
         listing = await asyncio.to_thread(self.place.listing, request.query["run"])
         chosen = await asyncio.to_thread(rows.select, listing.rows.values(), query)
         some = chosen[query.offset : query.offset + min(query.limit, MOST_ROWS)]
-        answer = {"total": len(chosen), "version": listing.version, "share": listing.share}
-        return _json(answer | {"rows": [asdict(row) | {"outcome": row.outcome} for row in some]})
+        return _json({"total": len(chosen), "rows": [asdict(row) | {"outcome": row.outcome} for row in some]})
 
     async def groups(self, request: web.Request) -> web.Response:
         """Groups that have a row that the query chooses, each with all its members."""
@@ -114,7 +113,7 @@ class ViewServer:
         members = [row for row in listing.rows.values() if row.group in named]
         found = await asyncio.to_thread(rows.groups, members, listing.groups)
         some = found[query.offset : query.offset + min(query.limit, MOST_ROWS)]
-        return _json({"total": len(found), "version": listing.version, "groups": some})
+        return _json({"total": len(found), "groups": some})
 
     async def rollout(self, request: web.Request) -> web.Response:
         attempt = request.query.get("attempt")

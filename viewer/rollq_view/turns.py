@@ -1,4 +1,4 @@
-"""An episode cut into turns, from an exported record; a journal adds what only it has: tools, errors, what was cached.
+"""An episode cut into turns, from an exported record; a journal adds what only it has: tools and errors.
 
 Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none; `conversation.page` turns them into
 one error.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rollq.events import Message, Observed, Prompt, Sampled
+from rollq.events import Message, Observed, Prompt
 from rollq.export.transcript import trace_words
 from rollq.trajectory import Trajectory
 
@@ -53,8 +53,7 @@ class Turn:
     asked: dict[str, Any] = field(default_factory=dict)
     """What an agent program's request asked for."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """`engine_s`, `answer_s` and `answered_by` where times are known. What only a journal has: `errors`, `extra_calls`,
-    `cached`."""
+    """`engine_s`, `answer_s` and `answered_by` where times are known. Only a journal has `errors` and `extra_calls`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,10 +177,7 @@ def add_journal(episode: Episode, trajectory: Trajectory) -> None:
     """Adds what only a journal has to the turns of its record."""
     by_number = {turn.number: turn for turn in episode.turns}
     for event in trajectory.events:
-        if isinstance(event, Sampled) and event.turn in by_number:
-            notes = by_number[event.turn].notes
-            notes["cached"] = max(notes.get("cached", 0), event.cached_tokens)
-        elif isinstance(event, Observed) and event.turn in by_number:
+        if isinstance(event, Observed) and event.turn in by_number:
             by_number[event.turn].notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
         elif isinstance(event, Prompt):
             episode.tools = [*episode.tools, *(tool for tool in event.tools if tool not in episode.tools)]

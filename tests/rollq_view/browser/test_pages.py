@@ -54,6 +54,9 @@ def test_ten_thousand_rows_are_all_there_and_few_are_drawn(of_many: Served, open
     page.wait_for_selector("text=g1249 / 7")
     page.click(".c-reward button")
     page.wait_for_selector('[aria-sort="descending"]')
+    for then in ("ascending", "none", "descending"):
+        page.click(".c-reward button")
+        page.wait_for_selector(f'.c-reward[aria-sort="{then}"]')
     page.select_option("select >> nth=0", "failed")
     page.wait_for_selector('.table[aria-rowcount="1251"]')
     page.wait_for_selector(IN_SIGHT)

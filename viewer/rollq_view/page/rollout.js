@@ -3,7 +3,7 @@
 
 const KINDS = ['engine', 'environment', 'user', 'agent'];
 
-// `links`: what only the served page has: path (of a group), attempt, requeue, previous, next.
+// `links`: what only the served page has: group, attempts, requeue, previous, next.
 function rolloutPage(page, links = {}) {
   return el('article.rollout', null, verdict(page, links), failedCalls(page), reasonBlock(page), timeline(page), ribbon(page),
     el('div.columns', null, conversation(page), facts(page, links)));

@@ -28,9 +28,8 @@ class RowTable {
 
   sortBy(name) {
     const again = this.sort.by === name;
-    if (again && this.sort.descending !== (name !== 'reward')) this.sort = { by: '', descending: false };
+    if (again && this.sort.descending === (name !== 'reward')) this.sort = { by: '', descending: false };
     else this.sort = { by: name, descending: again ? !this.sort.descending : name === 'reward' };
-    if (!this.sort.by && !again) this.sort.by = name;
     this.onSort(this.sort);
   }
 

@@ -102,7 +102,7 @@ async function showRun(run, params, number) {
   document.title = `${run} · rollq view`;
   const counts = el('div.cards', null, cards(facts, go));
   const holdup = el('div.holdup', { role: 'status' }, words(facts));
-  const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.listed.rollouts], ['groups', facts.listed.groups], ['dead', deaths(facts.listed)]].map(([name, times]) =>
+  const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.listed.rollouts], ['groups', facts.listed.groups], ['dead', facts.listed.states.dead || 0]].map(([name, times]) =>
     el('a', { href: path(['run', run], { ...query, tab: name === 'rollouts' ? '' : name }), 'aria-current': name === tab ? 'page' : null }, `${name} `, el('span', null, count(times)))));
   const keep = document.activeElement && document.activeElement.id === 'search' ? document.activeElement.selectionStart : null;
   const filters = tab === 'dead' ? null : filterBar(facts.listed, query, go);
@@ -128,10 +128,6 @@ async function showRun(run, params, number) {
     return now.share < 1;
   }, facts.share < 1);
   reading(facts.share);
-}
-
-function deaths(listed) {
-  return (listed.states.dead || 0) + (listed.states.unreadable || 0);
 }
 
 // What holds the run up, and what is no longer there.
@@ -235,7 +231,7 @@ function linksOf(run, found, attempt) {
 const NO_MEMBERS = 'It has no rollouts here. Once a group is acknowledged, they are in your exported file only.';
 
 async function showGroup(run, group, number) {
-  const { rows } = await api('rollouts', { run, group, limit: 64 });
+  const { total, rows } = await api('rollouts', { run, group, limit: 64 });
   rows.sort((a, b) => a.sample - b.sample);
   const pages = [];
   const without = (row, error) => ({ ...row, error, entries: [], parts: [], failed_calls: [] });
@@ -245,7 +241,7 @@ async function showGroup(run, group, number) {
   crumbs(['runs', '#/'], [run, path(['run', run])], [group, location.hash]);
   document.title = `${group} · rollq view`;
   const first = rows[0];
-  page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${many(rows.length, 'member')}` : NO_MEMBERS), sideBySide(run, pages));
+  page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${many(total, 'member')}${rows.length < total ? `, ${rows.length} of them here` : ''}` : NO_MEMBERS), sideBySide(run, pages));
   window.scrollTo(0, 0);
 }
 

@@ -164,7 +164,8 @@ class LedgerReader:
         key, pipe = self.keys.journal(job.id, attempt), self.redis.pipeline(transaction=False)
         pipe.lrange(key, 0, -1)
         pipe.hgetall(self.keys.prompts(job.group))
-        journal = joined(*self.scripts.guard(key, pipe.execute), job.id)
+        entries, prompts = self.scripts.guard(key, pipe.execute)
+        journal = joined(entries, prompts, job.id)
         if not journal:
             raise LedgerError(f"job {job.id}: the journal that attempt {attempt} left is gone")
         return ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)

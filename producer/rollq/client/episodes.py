@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -154,8 +153,10 @@ class Episodes:
                 self._retry(partial(self._deliveries.ack, self._token, groups))
             except NotHeld:  # another process acknowledged some of them, or they were lost
                 for group in groups:
-                    with suppress(NotHeld):
+                    try:
                         self._retry(partial(self._deliveries.ack, self._token, [group]))
+                    except NotHeld as e:
+                        log.info("it is not acknowledged here: %s", e)
             for group in groups:
                 del self._fetched[group]
 

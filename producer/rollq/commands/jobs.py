@@ -85,7 +85,7 @@ def _add_cancel(commands: Commands) -> None:
     _add_targets(parser, "with --all, all jobs of a run that have not ended; or the named ones")
     parser.add_argument("--all", action="store_true", help="confirm that all jobs of the run shall end")
     add_redis(parser)
-    add_json(parser, "print one JSON object: run, cancelled, refused (job: why)")
+    add_json(parser, "print one JSON object: run, cancelled, refused (job: why; with --all, group: why)")
     parser.set_defaults(run=_cancel)
 
 

@@ -66,9 +66,9 @@ class Table(MutableMapping[str, Record]):
         for key, record in self._shared.items():
             if key not in gone:
                 yield key, own.get(key, record)
-        for key, record in [*own.items()]:
-            if key not in self._shared or key in gone:
-                yield key, record
+        for key in [*own]:
+            if key in own and (key not in self._shared or key in gone):
+                yield key, own[key]
 
     def peek(self, key: str) -> Record:
         """The record itself, not a copy, so it must only be read. `key` is in the table."""

@@ -1,5 +1,5 @@
 """The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the file `once`. Closing
-makes the file `closed`."""
+makes the file `closed`, and `reset` returns the `opening`."""
 
 import os
 import time
@@ -37,6 +37,8 @@ class FaultyEpisode:
         self.steps = 0
         self.tools, self.system_prompt = environment.tools, environment.system_prompt
         self.reset, self.grade = environment.reset, environment.grade
+        if "opening" in args:
+            self.reset = lambda user: args["opening"]
 
     def step(self, action):
         self.steps += 1

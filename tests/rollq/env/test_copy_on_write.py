@@ -149,4 +149,11 @@ def test_a_scan_shows_what_was_changed_since_it_began_as_a_dict_does(scan):
 def test_a_record_may_be_fetched_within_a_scan():
     table = database().view()["t"]
     table["new"] = {"n": 0}
-    assert [table["a"]["n"] for key, _ in table.items() if key == "new"] == [SHARED["a"]["n"]]
+    table["newer"] = {"n": 1}
+    seen = []
+    for key, record in table.items():
+        if key == "new":
+            assert table["a"]["n"] == SHARED["a"]["n"]
+            table["newer"] = {"n": 2}
+        seen.append((key, record.get("n")))
+    assert seen[-2:] == [("new", 0), ("newer", 2)]

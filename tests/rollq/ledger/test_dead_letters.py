@@ -93,8 +93,9 @@ class TestRequeue:
         for act in (letters.requeue, letters.discard, letters.cancel):
             with pytest.raises(LedgerError, match=r"r/g/1 cannot be .*: it is done"):
                 act("r/g/1")
-            with pytest.raises(LedgerError, match="r/g/7 is unknown"):
-                act("r/g/7")
+            for none in ("r/g/7", "r/g/10000"):
+                with pytest.raises(LedgerError, match=f"{none} is unknown"):
+                    act(none)
         for act in (letters.requeue, letters.discard, letters.cancel):
             with pytest.raises(LedgerError, match="unknown"):
                 act("r/x/0")

@@ -110,6 +110,14 @@ class TestRequest:
             assert len(generate(client, **sampling).ids) == 3
             assert client.room(10) == 990 and engine.bodies()[-1]["sampling_params"]["max_new_tokens"] == 10
 
+    def test_so_is_what_it_told_at_the_start(self, connect: Connect) -> None:
+        wrong = (401, {})
+        with scripted_engine(then=wrong, tokenize=wrong) as engine:
+            client = connect(engine, proof=one_text(1, 2, 3))
+            assert client.ready() and "401" in client.probe()
+            engine.paths["/tokenize"] = (200, {"tokens": [4]})
+            assert not client.ready() and client.vocabulary.differs()
+
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
         with scripted_engine() as engine:

@@ -6,6 +6,7 @@ attempt's own thread only, and knows nothing of requests.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rollq.env import Action, Environment, Observation, Sandbox, User
 from rollq.errors import EnvironmentFailure
@@ -70,11 +71,11 @@ class World:
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")
-        done = bool(observation.done)  # numpy's is no bool to the wire
-        self.done = self.done or done
+            observation = replace(observation, done=bool(observation.done))  # numpy's is no bool to JSON
+        self.done = self.done or observation.done
         recorded = recorded_action(action, observation.text, self._recording.user_messages, observation.reward)
         took = time.time() - at
-        event = Acted(action=recorded, text=observation.text, done=done, at=at, seconds=took)
+        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=took)
         if self._recording.match(event) is None:
             self._record(event)
         return observation

@@ -100,6 +100,7 @@ class EngineLimits:
 
         Limits that the engine reported stay, because one odd refusal must not shorten every episode.
         """
+        self.current()
         with self._lock:
             known = self._known or ContextLimits()
             # With EAGLE, SGLang counts its draft tokens as part of every prompt.

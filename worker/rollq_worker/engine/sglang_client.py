@@ -189,7 +189,10 @@ class SGLangEngine:
 
         Without a `proof` it is not asked, because ids of another model would kill it.
         """
-        return probe(self._http, self._proof.test_ids) if self._proof else ""
+        why = probe(self._http, self._proof.test_ids) if self._proof else ""
+        if why:
+            self._forget()  # the facts may be another server's, such as a proxy's
+        return why
 
     def cached_prompts(self, ids: Sequence[int]) -> Sequence[int]:
         """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""

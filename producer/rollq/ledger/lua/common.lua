@@ -198,7 +198,7 @@ end
 -- How a member of an acknowledged group ended: done, dead or surplus. nil without a record or such a member.
 local function acked_state(name, sample)
   local acked = acked_record(name)
-  if not acked or sample >= acked.members then return nil end
+  if not acked or not sample or sample >= acked.members then return nil end
   for _, dead in ipairs(acked.dead) do
     if dead == sample then return 'dead' end
   end

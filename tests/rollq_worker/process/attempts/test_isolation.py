@@ -122,6 +122,11 @@ def test_what_would_end_a_worker_ends_one_attempt(isolation: Isolation, fault: s
             environment.step(task.moves[1])
 
 
+def test_an_opening_comes_as_it_is(isolation: Isolation) -> None:
+    with isolation.open("faulty", "train", 0, {"opening": None}, nothing) as environment:
+        assert environment.reset(ScriptedUser("Hello.", ["Bye."])) is None  # which the loop refuses
+
+
 @pytest.mark.parametrize("fault", ["sleep", "loop", "freeze"])
 def test_the_process_of_a_step_past_its_limit_is_killed(
     isolation: Isolation, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, fault: str

@@ -91,7 +91,6 @@ class EngineControl:
 
 
 def _json(path: str, response: Response) -> object:
-    """None if the engine has no such path. Raises NoResponse for an answer that may be another server's."""
-    if response.status >= 500 or 300 <= response.status < 400 or response.status in (401, 403, 407):
+    if response.status >= 500:
         raise NoResponse(f"{path} answers {response.status}")
     return response.json() if response.status == 200 else None

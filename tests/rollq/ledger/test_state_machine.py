@@ -93,8 +93,7 @@ class LedgerMachine(DeliveryRules, ClockRules):
         if found is None:
             assert got.reason == "unknown"  # type: ignore[union-attr]
         elif found.state != "queued":
-            gone = self.is_gone(job_id) and found.state != "surplus"
-            assert got.reason == ("done" if gone else found.state)  # type: ignore[union-attr]
+            assert got.reason == found.state  # type: ignore[union-attr]
         elif found.backoff:
             assert got.reason == "early"  # type: ignore[union-attr]
         else:

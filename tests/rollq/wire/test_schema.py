@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError, UnknownSchema
+from rollq.ledger.records import sample_of
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job
+from rollq.wire.codec import decode_header, encode_header, encode_job
 from rollq.wire.events import decode_event, encode_event
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 from tests.rollq.samples import decoded, encoded, events, job, prompt, trajectory
 
 REFERENCE, _, CONTENT = split_prompt(encode_event(prompt(), "r/g/0")) or (b"", b"", b"")
 READERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
-    (encode_job(job()), decode_job),
+    (encode_job(job()), lambda blob: sample_of(blob, "r/g/0")),
     (encode_header(trajectory().header, "r/g/0"), lambda blob: decode_header(blob, "r/g/0")),
     *((encode_event(event, "r/g/0"), lambda blob: decode_event(blob, "r/g/0")) for event in events()),
     (REFERENCE, lambda blob: prompt_digest(blob, "r/g/0")),

@@ -41,7 +41,7 @@ def in_a_copy(task: Path) -> None:
 
 def of_terminal_bench(task: Path) -> None:
     """The reward is the exit code of the tests."""
-    checks = "cd /tests && python3 checks.py | grep -q ': 1.0'\n"
+    checks = "mkdir -p /logs/verifier && python3 /tests/checks.py && grep -q ': 1.0' /logs/verifier/reward.json\n"
     for name, text in {
         "task.yaml": "instruction: Repair it.",
         "docker-compose.yaml": COMPOSE,

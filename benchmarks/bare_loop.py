@@ -1,13 +1,15 @@
-"""The floor of bench_turn: agent rollouts with no queue, no journal, no retries, and nothing checked.
+"""The floor of bench_turn: agent rollouts with no queue, no journal, no retries, and nothing
+checked.
 
-Threads and urllib3's pool, the stock `tokenizers` encoder, orjson. Token ids go in and come out; only what is new of a
-turn is encoded. The environment is rollq's own: its data is shared by all episodes, and the ground truth of a task is
-computed once. It knows templates of the ChatML kind with Hermes calls, as Qwen's and the bundled one.
+Threads and urllib3's pool, the stock `tokenizers` encoder, orjson. Token ids go in and come out;
+only what is new of a turn is encoded. The environment is rollq's own: its data is shared by all
+episodes, and the ground truth of a task is computed once. It knows templates of the ChatML kind
+with Hermes calls, as Qwen's and the bundled one.
 
     python bare_loop.py SETTING.json
 
-SETTING names env, split, engine_url, tokenizer and concurrency. Each line on standard input is a JSON list of task
-indices to play; the answer is a line of JSON with the CPU that it took.
+SETTING names env, split, engine_url, tokenizer and concurrency. Each line on standard input is a
+JSON list of task indices to play; the answer is a line of JSON with the CPU that it took.
 """
 
 import contextlib
@@ -37,7 +39,9 @@ MARK = "@@content@@"
 
 
 class Edges:
-    """The ids of the first prompt up to the user's words, and the texts around every later message."""
+    """The ids of the first prompt up to the user's words, and the texts around every
+    later message.
+    """
 
     def __init__(self, folder: str, policy: str, tools: Sequence[Any]) -> None:
         template = AutoTokenizer.from_pretrained(folder)
@@ -54,7 +58,8 @@ class Edges:
         call = {"type": "function", "function": {"name": "x", "arguments": {}}}
         said = {"role": "assistant", "content": "", "tool_calls": [call]}
         self.around = {
-            role: self._around(render([*first, said, {"role": role, "content": MARK}])) for role in ("tool", "user")
+            role: self._around(render([*first, said, {"role": role, "content": MARK}]))
+            for role in ("tool", "user")
         }
 
     def _around(self, text: str) -> tuple[str, str]:
@@ -78,7 +83,9 @@ class Loop:
         any_task = self.domain.open(self.split, 0, {})
         self.edges = Edges(setting["tokenizer"], any_task.system_prompt, any_task.tools)
         at = urllib3.util.parse_url(setting["engine_url"])
-        self.pool = urllib3.HTTPConnectionPool(at.host or "", at.port, maxsize=setting["concurrency"], block=True)
+        self.pool = urllib3.HTTPConnectionPool(
+            at.host or "", at.port, maxsize=setting["concurrency"], block=True
+        )
         self.stop_ids = self.edges.encode(self.edges.stop)
 
     def rollout(self, index: int) -> dict[str, Any]:
@@ -110,7 +117,9 @@ class Loop:
             "skip_special_tokens": False,
         }
         body = orjson.dumps({"input_ids": ids, "sampling_params": params, "return_logprob": True})
-        answer = orjson.loads(self.pool.urlopen("POST", "/generate", body=body, headers=HEADERS).data)
+        answer = orjson.loads(
+            self.pool.urlopen("POST", "/generate", body=body, headers=HEADERS).data
+        )
         scores = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
         return answer["output_ids"], scores, answer["text"].removesuffix(self.edges.stop)
 

@@ -1,8 +1,10 @@
-"""What do 256 trajectories cost on the way from Redis to a trainer's arrays, and what does one weigh and cost to write?
+"""What do 256 trajectories cost on the way from Redis to a trainer's arrays, and what does one
+weigh and cost to write?
 
-Trajectories of 15 turns and 7,000 tokens, in groups of 8 (made_up_episode.py). The way to arrays is measured whole, as
-a trainer has it: what Redis gave is decoded, and padded to numpy arrays. Beside it stand the plain ways: msgpack of
-lists on the wire, and a list per trajectory for the arrays. Exit code 1 when a target is missed.
+Trajectories of 15 turns and 7,000 tokens, in groups of 8 (made_up_episode.py). The way to arrays is
+measured whole, as a trainer has it: what Redis gave is decoded, and padded to numpy arrays. Beside
+it stand the plain ways: msgpack of lists on the wire, and a list per trajectory for the arrays.
+Exit code 1 when a target is missed.
 
     python benchmarks/bench_batch.py [--json]
 """
@@ -41,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser_for(__doc__).parse_args(argv)
     made = episode()
     blobs = encoded(made)
-    lists = msgpack.packb({name: record(made)[name] for name in ("tokens", "mask", "logprobs", "versions", "messages")})
+    lists = msgpack.packb(
+        {
+            name: record(made)[name]
+            for name in ("tokens", "mask", "logprobs", "versions", "messages")
+        }
+    )
     turns, plain_turns = made.events[1:-1], as_msgpack(made)
     batch = batch_of(blobs)
     took = fastest(
@@ -58,8 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             "write_zlib": (lambda: [zlib.compress(turn) for turn in plain_turns], 20),
         }
     )
-    size = {"bytes": bytes_at_rest(blobs), "bytes_alone": sum(map(len, blobs)), "bytes_as_lists": len(lists)}
-    result: dict[str, Any] = {"tokens": len(made.tokens), **size, **{f"{name}_s": took[name] for name in took}}
+    size = {
+        "bytes": bytes_at_rest(blobs),
+        "bytes_alone": sum(map(len, blobs)),
+        "bytes_as_lists": len(lists),
+    }
+    result: dict[str, Any] = {
+        "tokens": len(made.tokens),
+        **size,
+        **{f"{name}_s": took[name] for name in took},
+    }
     report(result)
     return conclude(result, checks(result), args.json)
 
@@ -92,17 +107,35 @@ def checks(result: dict[str, Any]) -> list[Check]:
         return float(result[one] / result[other])
 
     return [
-        Check("256 trajectories to padded arrays", result["to_arrays_s"] * 1000, 60.0, "ms", ratio=False),
+        Check(
+            "256 trajectories to padded arrays",
+            result["to_arrays_s"] * 1000,
+            60.0,
+            "ms",
+            ratio=False,
+        ),
         Check("padded arrays, over lists filled with zeros", over("padded_s", "by_lists_s"), 0.2),
-        Check("decoding to buffers, over that of lists", over("decode_one_s", "decode_one_list_s"), 1 / 1.5),
-        Check("bytes of a trajectory in a group, over those of lists", over("bytes", "bytes_as_lists"), 0.25),
+        Check(
+            "decoding to buffers, over that of lists",
+            over("decode_one_s", "decode_one_list_s"),
+            1 / 1.5,
+        ),
+        Check(
+            "bytes of a trajectory in a group, over those of lists",
+            over("bytes", "bytes_as_lists"),
+            0.25,
+        ),
         Check("writing a turn, over one zlib stream of it", over("write_s", "write_zlib_s"), 4.0),
     ]
 
 
 def encoded(of: Trajectory) -> list[bytes]:
     """The trajectory as Redis stores it: the job, then the journal."""
-    return [encode_job(of.job), encode_header(of.header), *(encode_event(event, of.job.id) for event in of.events)]
+    return [
+        encode_job(of.job),
+        encode_header(of.header),
+        *(encode_event(event, of.job.id) for event in of.events),
+    ]
 
 
 def bytes_at_rest(blobs: Sequence[bytes]) -> int:
@@ -136,7 +169,13 @@ def as_msgpack(of: Trajectory) -> list[bytes]:
     """The numbers and texts of each turn."""
     pairs = zip(of.events[1:-1:2], of.events[2:-1:2], strict=True)
     return [
-        msgpack.packb([*(event.ids.tobytes() for event in (sampled, observed)), sampled.text, observed.message])
+        msgpack.packb(
+            [
+                *(event.ids.tobytes() for event in (sampled, observed)),
+                sampled.text,
+                observed.message,
+            ]
+        )
         + msgpack.packb([observed.actions, observed.replies])
         for sampled, observed in pairs
         if isinstance(sampled, Sampled) and isinstance(observed, Observed)
@@ -159,12 +198,15 @@ def by_lists(batch: Batch) -> object:
     columns = [(batch.tokens, "int64"), (batch.mask, "bool"), (batch.logprobs, "float32")]
     length = max(map(len, batch.tokens))
     return [
-        np.array([list(values) + [0] * (length - len(values)) for values in column], dtype) for column, dtype in columns
+        np.array([list(values) + [0] * (length - len(values)) for values in column], dtype)
+        for column, dtype in columns
     ]
 
 
 def fastest(calls: Mapping[str, tuple[Callable[[], object], int]]) -> dict[str, float]:
-    """CPU seconds of one call of each, the best of several rounds in turn. With each, how often a round calls it."""
+    """CPU seconds of one call of each, the best of several rounds in turn. With each, how often a
+    round calls it.
+    """
     best = dict.fromkeys(calls, inf)
     for _ in range(ROUNDS):
         for name, (call, times) in calls.items():

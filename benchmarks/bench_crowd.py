@@ -1,9 +1,11 @@
-"""What do 1,000 episodes at once ask of one worker process: memory, CPU a turn, and how long must a thread wait?
+"""What do 1,000 episodes at once ask of one worker process: memory, CPU a turn, and how long must a
+thread wait?
 
-An engine that takes 2 s a turn (lognormal), all episodes at once, from the first one on. A thread in the worker sleeps
-10 ms at a time and notes how late it wakes (probed_rollq.py); the same thread alone in another process shows what the
-machine itself adds. Then 10 at once with an engine that takes 0.02 s, which is the same rate of turns. Memory at rest
-is that of the worker which is ready and has no job. Exit code 1 when a target is missed.
+An engine that takes 2 s a turn (lognormal), all episodes at once, from the first one on. A thread
+in the worker sleeps 10 ms at a time and notes how late it wakes (probed_rollq.py); the same thread
+alone in another process shows what the machine itself adds. Then 10 at once with an engine that
+takes 0.02 s, which is the same rate of turns. Memory at rest is that of the worker which is ready
+and has no job. Exit code 1 when a target is missed.
 
     python benchmarks/bench_crowd.py [--env tau2_2025:retail] [--tokenizer DIR] [-c 1000] [--json]
 """
@@ -39,8 +41,12 @@ PROBED = Path(__file__).with_name("probed_rollq.py")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
-    parser.add_argument("--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)")
-    parser.add_argument("-c", "--concurrency", type=int, default=1000, help="episodes at once (%(default)s)")
+    parser.add_argument(
+        "--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)"
+    )
+    parser.add_argument(
+        "-c", "--concurrency", type=int, default=1000, help="episodes at once (%(default)s)"
+    )
     args = parser.parse_args(argv)
     require_linux()
     with Processes() as processes:
@@ -66,7 +72,11 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
         began = time.monotonic()
         submit(client, args.env, indices(args.env, args.concurrency // SIZE), SIZE)
         wait_until_done(client, args.concurrency // SIZE * SIZE, look_every_s=0.5)
-        ended, spent, redis_spent = time.monotonic(), cpu_seconds(child.pid) - cpu, redis.cpu_seconds() - redis_cpu
+        ended, spent, redis_spent = (
+            time.monotonic(),
+            cpu_seconds(child.pid) - cpu,
+            redis.cpu_seconds() - redis_cpu,
+        )
         time.sleep(2.0)  # the probe's last line
         played = rollouts(client)
     require_perfect("the crowd", played)
@@ -96,14 +106,20 @@ def play_few(processes: Processes, args: argparse.Namespace) -> dict[str, float]
             spent = cpu_seconds(child.pid) - cpu
             played = rollouts(client)
     require_perfect("the few", played)
-    return {"rollouts": len(played), "turns": turns_of(played), "ms_a_turn": spent / turns_of(played) * 1000}
+    return {
+        "rollouts": len(played),
+        "turns": turns_of(played),
+        "ms_a_turn": spent / turns_of(played) * 1000,
+    }
 
 
 def report(result: dict[str, Any], args: argparse.Namespace) -> None:
     crowd, few = result["crowd"], result["few"]
     print(
-        f"{crowd['rollouts']} rollouts of {args.env}, all at once, {crowd['turns'] / crowd['rollouts']:.1f} turns each,"
-        f" {LATENCY_S:g} s a turn; {'given' if args.tokenizer else 'bundled'} tokenizer; all rewards 1.0\n"
+        f"{crowd['rollouts']} rollouts of {args.env}, all at once, "
+        f"{crowd['turns'] / crowd['rollouts']:.1f} turns each,"
+        f" {LATENCY_S:g} s a turn; {'given' if args.tokenizer else 'bundled'} tokenizer; "
+        "all rewards 1.0\n"
     )
     at_rest, peak = crowd["at_rest_mb"], crowd["peak_mb"]
     rows = [
@@ -114,7 +130,10 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
         ["Redis's CPU ms a rollout", f"{crowd['redis_ms_a_rollout']:.2f}"],
         [f"CPU ms a turn, {FEW} at once", f"{few['ms_a_turn']:.2f}"],
         ["longest stall of a thread, ms", f"{crowd['longest_stall_s'] * 1000:.0f}"],
-        ["of a thread alone in its process, ms", f"{crowd['longest_stall_of_the_machine_s'] * 1000:.0f}"],
+        [
+            "of a thread alone in its process, ms",
+            f"{crowd['longest_stall_of_the_machine_s'] * 1000:.0f}",
+        ],
         ["wall s", f"{crowd['wall_s']:.0f}"],
     ]
     print(table(["", ""], rows))
@@ -125,7 +144,13 @@ def checks(result: dict[str, Any], at_once: int) -> list[Check]:
     return [
         Check(f"{at_once} at once: memory", crowd["peak_mb"], 350.0, "MB", ratio=False),
         Check(f"{at_once} at once: CPU a turn", crowd["ms_a_turn"], 1.5, "ms", ratio=False),
-        Check(f"{at_once} at once: longest stall of a thread", crowd["longest_stall_s"] * 1000, 100.0, "ms", False),
+        Check(
+            f"{at_once} at once: longest stall of a thread",
+            crowd["longest_stall_s"] * 1000,
+            100.0,
+            "ms",
+            False,
+        ),
         Check("memory of a worker at rest", crowd["at_rest_mb"], 150.0, "MB", ratio=False),
         Check(f"{at_once} at once: CPU a turn, over that of {FEW}", result["growth"], 1.2),
     ]

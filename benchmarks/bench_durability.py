@@ -1,9 +1,9 @@
 """What does a confirmed write cost, compared with one that Redis only has in its memory?
 
-Real servers on loopback, with files in one folder: one that writes to its disk once a second, with a replica, and one
-that writes before every answer. Measured are a submission of a group of 8 and an append of one turn: the median of
-calls that follow one another, and the calls a second of 16 threads, which share a flush. The disk decides about fsync,
-so compare on your own.
+Real servers on loopback, with files in one folder: one that writes to its disk once a second, with
+a replica, and one that writes before every answer. Measured are a submission of a group of 8 and an
+append of one turn: the median of calls that follow one another, and the calls a second of 16
+threads, which share a flush. The disk decides about fsync, so compare on your own.
 
     python benchmarks/bench_durability.py [--calls 200] [--dir DIR] [--json]
 """
@@ -38,15 +38,20 @@ from rollq.wire.events import encode_event
 SIZE, THREADS = 8, 16
 START_S = 30.0
 MOST_FOR_REPLICA = 10.0
-"""A submission that a replica on this machine confirms may take this many times an unconfirmed one."""
+"""A submission that a replica on this machine confirms may take this many times an unconfirmed one.
+"""
 SAMPLED, REPLIED = 120, 600
 """Tokens of a turn."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
-    parser.add_argument("--calls", type=int, default=200, help="calls of each measurement (%(default)s)")
-    parser.add_argument("--dir", type=Path, help="a folder on the disk in question (a temporary one)")
+    parser.add_argument(
+        "--calls", type=int, default=200, help="calls of each measurement (%(default)s)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, help="a folder on the disk in question (a temporary one)"
+    )
     args = parser.parse_args(argv)
     with (
         tempfile.TemporaryDirectory(dir=args.dir, prefix="rollq-durability-") as scratch,
@@ -58,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rate = f"submits a second, {THREADS} threads"
     head = ["durability", "server writes", "submit, ms", "ratio", rate, "append, ms"]
     print(table(head, [_cells(found, first) for found in rows]))
-    replica = Check("a submission that a replica confirms, over an unconfirmed one", ratio, MOST_FOR_REPLICA)
+    replica = Check(
+        "a submission that a replica confirms, over an unconfirmed one", ratio, MOST_FOR_REPLICA
+    )
     return conclude({"rows": rows}, [replica], args.json)
 
 
@@ -88,7 +95,9 @@ def servers(folder: Path) -> Iterator[tuple[str, str]]:
         second, always = start("second", "everysec"), start("always", "always")
         replica = start("replica", "everysec", "--replicaof", HOST, str(second))
         until = time.monotonic() + START_S
-        while not (_answers(second) and _answers(always) and _answers(replica, "master_link_status:up")):
+        while not (
+            _answers(second) and _answers(always) and _answers(replica, "master_link_status:up")
+        ):
             if time.monotonic() > until:
                 sys.exit("\n".join(child.how_it_ended() for child in children))
             time.sleep(0.05)
@@ -118,10 +127,14 @@ def row(url: str, writes: str, durability: Durability, calls: int) -> dict[str, 
         submit_s = median(lambda number: submitted(ledger, number + 1), calls)
         ledger.append(job, claim.lease, 0, [encode_header(Header(attempt=1, worker="bench"), job)])
         turns = [turn(number, job) for number in range(calls)]
-        append_s = median(lambda number: ledger.append(job, claim.lease, 1 + 2 * number, turns[number]), calls)
+        append_s = median(
+            lambda number: ledger.append(job, claim.lease, 1 + 2 * number, turns[number]), calls
+        )
         with ThreadPoolExecutor(THREADS) as pool:
             began = time.perf_counter()
-            list(pool.map(lambda number: submitted(ledger, number), range(calls + 1, calls * 5 + 1)))
+            list(
+                pool.map(lambda number: submitted(ledger, number), range(calls + 1, calls * 5 + 1))
+            )
             rate = calls * 4 / (time.perf_counter() - began)
     return {
         "durability": durability.value,
@@ -133,16 +146,24 @@ def row(url: str, writes: str, durability: Durability, calls: int) -> dict[str, 
 
 
 def submitted(ledger: Ledger, group: int) -> Any:
-    jobs = [Job(run=ledger.run, group=f"g{group}", sample=n, size=SIZE, env="shop", task=group) for n in range(SIZE)]
+    jobs = [
+        Job(run=ledger.run, group=f"g{group}", sample=n, size=SIZE, env="shop", task=group)
+        for n in range(SIZE)
+    ]
     return ledger.submit(jobs)
 
 
 def turn(number: int, job: str) -> list[bytes]:
     """What the model said and what came back, encoded."""
-    ids, replied = array("I", range(number, number + SAMPLED)), array("I", range(number, number + REPLIED))
+    ids, replied = (
+        array("I", range(number, number + SAMPLED)),
+        array("I", range(number, number + REPLIED)),
+    )
     spans = [VersionSpan("1", 0, SAMPLED)]
     logprobs = array("f", [-0.5] * SAMPLED)
-    sampled = Sampled(turn=number, ids=ids, logprobs=logprobs, versions=spans, finish=Finish.STOP, text="a" * 450)
+    sampled = Sampled(
+        turn=number, ids=ids, logprobs=logprobs, versions=spans, finish=Finish.STOP, text="a" * 450
+    )
     message, reply = {"role": "assistant", "content": "a"}, {"role": "tool", "content": "b" * 2000}
     observed = Observed(turn=number, message=message, actions=[], replies=[reply], ids=replied)
     return [encode_event(event, job) for event in (sampled, observed)]
@@ -160,7 +181,12 @@ def median(call: Callable[[int], object], calls: int) -> float:
 
 def _cells(found: dict[str, Any], first: float) -> list[str]:
     seconds = found["submit_s"]
-    numbers = [ms(seconds), f"{seconds / first:.1f}", f"{found['submits_a_second']:.0f}", ms(found["append_s"])]
+    numbers = [
+        ms(seconds),
+        f"{seconds / first:.1f}",
+        f"{found['submits_a_second']:.0f}",
+        ms(found["append_s"]),
+    ]
     return [found["durability"], found["writes"], *numbers]
 
 

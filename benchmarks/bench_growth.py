@@ -1,9 +1,10 @@
 """Does a turn cost more late in a long episode, and with 100,000 finished jobs in Redis?
 
-A worker's job runner plays in this process, one job after the other. First episodes of 70 turns: the CPU from one
-request to the next, around turn 10 and around turn 60. Then tau2_2025:retail with two Redis servers in turns, one empty
-and one whose run has many finished jobs: CPU a turn of this process, and time in scripts a rollout. bench_crowd.py has
-the growth with episodes at once. Exit code 1 when a target is missed.
+A worker's job runner plays in this process, one job after the other. First episodes of 70 turns:
+the CPU from one request to the next, around turn 10 and around turn 60. Then tau2_2025:retail with
+two Redis servers in turns, one empty and one whose run has many finished jobs: CPU a turn of this
+process, and time in scripts a rollout. bench_crowd.py has the growth with episodes at once. Exit
+code 1 when a target is missed.
 
     python benchmarks/bench_growth.py [--tokenizer DIR] [--finished 100000] [--json]
 """
@@ -42,7 +43,9 @@ TARGET = 1.2
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
-    parser.add_argument("--finished", type=int, default=100_000, metavar="N", help="finished jobs (%(default)s)")
+    parser.add_argument(
+        "--finished", type=int, default=100_000, metavar="N", help="finished jobs (%(default)s)"
+    )
     args = parser.parse_args(argv)
     require_linux()
     with Processes() as processes:
@@ -51,13 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = measure_jobs(processes, args.tokenizer, args.finished) if args.finished else {}
     result = {"turns": turns, "jobs": jobs, "finished": args.finished}
     checks = [Check(f"turn {LATE}, over turn {EARLY}", turns["growth"], TARGET)]
-    print(f"CPU ms of turn {EARLY}: {turns['early_ms']:.2f}, of turn {LATE}: {turns['late_ms']:.2f}")
+    print(
+        f"CPU ms of turn {EARLY}: {turns['early_ms']:.2f}, of turn {LATE}: {turns['late_ms']:.2f}"
+    )
     if jobs:
-        rows = [[key, f"{jobs[f'{key}_empty']:.2f}", f"{jobs[f'{key}_full']:.2f}"] for key in FIGURES]
+        rows = [
+            [key, f"{jobs[f'{key}_empty']:.2f}", f"{jobs[f'{key}_full']:.2f}"] for key in FIGURES
+        ]
         print("\n" + table(["", "no finished jobs", f"{args.finished:,}"], rows))
         for key in FIGURES:
             growth = jobs[f"{key}_full"] / jobs[f"{key}_empty"]
-            checks.append(Check(f"{args.finished:,} finished jobs, over none: {key}", growth, TARGET))
+            checks.append(
+                Check(f"{args.finished:,} finished jobs, over none: {key}", growth, TARGET)
+            )
     return conclude(result, checks, args.json)
 
 
@@ -70,11 +79,15 @@ def measure_turns(processes: Processes, tokenizer: str | None) -> dict[str, floa
     player.watch_turns(lambda: begun.append(time.process_time()))
     budget = Budget(max_turns=long_episodes.TURNS + 1)
     found = []
-    for job_id in player.submit("long", long_episodes.NAME, "train", range(EPISODES + 1), budget=budget):
+    for job_id in player.submit(
+        "long", long_episodes.NAME, "train", range(EPISODES + 1), budget=budget
+    ):
         begun.clear()
         player.play(job_id)
         took = [after - before for before, after in pairwise(begun)]
-        found.append([statistics.median(took[at - 1 - AROUND : at + AROUND]) * 1000 for at in (EARLY, LATE)])
+        found.append(
+            [statistics.median(took[at - 1 - AROUND : at + AROUND]) * 1000 for at in (EARLY, LATE)]
+        )
     measured = found[1:]  # the first one compiles templates and opens connections
     early, late = (statistics.median(column) for column in zip(*measured, strict=True))
     growth = statistics.median(late / early for early, late in measured)
@@ -110,7 +123,10 @@ def measure_jobs(processes: Processes, tokenizer: str | None, finished: int) -> 
 def fill(url: str, finished: int, tokenizer: Tokenizer) -> None:
     """Groups that are done and not acknowledged, with little in their journals."""
     made = episode()
-    short = replace(made, events=(Prompt(ids=array("I", range(50)), messages=[], tools=[], at=1.0), made.events[-1]))
+    short = replace(
+        made,
+        events=(Prompt(ids=array("I", range(50)), messages=[], tools=[], at=1.0), made.events[-1]),
+    )
     load = Load(url, "bench", Episode(short), tokenizer.hash, tokenizer.template_hash)
     for _ in range(finished // SIZE):
         for job_id in load.submit(load.group()):

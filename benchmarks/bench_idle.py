@@ -1,8 +1,9 @@
 """What do idle workers ask of Redis, and does it depend on the runs that are finished?
 
-A real Redis and real workers with nothing to do; first no run, then many finished ones. Then 16 reapers of workers that
-share this process, without Celery. Counted are the commands that clients send (a script counts once) and the
-connections that they open. Compared are the commands with and without finished runs.
+A real Redis and real workers with nothing to do; first no run, then many finished ones. Then 16
+reapers of workers that share this process, without Celery. Counted are the commands that clients
+send (a script counts once) and the connections that they open. Compared are the commands with and
+without finished runs.
 
     python benchmarks/bench_idle.py [--runs 1000] [--seconds 15] [--workers 4] [--json]
 """
@@ -38,8 +39,12 @@ BROKER = ("brpop", "publish", "smembers", "llen", "lpush", "multi", "exec", "sad
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--runs", type=int, default=1000, help="finished runs (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement (%(default)s)")
-    parser.add_argument("--workers", type=int, default=4, help="workers, beside a single one (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="seconds of each measurement (%(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, help="workers, beside a single one (%(default)s)"
+    )
     args = parser.parse_args(argv)
     with Processes() as processes:
         rows = measure(processes, args.workers, args.runs, args.seconds)
@@ -47,13 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("commands and connections a second\n")
     print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
     growth = Check(
-        f"an idle worker's commands, {args.runs:,} finished runs over none", alone[args.runs] / alone[0], MOST
+        f"an idle worker's commands, {args.runs:,} finished runs over none",
+        alone[args.runs] / alone[0],
+        MOST,
     )
     return conclude({"rows": rows}, [growth], args.json)
 
 
 def measure(processes: Processes, workers: int, runs: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for each number of workers, without finished runs and with them, and one for the reapers alone."""
+    """A row for each number of workers, without finished runs and with them, and one for the
+    reapers alone.
+    """
     url = processes.redis()
     engine = processes.engine("shop", None)
 
@@ -93,7 +102,13 @@ def reapers(url: str) -> Iterator[None]:
     found = []
     for number in range(REAPERS):
         worker = LiveWorker(
-            name=f"w{number}", queues=("rollq",), tokenizer="t", template="c", engine="ready", slots=4, busy=0
+            name=f"w{number}",
+            queues=("rollq",),
+            tokenizer="t",
+            template="c",
+            engine="ready",
+            slots=4,
+            busy=0,
         )
         found.append(Reaper(connect(url), Broker(url), lambda worker=worker: worker))
     for reaper in found:

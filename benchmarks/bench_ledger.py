@@ -1,8 +1,10 @@
-"""What the ledger costs: time in scripts in small and large runs, bytes of a job, commands of workers, delivery.
+"""What the ledger costs: time in scripts in small and large runs, bytes of a job, commands of
+workers, delivery.
 
-Real Redis, real workers, episodes of tau2_2025:retail that a worker played before. Everything is told by the server
-itself (redis_meter.py). Exit code 1 when a script is slower in a large run, a job keeps too much, a turn takes more
-than 1.8 script calls, or a finished group is not handed out at once.
+Real Redis, real workers, episodes of tau2_2025:retail that a worker played before. Everything is
+told by the server itself (redis_meter.py). Exit code 1 when a script is slower in a large run, a
+job keeps too much, a turn takes more than 1.8 script calls, or a finished group is not handed out
+at once.
 
     python benchmarks/bench_ledger.py [--jobs N ...] [--million] [--json]
 """
@@ -52,18 +54,33 @@ MAX_OF_QUEUED = 0.2
 """The bytes of an acknowledged job, over those of a queued one."""
 MAX_SCRIPTS_A_TURN = 1.8
 MAX_OF_WAKE = 20.0
-"""The median delivery, over the median time that Redis takes to wake a client that waits for a list."""
+"""The median delivery, over the median time that Redis takes to wake a client that waits for a
+list.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
-    parser.add_argument("--jobs", type=int, nargs="+", default=list(LARGE), metavar="N", help="jobs in the large runs")
-    parser.add_argument("--million", action="store_true", help="also a run of 1,000,000 jobs (0.7 GB, five minutes)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        nargs="+",
+        default=list(LARGE),
+        metavar="N",
+        help="jobs in the large runs",
+    )
+    parser.add_argument(
+        "--million", action="store_true", help="also a run of 1,000,000 jobs (0.7 GB, five minutes)"
+    )
     args = parser.parse_args(argv)
     result: dict[str, Any] = {}
     with Processes() as processes:
         result["workers"], episode = measure_workers(processes)
-    result["episode"] = {"turns": episode.turns, "tokens": episode.tokens, "bytes": sum(map(len, episode.blobs()))}
+    result["episode"] = {
+        "turns": episode.turns,
+        "tokens": episode.tokens,
+        "bytes": sum(map(len, episode.blobs())),
+    }
     result["bytes"] = measure_bytes(episode)
     result["delivery"] = measure_delivery(episode)
     sizes = [SMALL, *args.jobs, *([MILLION] if args.million else [])]
@@ -76,16 +93,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
-    """What two workers send for a turn. Returns also the episode that is played again in the other parts."""
+    """What two workers send for a turn. Returns also the episode that is played again in the other
+    parts.
+    """
     engine_url, redis_url = processes.engine(ENV, None), processes.redis()
     workers = [processes.worker(redis_url, engine_url, CONCURRENCY, None) for _ in range(2)]
     meter = RedisMeter(redis_url)
     with Client(redis_url, run="played") as client:
         with meter.commands() as count:
-            client.submit(Job(env=ENV, split=SPLIT, task=task, size=2) for task in range(TASKS // 2))
+            client.submit(
+                Job(env=ENV, split=SPLIT, task=task, size=2) for task in range(TASKS // 2)
+            )
             client.seal()
             until = time.monotonic() + START_S
-            while client.stats()["done"] < TASKS:  # one script call each, which is little beside the workers' own
+            while (
+                client.stats()["done"] < TASKS
+            ):  # one script call each, which is little beside the workers' own
                 time.sleep(1.0)
                 if time.monotonic() > until:
                     sys.exit(f"the workers have not finished: {client.stats()}")
@@ -97,16 +120,23 @@ def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
     for worker in workers:
         worker.stop()
     turns = sum(one.turns for one in played)
-    found = {"turns": turns, "scripts_a_turn": count.scripts / turns, "commands_a_turn": count.total / turns}
-    return found, Episode(min(played, key=lambda one: abs(len(one.tokens) - TOKENS) / 500 + abs(one.turns - TURNS)))
+    found = {
+        "turns": turns,
+        "scripts_a_turn": count.scripts / turns,
+        "commands_a_turn": count.total / turns,
+    }
+    return found, Episode(
+        min(played, key=lambda one: abs(len(one.tokens) - TOKENS) / 500 + abs(one.turns - TURNS))
+    )
 
 
 # -- bytes at rest
 
 
 def measure_bytes(episode: Episode) -> dict[str, float]:
-    """Bytes a job adds to Redis: queued, then with all its turns but the end, then done. Of acknowledged jobs there are
-    more, because they leave little."""
+    """Bytes a job adds to Redis: queued, then with all its turns but the end, then done. Of
+    acknowledged jobs there are more, because they leave little.
+    """
     with EmbeddedRedis() as server:
         load, meter = Load(server.url, "bytes", episode), RedisMeter(server.url)
         play_one_group(load)
@@ -153,7 +183,9 @@ def acknowledge(load: Load, groups: int) -> None:
 
 
 def measure_delivery(episode: Episode) -> dict[str, float]:
-    """Milliseconds from the last member's end to the batch, beside a bare BLPOP, and what an idle consumer sends."""
+    """Milliseconds from the last member's end to the batch, beside a bare BLPOP, and what an idle
+    consumer sends.
+    """
     with EmbeddedRedis() as server:
         wakes = deliver(blpop(server.url), push(server.url))
         load, meter = Load(server.url, "delivery", episode), RedisMeter(server.url)
@@ -173,7 +205,9 @@ def measure_delivery(episode: Episode) -> dict[str, float]:
 
 
 def deliver(receive: Iterator[object], send: Iterator[Callable[[], object]]) -> list[float]:
-    """Seconds from the call of each thing in `send` until a thread that waits for it has the next of `receive`."""
+    """Seconds from the call of each thing in `send` until a thread that waits for it has the next
+    of `receive`.
+    """
     sent: list[float] = []
     received: list[float] = []
 
@@ -228,7 +262,9 @@ def groups(load: Load) -> Iterator[Callable[[], object]]:
 
 
 def measure_scripts(episode: Episode, jobs: int) -> dict[str, float]:
-    """Median microseconds in scripts of each operation in a run of that many jobs, and the bytes of such a run."""
+    """Median microseconds in scripts of each operation in a run of that many jobs, and the bytes of
+    such a run.
+    """
     with EmbeddedRedis() as server:
         meter = RedisMeter(server.url)
         if jobs > 1000:
@@ -251,7 +287,9 @@ def measure_scripts(episode: Episode, jobs: int) -> dict[str, float]:
 
 
 def measure_operations(load: Load, meter: RedisMeter) -> dict[str, float]:
-    """One group, from its submission to its acknowledgement: microseconds in scripts, for one call of each."""
+    """One group, from its submission to its acknowledgement: microseconds in scripts, for one call
+    of each.
+    """
     us: dict[str, float] = {}
 
     def timed(name: str, calls: int, call: Callable[[], Any]) -> Any:
@@ -280,21 +318,39 @@ def measure_operations(load: Load, meter: RedisMeter) -> dict[str, float]:
 def report(result: dict[str, Any]) -> None:
     episode, workers, delivery = result["episode"], result["workers"], result["delivery"]
     print(
-        f"an episode of {episode['turns']} turns and {episode['tokens']:,} tokens, {episode['bytes']:,} bytes encoded\n"
+        f"an episode of {episode['turns']} turns and {episode['tokens']:,} tokens, "
+        f"{episode['bytes']:,} bytes encoded\n"
     )
-    print(table(["a job at rest", "bytes"], [[name, f"{value:,.0f}"] for name, value in result["bytes"].items()]))
+    print(
+        table(
+            ["a job at rest", "bytes"],
+            [[name, f"{value:,.0f}"] for name, value in result["bytes"].items()],
+        )
+    )
     sizes = list(result["script_us"])
     base = result["script_us"][sizes[0]]
     rows = [
-        [name, f"{base[name]:.0f}", *(f"{result['script_us'][size][name] / base[name]:.2f}" for size in sizes[1:])]
+        [
+            name,
+            f"{base[name]:.0f}",
+            *(f"{result['script_us'][size][name] / base[name]:.2f}" for size in sizes[1:]),
+        ]
         for name in base
     ]
     print("\nscript time: microseconds, and how many times that in larger runs")
     print(table(["", f"{sizes[0]} jobs", *(f"{int(size):,}" for size in sizes[1:])], rows))
     print("\ntwo workers")
-    print(table(["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in workers.items()]))
+    print(
+        table(
+            ["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in workers.items()]
+        )
+    )
     print("\ndelivery")
-    print(table(["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in delivery.items()]))
+    print(
+        table(
+            ["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in delivery.items()]
+        )
+    )
 
 
 def checks(result: dict[str, Any]) -> list[Check]:
@@ -303,12 +359,22 @@ def checks(result: dict[str, Any]) -> list[Check]:
     delivery = result["delivery"]
     return [
         Check(f"time in scripts, largest run over smallest ({growth[1]})", growth[0], MAX_GROWTH),
-        Check("bytes of a running job, over its events'", used["running"] / result["episode"]["bytes"], MAX_OF_BLOBS),
         Check(
-            "bytes of an acknowledged job, over a queued one's", used["acknowledged"] / used["queued"], MAX_OF_QUEUED
+            "bytes of a running job, over its events'",
+            used["running"] / result["episode"]["bytes"],
+            MAX_OF_BLOBS,
+        ),
+        Check(
+            "bytes of an acknowledged job, over a queued one's",
+            used["acknowledged"] / used["queued"],
+            MAX_OF_QUEUED,
         ),
         Check("script calls a turn", result["workers"]["scripts_a_turn"], MAX_SCRIPTS_A_TURN),
-        Check("delivery of a group, over a bare BLPOP", delivery["p50_ms"] / delivery["blpop_p50_ms"], MAX_OF_WAKE),
+        Check(
+            "delivery of a group, over a bare BLPOP",
+            delivery["p50_ms"] / delivery["blpop_p50_ms"],
+            MAX_OF_WAKE,
+        ),
     ]
 
 

@@ -1,9 +1,11 @@
-"""Does a turn cost more late in an agent program's episode of 200 turns and 100,000 tokens? How soon is it resumed?
+"""Does a turn cost more late in an agent program's episode of 200 turns and 100,000 tokens? How
+soon is it resumed?
 
-A worker's job runner plays in this process, one job after the other: rollq's own loop, and an agent program in a child
-process (long_agent.py) in each dialect, so that the agent's own CPU is not in it. A figure is this process's CPU from
-one request to the engine to the next. Then each is played again up to turn 190, given back there, and resumed: the
-seconds from the claim to the next request. Exit code 1 when a target is missed.
+A worker's job runner plays in this process, one job after the other: rollq's own loop, and an agent
+program in a child process (long_agent.py) in each dialect, so that the agent's own CPU is not in
+it. A figure is this process's CPU from one request to the engine to the next. Then each is played
+again up to turn 190, given back there, and resumed: the seconds from the claim to the next request.
+Exit code 1 when a target is missed.
 
     python benchmarks/bench_long_episode.py [--tokenizer DIR] [--json]
 """
@@ -43,7 +45,9 @@ READERS: dict[str, Any] = {"chat": chat_completions, "messages": messages, "resp
 FORMS = ("loop", *READERS, "chained")
 FLAT, OF_READING, RESUME_S = 2.2, 2.5, 2.0
 """A request also comes through a socket, and all ids go to the engine."""
-ENGINE = "import sys; from rollq_worker.replay_engine.server import serve; serve(**eval(sys.argv[1]))"
+ENGINE = (
+    "import sys; from rollq_worker.replay_engine.server import serve; serve(**eval(sys.argv[1]))"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,9 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             what = "what the late turn costs more, over what reading its request costs more"
             checks.append(Check(f"{form}: {what}", figures["growth"], OF_READING))
         else:
-            checks.append(Check(f"{form}: turn {LATE[-1]} over turn {EARLY[-1]}", figures["growth"], FLAT))
-        checks.append(Check(f"{form}: bytes of the journal a turn, late over early", figures["journal"], 1.1))
-        checks.append(Check(f"{form}: resumed at turn {RESUMED}", figures["resumed_s"], RESUME_S, "s", ratio=False))
+            checks.append(
+                Check(f"{form}: turn {LATE[-1]} over turn {EARLY[-1]}", figures["growth"], FLAT)
+            )
+        checks.append(
+            Check(f"{form}: bytes of the journal a turn, late over early", figures["journal"], 1.1)
+        )
+        checks.append(
+            Check(
+                f"{form}: resumed at turn {RESUMED}",
+                figures["resumed_s"],
+                RESUME_S,
+                "s",
+                ratio=False,
+            )
+        )
     return conclude(found, checks, args.json)
 
 
@@ -109,14 +125,20 @@ class Player:
         return noted
 
     def measure(self, form: str) -> dict[str, float]:
-        """The figures of one form, medians of some episodes; the first one, in which everything is new, is not
-        counted."""
+        """The figures of one form, medians of some episodes; the first one, in which everything is
+        new, is not counted.
+        """
         played = [self._play(form, n) for n in range(EPISODES + 1)][1:]
         medians = {key: statistics.median(one[key] for one in played) for key in played[0]}
-        return {**medians, "resumed_s": statistics.median(self._resume(form, n) for n in range(EPISODES))}
+        return {
+            **medians,
+            "resumed_s": statistics.median(self._resume(form, n) for n in range(EPISODES)),
+        }
 
     def _submit(self, run: str, form: str, task: int) -> str:
-        options: Any = {} if form == "loop" else {"agent": self._agent, "agent_args": {"dialect": form}}
+        options: Any = (
+            {} if form == "loop" else {"agent": self._agent, "agent_args": {"dialect": form}}
+        )
         [job_id] = self._player.submit(run, ENV, "train", [task], budget=BUDGET, **options)
         self._begun.clear()
         self._asked.clear()
@@ -130,16 +152,22 @@ class Player:
         took = [(after - before) * 1000 for before, after in pairwise(self._begun)]
         early, late = (statistics.median(took[n - 1] for n in turns) for turns in (EARLY, LATE))
         read_early, read_late = (self._reading(form, turns[-1]) for turns in (EARLY, LATE))
-        entries = [len(entry) for entry in self._player.runner.ledger(f"whole-{form}").journal(job_id)]
+        entries = [
+            len(entry) for entry in self._player.runner.ledger(f"whole-{form}").journal(job_id)
+        ]
         turn = len(entries) // TURNS
-        written = [sum(entries[turns[0] * turn : (turns[-1] + 1) * turn]) for turns in (EARLY, LATE)]
+        written = [
+            sum(entries[turns[0] * turn : (turns[-1] + 1) * turn]) for turns in (EARLY, LATE)
+        ]
         return {
             "tokens": played["tokens"],
             "early_ms": early,
             "late_ms": late,
             "read_early_ms": read_early,
             "read_late_ms": read_late,
-            "growth": (late - early) / (read_late - read_early) if form in READERS else late / early,
+            "growth": (late - early) / (read_late - read_early)
+            if form in READERS
+            else late / early,
             "journal": written[1] / written[0],
         }
 

@@ -1,8 +1,8 @@
 """How soon is rollq there: a worker's first claim, `rollq --help`, `from rollq import Client`?
 
-Fresh interpreters, each the median of several. For the worker a job waits in Redis and an engine is up; measured is
-from the process's start to the claim. The bare interpreter (`python -c pass`) stands beside them. Exit code 1 when a
-target is missed.
+Fresh interpreters, each the median of several. For the worker a job waits in Redis and an engine is
+up; measured is from the process's start to the claim. The bare interpreter (`python -c pass`)
+stands beside them. Exit code 1 when a target is missed.
 
     python benchmarks/bench_start.py [--tokenizer DIR] [--repeats 5] [--json]
 """
@@ -49,15 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         claims = args.repeats if args.claims is None else args.claims
         if claims:
             engine_url, redis_url = processes.engine(ENV, args.tokenizer), processes.redis()
-            once[CLAIM] = lambda number: first_claim(processes, redis_url, engine_url, args.tokenizer, number)
+            once[CLAIM] = lambda number: first_claim(
+                processes, redis_url, engine_url, args.tokenizer, number
+            )
         each: dict[str, list[Took]] = {name: [] for name in once}
         for number in range(args.repeats):
             for name, start in once.items():
                 if name != CLAIM or number < claims:
                     each[name].append(start(number))
     for name, took in each.items():
-        result[name] = {key: statistics.median(one[key] for one in took) for key in ("cpu_s", "wall_s")}
-    rows = [[name, f"{took['wall_s']:.3f}", f"{took['cpu_s']:.3f}"] for name, took in result.items()]
+        result[name] = {
+            key: statistics.median(one[key] for one in took) for key in ("cpu_s", "wall_s")
+        }
+    rows = [
+        [name, f"{took['wall_s']:.3f}", f"{took['cpu_s']:.3f}"] for name, took in result.items()
+    ]
     print(table(["start", "wall s", "CPU s"], rows))
     checks = [
         Check(name, result[name]["wall_s"], most, "s", ratio=False)
@@ -71,7 +77,9 @@ def _command(processes: Processes, words: Sequence[str]) -> Callable[[int], Took
     def start(_: int) -> Took:
         used, began = _children_cpu(), time.perf_counter()
         environment = processes.environment()
-        subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True
+        )
         return {"cpu_s": _children_cpu() - used, "wall_s": time.perf_counter() - began}
 
     return start
@@ -82,7 +90,9 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def first_claim(processes: Processes, redis_url: str, engine_url: str, tokenizer: str | None, number: int) -> Took:
+def first_claim(
+    processes: Processes, redis_url: str, engine_url: str, tokenizer: str | None, number: int
+) -> Took:
     """Start a worker where a job waits."""
     with Client(redis_url, run=f"start-{number}") as client:
         submit(client, ENV, indices(ENV, 1), 1)

@@ -1,9 +1,10 @@
 """What the tokens of a turn cost, by the length of the history before it.
 
-Reading and bridging a turn and writing the next request must cost the same after 1,000 tokens as after 12,000. Twice
-the turns must take about twice the time. Beside them stands the cost of rendering and encoding the whole conversation.
-With `--templates`, a folder of chat templates that are named as in `tests/rollq_worker/tokens/models.py`, the same turn
-is measured with each of them on the same vocabulary. Exit code 1 when a target is missed.
+Reading and bridging a turn and writing the next request must cost the same after 1,000 tokens as
+after 12,000. Twice the turns must take about twice the time. Beside them stands the cost of
+rendering and encoding the whole conversation. With `--templates`, a folder of chat templates that
+are named as in `tests/rollq_worker/tokens/models.py`, the same turn is measured with each of them
+on the same vocabulary. Exit code 1 when a target is missed.
 
     python benchmarks/bench_tokens.py [--tokenizer DIR] [--templates DIR] [--json]
 """
@@ -40,7 +41,10 @@ LARGEST_GROWTH = 1.2
 LARGEST_DOUBLING = 2.5
 MOST_MS = 1.0
 """Target: the tokens of one turn after the longest history."""
-ORDER = {f"item_{n}": {"name": f"kettle {n}", "price": n * 7.5, "options": ["1.5 l", "steel"]} for n in range(8)}
+ORDER = {
+    f"item_{n}": {"name": f"kettle {n}", "price": n * 7.5, "options": ["1.5 l", "steel"]}
+    for n in range(8)
+}
 
 
 class Conversation:
@@ -65,7 +69,9 @@ class Conversation:
         return self.renderer.tokenizer.encode(text) + array("I", [self._stop])
 
     def turn(self) -> tuple[float, float, float]:
-        """One turn as an episode has it. Returns the seconds of reading, of bridging, of writing the next request."""
+        """One turn as an episode has it. Returns the seconds of reading, of bridging, of writing
+        the next request.
+        """
         sampled = self.sampled()
         began = time.process_time()
         read = self.renderer.read(sampled)
@@ -89,8 +95,16 @@ def turn_of(call: Action, id: str, turn: int) -> tuple[Message, Message]:
     """The assistant's message and the tool's answer."""
     assert call.name != RESPOND
     function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
-    message = {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
-    return message, {"role": "tool", "tool_call_id": id, "content": json.dumps({**ORDER, "turn": turn})}
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
+    return message, {
+        "role": "tool",
+        "tool_call_id": id,
+        "content": json.dumps({**ORDER, "turn": turn}),
+    }
 
 
 def call_as_object(message: Message) -> dict[str, Any]:
@@ -103,7 +117,9 @@ def call_as_object(message: Message) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
-    parser.add_argument("--templates", type=Path, metavar="DIR", help="a folder of chat templates, NAME.jinja")
+    parser.add_argument(
+        "--templates", type=Path, metavar="DIR", help="a folder of chat templates, NAME.jinja"
+    )
     args = parser.parse_args(argv)
     tokenizer = load_tokenizer(args.tokenizer)
     tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
@@ -124,10 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     report(result)
     most = {"": last} | result["templates"]
     checks = [
-        Check("tokens of a turn, after the longest history over the shortest", result["growth"], LARGEST_GROWTH),
-        Check(f"tokens of an episode, {EPISODES[1]} turns over {EPISODES[0]}", result["doubling"], LARGEST_DOUBLING),
+        Check("tokens of a turn, after the longest " "history over the shortest", result["growth"], LARGEST_GROWTH),  # noqa: E501
+        Check(f"tokens of an episode, {EPISODES[1]} " "turns " f"over {EPISODES[0]}", result["doubling"], LARGEST_DOUBLING),  # noqa: E501
         *(
-            Check(f"read, bridge and write after the longest history{name and ', '}{name}", one["turn_s"] * 1000,
+            Check("read, bridge and write after the " "longest " f"history{name and ', '}{name}", one["turn_s"] * 1000,  # noqa: E501
                   MOST_MS, "ms", False)
             for name, one in most.items()
         ),
@@ -135,16 +151,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return conclude(result, checks, args.json)
 
 
-def of_templates(folder: Path, tokenizer: str | None, tools: list[Any]) -> dict[str, dict[str, float]]:
+def of_templates(
+    folder: Path, tokenizer: str | None, tools: list[Any]
+) -> dict[str, dict[str, float]]:
     """By template: a turn after the longest history."""
     found = {}
     for name, renderer in template_renderers(folder, tokenizer, tools):
-        found[name] = after_history(lambda renderer=renderer: Conversation(renderer, POLICY, tools), LENGTHS[-1])
+        found[name] = after_history(
+            lambda renderer=renderer: Conversation(renderer, POLICY, tools), LENGTHS[-1]
+        )
     return found
 
 
 def after_history(begin: Callable[[], Conversation], length: int) -> dict[str, float]:
-    """Seconds of the fastest turn after a history of that many tokens, and of what rendering it whole would take."""
+    """Seconds of the fastest turn after a history of that many tokens, and of what rendering it
+    whole would take.
+    """
     talk = begin()
     while len(talk.ids) < length:
         talk.turn()
@@ -156,7 +178,12 @@ def after_history(begin: Callable[[], Conversation], length: int) -> dict[str, f
         whole.append(time.process_time() - began)
     turns = [talk.turn() for _ in range(REPEATS)]
     read, bridge, write = map(min, zip(*turns, strict=True))
-    seconds = {"read_s": read, "bridge_s": bridge, "write_s": write, "turn_s": read + bridge + write}
+    seconds = {
+        "read_s": read,
+        "bridge_s": bridge,
+        "write_s": write,
+        "turn_s": read + bridge + write,
+    }
     return {"tokens": reached, **seconds, "whole_s": min(whole)}
 
 
@@ -171,23 +198,47 @@ def episodes(begin: Callable[[], Conversation]) -> list[dict[str, float]]:
                 talk.turn()
             took = time.process_time() - began
             found[turns] = min((took, len(talk.ids)), found.get(turns, (took, len(talk.ids))))
-    return [{"turns": turns, "seconds": took, "tokens": tokens} for turns, (took, tokens) in found.items()]
+    return [
+        {"turns": turns, "seconds": took, "tokens": tokens}
+        for turns, (took, tokens) in found.items()
+    ]
 
 
 def report(result: dict[str, Any]) -> None:
-    head = ["tokens before the turn", "read, ms", "bridge, ms", "write, ms", "render and encode it all, ms"]
+    head = [
+        "tokens before the turn",
+        "read, ms",
+        "bridge, ms",
+        "write, ms",
+        "render and encode it all, ms",
+    ]
     rows = [
-        [f"{row['tokens']}", *(ms(row[name]) for name in ("read_s", "bridge_s", "write_s", "whole_s"))]
+        [
+            f"{row['tokens']}",
+            *(ms(row[name]) for name in ("read_s", "bridge_s", "write_s", "whole_s")),
+        ]
         for row in result["lengths"]
     ]
     print(table(head, rows))
     print()
-    rows = [[f"{row['turns']}", f"{row['tokens']}", ms(row["seconds"])] for row in result["episodes"]]
+    rows = [
+        [f"{row['turns']}", f"{row['tokens']}", ms(row["seconds"])] for row in result["episodes"]
+    ]
     print(table(["turns", "tokens", "CPU ms of an episode"], rows))
     if result["templates"]:
         names = ("read_s", "bridge_s", "write_s", "turn_s", "whole_s")
-        rows = [[template, *(ms(row[name]) for name in names)] for template, row in result["templates"].items()]
-        head = ["template", "read, ms", "bridge, ms", "write, ms", "together", "render and encode it all, ms"]
+        rows = [
+            [template, *(ms(row[name]) for name in names)]
+            for template, row in result["templates"].items()
+        ]
+        head = [
+            "template",
+            "read, ms",
+            "bridge, ms",
+            "write, ms",
+            "together",
+            "render and encode it all, ms",
+        ]
         print("\n" + table(head, rows))
 
 

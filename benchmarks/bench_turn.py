@@ -1,15 +1,17 @@
-"""What does a turn cost a worker, with journal, ledger, lease and Celery, compared with loops that have none of them?
+"""What does a turn cost a worker, with journal, ledger, lease and Celery, compared with loops that
+have none of them?
 
-The same tasks at engine latency 0, played in turns by a `rollq worker` process, by the worker's own loop without ledger
-and Celery (episode_loop.py), and by the bare loop of bare_loop.py (threads, urllib3, token ids), which is the floor.
-Then a few of them by the loop of naive_loop.py, which is written as RL examples are. One replay engine answers all. CPU
-is user and system time of the process that plays, its children included; engine, Redis and producer are other
-processes. Every round has the same tasks, so the worker and its loop remember the ids of their texts, as they do in the
-rollouts of a group. Exit code 1 when a target is missed.
+The same tasks at engine latency 0, played in turns by a `rollq worker` process, by the worker's own
+loop without ledger and Celery (episode_loop.py), and by the bare loop of bare_loop.py (threads,
+urllib3, token ids), which is the floor. Then a few of them by the loop of naive_loop.py, which is
+written as RL examples are. One replay engine answers all. CPU is user and system time of the
+process that plays, its children included; engine, Redis and producer are other processes. Every
+round has the same tasks, so the worker and its loop remember the ids of their texts, as they do in
+the rollouts of a group. Exit code 1 when a target is missed.
 
     python benchmarks/bench_turn.py [--env tau2_2025:retail] [--tokenizer DIR] [-c 64] [--tasks 48] [--repeats 5]
         [--json]
-"""
+"""  # noqa: E501
 
 import argparse
 import json
@@ -25,7 +27,16 @@ from checks import Check, add_tokenizer, conclude, parser_for
 from cpu import cpu_seconds, require_linux, resident_mb
 from processes import Processes
 from redis_meter import RedisMeter
-from runs import SPLITS, TIMEOUT_S, indices, require_perfect, rollouts, submit, turns_of, wait_until_done
+from runs import (
+    SPLITS,
+    TIMEOUT_S,
+    indices,
+    require_perfect,
+    rollouts,
+    submit,
+    turns_of,
+    wait_until_done,
+)
 from tables import ms, table
 
 from rollq.client.client import Client
@@ -66,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.naive:
             setting = (args.env, args.tokenizer, args.concurrency)
             rounds["naive"] = [play_by_naive_loop(processes, engine_url, args.naive, *setting)]
-    result = {"at_rest_mb": worker.at_rest_mb} | compare({name: each[1:] or each for name, each in rounds.items()})
+    result = {"at_rest_mb": worker.at_rest_mb} | compare(
+        {name: each[1:] or each for name, each in rounds.items()}
+    )
     report(result, args)
     return conclude(result, checks(result, args.env), args.json)
 
@@ -75,10 +88,22 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
     parser.add_argument("--env", choices=SPLITS, default=NAIVE, help="environment (%(default)s)")
-    parser.add_argument("-c", "--concurrency", type=int, default=64, help="rollouts at once (%(default)s)")
-    parser.add_argument("--tasks", type=int, default=48, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="measured rounds, after one to warm up (%(default)s)")
-    parser.add_argument("--naive", type=int, default=4, metavar="N", help="tasks for the naive loop (%(default)s)")
+    parser.add_argument(
+        "-c", "--concurrency", type=int, default=64, help="rollouts at once (%(default)s)"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        default=48,
+        metavar="N",
+        help=f"tasks, {SIZE} samples each (%(default)s)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measured rounds, after one to warm up (%(default)s)"
+    )
+    parser.add_argument(
+        "--naive", type=int, default=4, metavar="N", help="tasks for the naive loop (%(default)s)"
+    )
     args = parser.parse_args(argv)
     if args.env != NAIVE:
         args.naive = 0
@@ -113,7 +138,9 @@ class Worker:
 class Loop:
     """A process of bare_loop.py or episode_loop.py, which plays when it is told to."""
 
-    def __init__(self, script: str, processes: Processes, engine_url: str, args: argparse.Namespace) -> None:
+    def __init__(
+        self, script: str, processes: Processes, engine_url: str, args: argparse.Namespace
+    ) -> None:
         setting = {
             "env": args.env,
             "split": SPLITS[args.env],
@@ -123,10 +150,16 @@ class Loop:
         }
         self.script, file = script, processes.folder / f"{script}.json"
         file.write_text(json.dumps(setting))
-        self.line = json.dumps([task for task in indices(args.env, args.tasks) for _ in range(SIZE)]) + "\n"
+        self.line = (
+            json.dumps([task for task in indices(args.env, args.tasks) for _ in range(SIZE)]) + "\n"
+        )
         command = [sys.executable, str(Path(__file__).with_name(script)), str(file)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=processes.environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=processes.environment(),
         )
         self._read()
 
@@ -138,7 +171,9 @@ class Loop:
 
     def _read(self) -> str:
         assert self.process.stdout
-        return self.process.stdout.readline() or sys.exit(f"{self.script} ended early; its error stands above")
+        return self.process.stdout.readline() or sys.exit(
+            f"{self.script} ended early; its error stands above"
+        )
 
     def close(self) -> None:
         assert self.process.stdin
@@ -147,7 +182,12 @@ class Loop:
 
 
 def play_by_naive_loop(
-    processes: Processes, engine_url: str, tasks: int, env: str, tokenizer: str | None, concurrency: int
+    processes: Processes,
+    engine_url: str,
+    tasks: int,
+    env: str,
+    tokenizer: str | None,
+    concurrency: int,
 ) -> Side:
     """Play the first tasks with the naive loop."""
     setting, out = processes.folder / "tasks.json", processes.folder / "naive.json"
@@ -157,7 +197,14 @@ def play_by_naive_loop(
     measured = [task for task in each for _ in range(SIZE)]
     setting.write_text(json.dumps({**shown, "tasks": measured, "warm_up": each[:1]}))
     script = Path(__file__).with_name("naive_loop.py")
-    words = [str(script), str(setting), engine_url, tokenizer or str(BUNDLED), str(concurrency), str(out)]
+    words = [
+        str(script),
+        str(setting),
+        engine_url,
+        tokenizer or str(BUNDLED),
+        str(concurrency),
+        str(out),
+    ]
     child = processes.start("naive", words)
     processes.wait_for_line(child, "naive loop: finished", TIMEOUT_S)
     return dict(json.loads(out.read_text()))
@@ -178,11 +225,17 @@ def compare(rounds: dict[str, list[Side]]) -> dict[str, Any]:
     for name, sides in rounds.items():
         for side in sides:
             require_perfect(f"the side {name!r}", side["rollouts"])
-    played = {name: {turns_of(side["rollouts"]) for side in rounds[name]} for name in ("worker", *LOOPS)}
+    played = {
+        name: {turns_of(side["rollouts"]) for side in rounds[name]} for name in ("worker", *LOOPS)
+    }
     for naive in rounds.get("naive", ()):  # plays the first tasks only
         some = naive["rollouts"], rounds["bare"][0]["rollouts"][: len(naive["rollouts"])]
-        played["naive"], played["bare, of these"] = ({sum(one["turns"] for one in side)} for side in some)
-    same = played["worker"] == played["loop"] == played["bare"] and played.get("naive") == played.get("bare, of these")
+        played["naive"], played["bare, of these"] = (
+            {sum(one["turns"] for one in side)} for side in some
+        )
+    same = played["worker"] == played["loop"] == played["bare"] and played.get(
+        "naive"
+    ) == played.get("bare, of these")
     if not same or len(played["bare"]) != 1:
         sys.exit(f"not the same work: {played} turns in a round")
     result: dict[str, Any] = {name: figures(sides) for name, sides in rounds.items()}
@@ -227,7 +280,8 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
     }
     work = result["worker"]
     print(
-        f"{work['rollouts']} rollouts of {args.env}, {args.concurrency} at once, {work['turns']:.1f} turns and"
+        f"{work['rollouts']} rollouts of {args.env}, {args.concurrency} at once, "
+        f"{work['turns']:.1f} turns and"
         f" {work['tokens']:.0f} tokens each, {'given' if args.tokenizer else 'bundled'} tokenizer;"
         f" {args.repeats} rounds; all rewards 1.0\n"
     )
@@ -236,19 +290,36 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
         if side := result.get(name):
             span = f"{ms(side['least'] / 1000)}-{ms(side['most'] / 1000)}"
             rollout = ms(side["ms_a_turn"] * side["turns"] / 1000)
-            rows.append([title, ms(side["ms_a_turn"] / 1000), span, rollout, f"{side['wall_s']:.1f}"])
+            rows.append(
+                [title, ms(side["ms_a_turn"] / 1000), span, rollout, f"{side['wall_s']:.1f}"]
+            )
     print(table(["process", "CPU ms a turn", "of all rounds", "CPU ms a rollout", "wall s"], rows))
     print(f"\nRedis beside the worker: {result['redis_ms_a_rollout']:.2f} ms a rollout")
     if "of_naive" in result:
         print(f"the naive loop costs {1 / result['of_naive']:.1f} times the worker")
-    print(f"the worker over the bare loop, round by round: {', '.join(f'{it:.2f}' for it in result['of_bare_each'])}")
+    print(
+        "the worker over the bare loop, round by round: "
+        f"{', '.join(f'{it:.2f}' for it in result['of_bare_each'])}"
+    )
 
 
 def checks(result: dict[str, Any], env: str) -> list[Check]:
     return [
         Check(f"{env}: CPU a turn, over the bare loop's", result["of_bare"], OF_BARE),
-        Check(f"{env}: durability's share of a turn", result["durability_ms_a_turn"], DURABILITY_MS, "ms", ratio=False),
-        Check(f"{env}: Redis's CPU a rollout", result["redis_ms_a_rollout"], REDIS_MS, "ms", ratio=False),
+        Check(
+            f"{env}: durability's share of a turn",
+            result["durability_ms_a_turn"],
+            DURABILITY_MS,
+            "ms",
+            ratio=False,
+        ),
+        Check(
+            f"{env}: Redis's CPU a rollout",
+            result["redis_ms_a_rollout"],
+            REDIS_MS,
+            "ms",
+            ratio=False,
+        ),
     ]
 
 

@@ -1,8 +1,10 @@
-"""Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
+"""Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and
+Celery beside them.
 
-The worker's own `JobRunner` plays tau2_2025:retail in this process against a real Redis and a replay engine; the CPU of
-a part is the process's, because encoders have threads of their own, without the parts inside it. The cost of messages
-is measured on a real worker process that gets messages of jobs that are already done.
+The worker's own `JobRunner` plays tau2_2025:retail in this process against a real Redis and a
+replay engine; the CPU of a part is the process's, because encoders have threads of their own,
+without the parts inside it. The cost of messages is measured on a real worker process that gets
+messages of jobs that are already done.
 
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
 """
@@ -75,7 +77,9 @@ PARTS = (
     ("renderer: look up", RendererCache, "get"),
     ("agent loop and rest", JobRunner, "run"),
 )
-"""Name, owner and function of each part. A function that no longer exists counts in its caller and is reported."""
+"""Name, owner and function of each part. A function that no longer exists counts in its caller and
+is reported.
+"""
 
 
 class NestedTimer:
@@ -150,7 +154,9 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
     for id in player.submit("warm-up", ENV, SPLIT, range(TASKS, TASKS + WARM_UP)):
         player.play(id)
     clock = NestedTimer()
-    gone = [attribute for name, owner, attribute in PARTS if not clock.watch(name, owner, attribute)]
+    gone = [
+        attribute for name, owner, attribute in PARTS if not clock.watch(name, owner, attribute)
+    ]
     jobs = player.submit("measured", ENV, SPLIT, range(TASKS))
     clock.reset()
     began = time.process_time()
@@ -168,7 +174,9 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
     }
 
 
-def measure_messages(processes: Processes, redis_url: str, engine_url: str, where: str | None) -> float:
+def measure_messages(
+    processes: Processes, redis_url: str, engine_url: str, where: str | None
+) -> float:
     """Milliseconds of a worker's CPU for one message whose claim is refused."""
     child = processes.worker(redis_url, engine_url, 16, where)
     broker = Broker(redis_url)
@@ -196,7 +204,12 @@ def measure_messages(processes: Processes, redis_url: str, engine_url: str, wher
 def report(result: dict[str, Any]) -> None:
     each, calls = result["parts_ms_a_turn"], result["calls_a_turn"]
     rows = [
-        [name, ms(each[name] / 1000), f"{each[name] / result['ms_a_turn']:.0%}", f"{calls[name]:.2f}"]
+        [
+            name,
+            ms(each[name] / 1000),
+            f"{each[name] / result['ms_a_turn']:.0%}",
+            f"{calls[name]:.2f}",
+        ]
         for name in sorted(each, key=lambda name: -each[name])
     ]
     together = ["together", ms(result["ms_a_turn"] / 1000), "100%", ""]
@@ -206,7 +219,8 @@ def report(result: dict[str, Any]) -> None:
     if result["gone"]:
         print(f"counted in their callers: {', '.join(result['gone'])}")
     print(
-        f"together {ms(result['ms_a_rollout'] / 1000)} ms a rollout, and Celery's message with a claim that is refused:"
+        f"together {ms(result['ms_a_rollout'] / 1000)} ms a rollout, and Celery's message "
+        "with a claim that is refused:"
     )
     print(f"{ms(result['ms_a_message'] / 1000)} ms")
 

@@ -1,8 +1,10 @@
-"""Is a ratio worse than the one in results/check.json by more than noise? CI runs this; it takes under two minutes.
+"""Is a ratio worse than the one in results/check.json by more than noise? CI runs this; it takes
+under two minutes.
 
-Small versions of some benchmarks. What is compared are ratios of two things of the same run, and sizes, so that another
-machine gives about the same. A figure that looks too large is measured again, and the smaller value counts: noise of
-other programs only ever adds. Each figure has the margin that is told in benchmarks/README.md.
+Small versions of some benchmarks. What is compared are ratios of two things of the same run, and
+sizes, so that another machine gives about the same. A figure that looks too large is measured
+again, and the smaller value counts: noise of other programs only ever adds. Each figure has the
+margin that is told in benchmarks/README.md.
 
     python benchmarks/check.py [--update]
 """
@@ -30,7 +32,8 @@ def turn(found: dict[str, Any]) -> Figures:
     at_rest, alone = found["at_rest_mb"], found["loop"]["ms_a_turn"]
     return {
         "a turn of the worker, over the bare loop's": found["of_bare"],
-        "a turn of the worker's loop alone, over the bare loop's": alone / found["bare"]["ms_a_turn"],
+        "a turn of the worker's loop alone, over the bare loop's": alone
+        / found["bare"]["ms_a_turn"],
         "MB of a worker at rest": at_rest,
     }
 
@@ -48,7 +51,11 @@ def start(found: dict[str, Any]) -> Figures:
 
 
 PARTS: dict[str, tuple[Sequence[str], Callable[[dict[str, Any]], Figures], float]] = {
-    "turn": (("bench_turn", "--tasks", "12", "--repeats", "3", "-c", "16", "--naive", "0"), turn, 1.25),
+    "turn": (
+        ("bench_turn", "--tasks", "12", "--repeats", "3", "-c", "16", "--naive", "0"),
+        turn,
+        1.25,
+    ),
     "tokens": (("bench_tokens",), ratios, 1.25),
     "batch": (("bench_batch",), ratios, 1.6),
     "start": (("bench_start", "--claims", "0", "--repeats", "9"), start, 1.5),
@@ -59,8 +66,12 @@ EXACT = {"bytes of a trajectory in a group, over those of lists": 1.05}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true", help="write results/check.json from this machine")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="write results/check.json from this machine"
+    )
     args = parser.parse_args(argv)
     if args.update:
         FILE.write_text(json.dumps(update(), indent=1) + "\n")
@@ -72,7 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part, (_, _, margin) in PARTS.items():
         best = figures(part)
         if unknown := best.keys() - committed.keys():
-            sys.exit(f"{FILE} lacks {', '.join(sorted(unknown))}: make bench-check ARGS=--update writes it again")
+            sys.exit(
+                f"{FILE} lacks {', '.join(sorted(unknown))}: make bench-check "
+                "ARGS=--update writes it again"
+            )
         for _ in range(TRIES - 1):
             if not worse(best, committed, margin):
                 break
@@ -80,7 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             best = {name: min(value, again[name]) for name, value in best.items()}
         for name, value in best.items():
             most = limit(name, committed, margin)
-            rows.append([name, f"{value:.3g}", f"{committed[name]:.3g}", f"{most:.3g}", _verdict(value, most)])
+            rows.append(
+                [
+                    name,
+                    f"{value:.3g}",
+                    f"{committed[name]:.3g}",
+                    f"{most:.3g}",
+                    _verdict(value, most),
+                ]
+            )
     print("\n" + table(["figure", "now", "committed", "at most", ""], rows))
     print(f"\n{time.monotonic() - began:.0f} s")
     return int(any(row[-1] != "ok" for row in rows))
@@ -109,7 +131,10 @@ def figures(part: str) -> Figures:
 
 
 def update() -> Figures:
-    runs = [{name: value for part in PARTS for name, value in figures(part).items()} for _ in range(UPDATES)]
+    runs = [
+        {name: value for part in PARTS for name, value in figures(part).items()}
+        for _ in range(UPDATES)
+    ]
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 

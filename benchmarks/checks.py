@@ -18,7 +18,9 @@ class Check:
     unit: str = ""
     """Empty for a ratio."""
     ratio: bool = True
-    """Whether the figure compares two things of the same run, so that it says something on any machine."""
+    """Whether the figure compares two things of the same run, so that it says something on any
+    machine.
+    """
 
     @property
     def ok(self) -> bool:
@@ -35,17 +37,25 @@ class Check:
 
 def parser_for(doc: str | None) -> argparse.ArgumentParser:
     """A parser with the option that `conclude` reads."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="tokenizer.json, its config and a chat template (bundled)",
+    )
 
 
 def conclude(result: dict[str, Any], checks: Sequence[Check], as_json: bool) -> int:
-    """Print the checks, and the JSON if it was asked for. Returns the exit code: 1 when a target is missed."""
+    """Print the checks, and the JSON if it was asked for. Returns the exit code: 1 when a target is
+    missed.
+    """
     print()
     for check in checks:
         print(check)

@@ -1,9 +1,11 @@
-"""How many machine instructions does a turn cost a worker, and the bare loop? For work on speed on a noisy machine.
+"""How many machine instructions does a turn cost a worker, and the bare loop? For work on speed on
+a noisy machine.
 
-CPU time of the same work varies by a fifth from run to run; the number of instructions varies by a hundredth. valgrind
-counts them in one process and one thread, without Celery. A first batch of tasks is played and left out of the count,
-so that imports and data are not in it; two samples of each of the next tasks follow. What the kernel does is not
-counted. valgrind must be installed, and everything is fifty times slower under it.
+CPU time of the same work varies by a fifth from run to run; the number of instructions varies by a
+hundredth. valgrind counts them in one process and one thread, without Celery. A first batch of
+tasks is played and left out of the count, so that imports and data are not in it; two samples of
+each of the next tasks follow. What the kernel does is not counted. valgrind must be installed, and
+everything is fifty times slower under it.
 
     python benchmarks/count_instructions.py [--env tau2_2025:retail] [--tokenizer DIR] [--tasks 20]
 """
@@ -36,16 +38,28 @@ COUNTED = re.compile(r"I\s+refs:\s+([\d,]+)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_tokenizer(parser)
-    parser.add_argument("--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)")
-    parser.add_argument("--tasks", type=int, default=20, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
+    parser.add_argument(
+        "--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        default=20,
+        metavar="N",
+        help=f"tasks, {SIZE} samples each (%(default)s)",
+    )
     parser.add_argument("--play", metavar="FILE", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.play:
         return play(**json.loads(Path(args.play).read_text()))
     if not shutil.which("valgrind"):
-        sys.exit("valgrind counts the instructions, and it is not installed: apt-get install valgrind")
+        sys.exit(
+            "valgrind counts the instructions, and it is not installed: apt-get install valgrind"
+        )
     with Processes() as processes, ThreadPoolExecutor() as threads:
         setting = {
             "env": args.env,
@@ -59,7 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [processes.folder / f"{side}-{tasks}.json" for side, tasks in runs]
         for file, (side, tasks) in zip(files, runs, strict=True):
             file.write_text(json.dumps({"side": side, "tasks": tasks, "setting": setting}))
-        found = dict(zip(runs, threads.map(lambda file: count(file, processes.environment()), files), strict=True))
+        found = dict(
+            zip(
+                runs,
+                threads.map(lambda file: count(file, processes.environment()), files),
+                strict=True,
+            )
+        )
     report(found, args.tasks)
     return 0
 
@@ -68,7 +88,9 @@ def count(file: Path, environment: dict[str, str]) -> tuple[int, int]:
     """Instructions and turns of what the file says."""
     quiet = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     command = ["valgrind", *quiet, sys.executable, __file__, "--play", str(file)]
-    done = subprocess.run(command, env={**environment, "PYTHONHASHSEED": "0"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**environment, "PYTHONHASHSEED": "0"}, capture_output=True, text=True
+    )
     counted = COUNTED.search(done.stderr)
     if done.returncode or not counted:
         sys.exit(f"{file.stem} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
@@ -85,7 +107,10 @@ def play(side: str, tasks: int, setting: dict[str, Any]) -> int:
         print(sum(loop.rollout(task)["turns"] for task in samples))
     else:
         worker = InProcess(setting["redis_url"], setting["engine_url"], setting["tokenizer"])
-        jobs = [worker.submit(f"{os.getpid()}-{place}", env, split, [task]) for place, task in enumerate(samples)]
+        jobs = [
+            worker.submit(f"{os.getpid()}-{place}", env, split, [task])
+            for place, task in enumerate(samples)
+        ]
         print(sum(worker.play(job) for (job,) in jobs))
     return 0
 
@@ -95,7 +120,12 @@ def report(found: dict[tuple[str, int], tuple[int, int]], tasks: int) -> None:
     for side in SIDES:
         (before, first), (after, all_turns) = found[side, 0], found[side, tasks]
         each[side] = (after - before) / (all_turns - first)
-    print(table(["process", "million instructions a turn"], [[SIDES[it], f"{each[it] / 1e6:.2f}"] for it in SIDES]))
+    print(
+        table(
+            ["process", "million instructions a turn"],
+            [[SIDES[it], f"{each[it] / 1e6:.2f}"] for it in SIDES],
+        )
+    )
     print(f"\nthe worker over the bare loop: {each['worker'] / each['bare']:.2f}")
 
 

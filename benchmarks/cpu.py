@@ -13,15 +13,20 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 def require_linux() -> None:
     """Exit with a message where there is no /proc."""
     if not Path("/proc/self/stat").exists():
-        sys.exit("this benchmark reads the CPU time of its children from /proc: it runs on Linux only")
+        sys.exit(
+            "this benchmark reads the CPU time of its children from /proc: it runs on Linux only"
+        )
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the process so far, in seconds, with that of its children, running or ended."""
+    """User and system time of the process so far, in seconds, with that of its children, running or
+    ended.
+    """
     spent, children = {}, defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # The name, in parentheses, may hold anything; behind it stand the state and the parent's pid.
+            # The name, in parentheses, may hold anything; behind it stand the state and the
+            # parent's pid.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
@@ -31,8 +36,12 @@ def cpu_seconds(pid: int) -> float:
     return _with_children(pid, spent, children)
 
 
-def _with_children(pid: int, spent: Mapping[int, float], children: Mapping[int, Sequence[int]]) -> float:
-    return spent.get(pid, 0.0) + sum(_with_children(child, spent, children) for child in children.get(pid, ()))
+def _with_children(
+    pid: int, spent: Mapping[int, float], children: Mapping[int, Sequence[int]]
+) -> float:
+    return spent.get(pid, 0.0) + sum(
+        _with_children(child, spent, children) for child in children.get(pid, ())
+    )
 
 
 def resident_mb(pid: int, field: str = "VmRSS") -> float:

@@ -1,7 +1,8 @@
-"""The worker's own agent loop without queue, ledger, journal and lease: what is left is what durability costs.
+"""The worker's own agent loop without queue, ledger, journal and lease: what is left is what
+durability costs.
 
-Threads, each with `play` of rollq_worker.episode, the worker's engine client and renderer, and a journal that keeps
-nothing. It is told what to play as bare_loop.py is.
+Threads, each with `play` of rollq_worker.episode, the worker's engine client and renderer, and a
+journal that keeps nothing. It is told what to play as bare_loop.py is.
 
     python episode_loop.py SETTING.json
 """

@@ -21,10 +21,17 @@ class InProcess:
 
     def __init__(self, redis_url: str, engine_url: str, tokenizer: str | None) -> None:
         self.connection, self.tokenizer = connect(redis_url), (loaded := load_tokenizer(tokenizer))
-        settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_urls=(engine_url,), tokenizer=tokenizer)
+        settings = Settings(
+            redis_url=redis_url,
+            broker_url=redis_url,
+            engine_urls=(engine_url,),
+            tokenizer=tokenizer,
+        )
         stops = ChatRenderer(loaded).stop_ids
         self.engine = EnginePool([engine_url], stop_ids=stops, vocab_size=loaded.vocab_size)
-        self.runner = JobRunner(settings, self.connection, self.engine, loaded, "bench", threading.Event())
+        self.runner = JobRunner(
+            settings, self.connection, self.engine, loaded, "bench", threading.Event()
+        )
 
     def submit(self, run: str, env: str, split: str, tasks: Sequence[int], **job: Any) -> list[str]:
         """Submit jobs without sending them. Returns their ids."""

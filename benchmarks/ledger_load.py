@@ -1,4 +1,6 @@
-"""Runs of a chosen size in a ledger, played without workers: real episodes, written as a worker writes them."""
+"""Runs of a chosen size in a ledger, played without workers: real episodes, written as a worker
+writes them.
+"""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,10 @@ class Episode:
 
     def blobs(self) -> list[bytes]:
         """Header and events, encoded."""
-        return [encode_header(self._header, "bench"), *(encode_event(event, "bench") for event in self._events)]
+        return [
+            encode_header(self._header, "bench"),
+            *(encode_event(event, "bench") for event in self._events),
+        ]
 
     def shorter(self) -> list[bytes]:
         """The same without its turns: header, prompt and end."""
@@ -40,7 +45,12 @@ class Load:
     """One run."""
 
     def __init__(
-        self, url: str, run: str, episode: Episode, tokenizer_hash: str = "t" * 64, template_hash: str = "c" * 64
+        self,
+        url: str,
+        run: str,
+        episode: Episode,
+        tokenizer_hash: str = "t" * 64,
+        template_hash: str = "c" * 64,
     ) -> None:
         self._hashes = {"tokenizer_hash": tokenizer_hash, "template_hash": template_hash}
         self.url, self.ledger = url, Ledger(connect(url), run)
@@ -50,7 +60,9 @@ class Load:
     def group(self) -> list[Job]:
         """A group that was not there before."""
         self._groups += 1
-        first = replace(self.episode.job, run=self.ledger.run, group=f"tau2_2025-retail.train.{self._groups}")
+        first = replace(
+            self.episode.job, run=self.ledger.run, group=f"tau2_2025-retail.train.{self._groups}"
+        )
         return [replace(first, sample=sample) for sample in range(SIZE)]
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
@@ -58,7 +70,9 @@ class Load:
         return list(self.ledger.submit(jobs, send_in_s=LATER_S).new)
 
     def claim(self, job_id: str) -> Claim:
-        claim = self.ledger.claim(job_id, worker="rollq@bench-1", token=uuid.uuid4().hex, **self._hashes)
+        claim = self.ledger.claim(
+            job_id, worker="rollq@bench-1", token=uuid.uuid4().hex, **self._hashes
+        )
         assert isinstance(claim, Claim), f"{job_id}: {claim}"
         return claim
 

@@ -1,7 +1,8 @@
-"""An agent program for bench_long_episode, as plain as one can be: it asks, makes the calls, and sends all back.
+"""An agent program for bench_long_episode, as plain as one can be: it asks, makes the calls, and
+sends all back.
 
-Its argument `dialect` is the form in which it asks: chat, messages, responses, or chained, which is responses that go
-on from the one before.
+Its argument `dialect` is the form in which it asks: chat, messages, responses, or chained, which is
+responses that go on from the one before.
 """
 
 import http.client
@@ -11,7 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 BASE = urlsplit(os.environ["ROLLQ_EPISODE_URL"])
-HEADERS = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+HEADERS = {
+    "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+    "Content-Type": "application/json",
+}
 SERVER = http.client.HTTPConnection(str(BASE.hostname), BASE.port or 80)
 
 
@@ -39,7 +43,9 @@ class Chat:
         message = reply["choices"][0]["message"]
         self.body["messages"].append(message)
         calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-        return message["content"] or "", [(id, said["name"], json.loads(said["arguments"])) for id, said in calls]
+        return message["content"] or "", [
+            (id, said["name"], json.loads(said["arguments"])) for id, said in calls
+        ]
 
     def add(self, id: str, text: str) -> None:
         self.body["messages"].append({"role": "tool", "tool_call_id": id, "content": text})
@@ -51,11 +57,20 @@ class Messages:
     def __init__(self, opening: list[Any], tools: list[Any]) -> None:
         functions = [tool["function"] for tool in tools]
         shown = [
-            {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+            {
+                "name": one["name"],
+                "description": one["description"],
+                "input_schema": one["parameters"],
+            }
             for one in functions
         ]
         system, user = opening
-        self.body = {"max_tokens": 500, "system": system["content"], "messages": [user], "tools": shown}
+        self.body = {
+            "max_tokens": 500,
+            "system": system["content"],
+            "messages": [user],
+            "tools": shown,
+        }
 
     def hear(self, reply: Any) -> tuple[str, list[tuple[str, str, Any]]]:
         self.body["messages"].append({"role": "assistant", "content": reply["content"]})
@@ -80,9 +95,16 @@ class Responses:
             self.body |= {"previous_response_id": reply["id"], "input": []}
         else:
             self.body["input"] += reply["output"]
-        said = [part["text"] for item in reply["output"] if item["type"] == "message" for part in item["content"]]
+        said = [
+            part["text"]
+            for item in reply["output"]
+            if item["type"] == "message"
+            for part in item["content"]
+        ]
         calls = [item for item in reply["output"] if item["type"] == "function_call"]
-        return "".join(said), [(item["call_id"], item["name"], json.loads(item["arguments"])) for item in calls]
+        return "".join(said), [
+            (item["call_id"], item["name"], json.loads(item["arguments"])) for item in calls
+        ]
 
     def add(self, id: str, text: str) -> None:
         self.body["input"].append({"type": "function_call_output", "call_id": id, "output": text})

@@ -1,7 +1,7 @@
 """An environment whose episodes have as many turns as asked: every turn looks up another record.
 
-`long_episodes:200x20` has 200 turns, the last of which is said to the user, and records of 20 fields. `install` makes
-it known to this process and to those that it starts.
+`long_episodes:200x20` has 200 turns, the last of which is said to the user, and records of 20
+fields. `install` makes it known to this process and to those that it starts.
 """
 
 import json
@@ -19,7 +19,11 @@ TURNS, FIELDS = 70, 8
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOL: Json = {
     "type": "function",
-    "function": {"name": "look_up", "description": "The record of that number.", "parameters": SCHEMA},
+    "function": {
+        "name": "look_up",
+        "description": "The record of that number.",
+        "parameters": SCHEMA,
+    },
 }
 
 
@@ -44,7 +48,10 @@ class LongEpisode:
             return Observation(reply, done=STOP_MARKER in reply)
         self._looked += 1
         number = action.arguments["number"]
-        fields = {f"field {n}": f"value {number * 7919 + n * 104729} of record {number}" for n in range(self._fields)}
+        fields = {
+            f"field {n}": f"value {number * 7919 + n * 104729} of record {number}"
+            for n in range(self._fields)
+        }
         return Observation(json.dumps({"record": number, **fields}))
 
     def grade(self) -> Grade:
@@ -66,7 +73,9 @@ class LongEpisodes:
     def task(self, split: str, index: int) -> Task:
         if split != "train" or not 0 <= index < 100:
             raise JobFailure(f"{NAME} has tasks 0 to 99 of split 'train', not {index} of {split!r}")
-        looks = [Action("look_up", {"number": index * 1000 + turn}) for turn in range(self._turns - 1)]
+        looks = [
+            Action("look_up", {"number": index * 1000 + turn}) for turn in range(self._turns - 1)
+        ]
         return Task(
             id=f"{NAME}/{index}",
             hash=f"{NAME}-1-{index}",

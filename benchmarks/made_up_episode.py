@@ -1,4 +1,6 @@
-"""A trajectory of the shape that airline tasks of tau-bench have, made of random words: the same each time."""
+"""A trajectory of the shape that airline tasks of tau-bench have, made of random words: the same
+each time.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -22,7 +24,9 @@ class RandomText:
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
         letters = "etaoinshrdlucmfwypvbgk"
-        self.words = ["".join(self.random.choices(letters, k=self.random.randint(2, 9))) for _ in range(4000)]
+        self.words = [
+            "".join(self.random.choices(letters, k=self.random.randint(2, 9))) for _ in range(4000)
+        ]
         self.weights = [1 / rank for rank in range(1, len(self.words) + 1)]
         self.vocabulary = self.random.sample(range(151_000), len(self.words))
 
@@ -41,9 +45,13 @@ def episode() -> Trajectory:
     """A trajectory of random words, the same each time."""
     writer = RandomText()
     tools = [
-        {"type": "function", "function": {"name": f"tool_{n}", "description": writer.text(850)}} for n in range(14)
+        {"type": "function", "function": {"name": f"tool_{n}", "description": writer.text(850)}}
+        for n in range(14)
     ]
-    messages = [{"role": "system", "content": writer.text(6000)}, {"role": "user", "content": writer.text(100)}]
+    messages = [
+        {"role": "system", "content": writer.text(6000)},
+        {"role": "user", "content": writer.text(100)},
+    ]
     events: list[Event] = [Prompt(ids=writer.ids(PROMPT), messages=messages, tools=tools, at=1.0)]
     for turn in range(TURNS):
         logprobs = array("f", [-writer.random.expovariate(3) for _ in range(SAMPLED)])
@@ -64,11 +72,15 @@ def episode() -> Trajectory:
                 turn=turn,
                 message={"role": "assistant", "content": said},
                 actions=[{"name": "tool_3", "arguments": arguments}],
-                replies=[{"role": "tool", "tool_call_id": f"call_{turn}", "content": writer.result()}],
+                replies=[
+                    {"role": "tool", "tool_call_id": f"call_{turn}", "content": writer.result()}
+                ],
                 ids=writer.ids(BRIDGE),
                 at=1.0,
             ),
         ]
     events.append(Closed(stop=Stop.DONE, reward=1.0, info={"reward": 1.0}, at=2.0))
     job = Job(run=RUN, group=GROUP, env="tau2_2025:retail", task=17, size=8)
-    return Trajectory(job=job, header=Header(attempt=1, worker="rollq@host-1", at=1.0), events=events)
+    return Trajectory(
+        job=job, header=Header(attempt=1, worker="rollq@host-1", at=1.0), events=events
+    )

@@ -1,9 +1,11 @@
-"""A baseline of bench_turn: agent rollouts as RL examples commonly write them, in one asyncio process.
+"""A baseline of bench_turn: agent rollouts as RL examples commonly write them, in one asyncio
+process.
 
-It sends text to the engine: it renders the whole conversation for each turn, and twice more for each message to cut out
-the text of the training ids. Each episode loads its own database, loads it again for its reward, and hashes both.
-Environment, tokenizer and HTTP client are the stock ones. This module knows nothing of rollq: the tasks come as a JSON
-file, and the measurements leave as one.
+It sends text to the engine: it renders the whole conversation for each turn, and twice more for
+each message to cut out the text of the training ids. Each episode loads its own database, loads it
+again for its reward, and hashes both. Environment, tokenizer and HTTP client are the stock ones.
+This module knows nothing of rollq: the tasks come as a JSON file, and the measurements leave as
+one.
 
     python naive_loop.py TASKS ENGINE_URL TOKENIZER CONCURRENCY OUT
 """
@@ -29,7 +31,10 @@ from transformers import AutoTokenizer
 
 MAX_TURNS = 30
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
-FREE = {"calculate": common.calculate(), "transfer_to_human_agents": common.transfer_to_human_agents()}
+FREE = {
+    "calculate": common.calculate(),
+    "transfer_to_human_agents": common.transfer_to_human_agents(),
+}
 """Tools that do not touch the data. The package's scorer does not replay them."""
 TRIES = 5
 
@@ -95,13 +100,18 @@ class Episode:
         for toolkit in (due, self.toolkit):
             hashes.append(toolkit.db.get_hash())
         said = "\n".join(self.answers).lower().replace(",", "")
-        return float(hashes[0] == hashes[1] and all(output.lower() in said for output in self.task["outputs"]))
+        return float(
+            hashes[0] == hashes[1]
+            and all(output.lower() in said for output in self.task["outputs"])
+        )
 
 
 class Loop:
     """Plays tasks, at most `concurrency` at once."""
 
-    def __init__(self, client: httpx.AsyncClient, engine_url: str, tokenizer: Any, setting: dict[str, Any]) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, engine_url: str, tokenizer: Any, setting: dict[str, Any]
+    ) -> None:
         self.client = client
         self.url = f"{engine_url}/generate"
         self.tokenizer = tokenizer
@@ -118,7 +128,10 @@ class Loop:
 
     async def rollout(self, task: dict[str, Any]) -> dict[str, Any]:
         episode = Episode(task)
-        messages = [{"role": "system", "content": self.policy}, {"role": "user", "content": task["opening"]}]
+        messages = [
+            {"role": "system", "content": self.policy},
+            {"role": "user", "content": task["opening"]},
+        ]
         ids = self.encode(self.render(messages, True, self.tools))
         mask = [0] * len(ids)
         turns, said = 0, ""
@@ -129,7 +142,11 @@ class Loop:
             call = parser.read(text)
             self.add(messages, ids, mask, {"role": "assistant", "content": text})
             said = await episode.call(episode.toolkit, *call) if call else episode.respond(text)
-            reply = {"role": "tool", "name": call[0], "content": said} if call else {"role": "user", "content": said}
+            reply = (
+                {"role": "tool", "name": call[0], "content": said}
+                if call
+                else {"role": "user", "content": said}
+            )
             self.add(messages, ids, mask, reply)
         return {"reward": await episode.reward(), "turns": turns, "tokens": len(ids)}
 
@@ -145,7 +162,9 @@ class Loop:
         answer.raise_for_status()
         return str(answer.json()["text"].removesuffix("<|im_end|>"))
 
-    def add(self, messages: list[Any], ids: list[int], mask: list[int], message: dict[str, Any]) -> None:
+    def add(
+        self, messages: list[Any], ids: list[int], mask: list[int], message: dict[str, Any]
+    ) -> None:
         """Append the message, and the ids of the text that it adds to the rendered conversation."""
         sampled = message["role"] == "assistant"
         before = self.render(messages, sampled)
@@ -156,7 +175,9 @@ class Loop:
 
     def render(self, messages: list[Any], prompt: bool, tools: list[Any] | None = None) -> str:
         return str(
-            self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=False)
+            self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=prompt, tokenize=False
+            )
         )
 
     def encode(self, text: str) -> list[int]:

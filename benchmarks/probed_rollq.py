@@ -1,10 +1,13 @@
-"""`rollq` with one more thread, which only sleeps and notes how late it woke: what a thread of that process must wait.
+"""`rollq` with one more thread, which only sleeps and notes how late it woke: what a thread of that
+process must wait.
 
-With `control` in place of a command, the thread is alone in its process: what remains are the machine's own pauses.
+With `control` in place of a command, the thread is alone in its process: what remains are the
+machine's own pauses.
 
     python probed_rollq.py OUT COMMAND ...
 
-OUT gets a line a second: the monotonic time and the longest delay since the line before, in seconds.
+OUT gets a line a second: the monotonic time and the longest delay since the line before, in
+seconds.
 """
 
 import sys
@@ -31,8 +34,15 @@ def probe(out: Path) -> None:
 
 def longest_delay(out: Path, began: float, ended: float) -> float:
     """The longest delay in seconds that was noted between two monotonic times."""
-    noted = [tuple(map(float, line.split())) for line in out.read_text().splitlines() if line.count(" ") == 1]
-    return max((delay for at, delay in noted if began + LINE_EVERY_S <= at <= ended + LINE_EVERY_S), default=0.0)
+    noted = [
+        tuple(map(float, line.split()))
+        for line in out.read_text().splitlines()
+        if line.count(" ") == 1
+    ]
+    return max(
+        (delay for at, delay in noted if began + LINE_EVERY_S <= at <= ended + LINE_EVERY_S),
+        default=0.0,
+    )
 
 
 def main(out: str, *words: str) -> None:

@@ -40,10 +40,25 @@ class Processes:
         return self.wait_for_line(child, "rollq engine: ready at ").split()[-1]
 
     def worker(
-        self, redis_url: str, engine_url: str, concurrency: int, tokenizer: str | None, *, rollq: Sequence[str] = ROLLQ
+        self,
+        redis_url: str,
+        engine_url: str,
+        concurrency: int,
+        tokenizer: str | None,
+        *,
+        rollq: Sequence[str] = ROLLQ,
     ) -> Child:
         """Start a worker. Returns once it claims jobs."""
-        flags = ["--redis", redis_url, "--broker", redis_url, "--engine", engine_url, "-c", str(concurrency)]
+        flags = [
+            "--redis",
+            redis_url,
+            "--broker",
+            redis_url,
+            "--engine",
+            engine_url,
+            "-c",
+            str(concurrency),
+        ]
         child = self.start("worker", [*rollq, "worker", *flags, *_tokenizer(tokenizer)])
         self.wait_for_line(child, ": ready, ")
         return child
@@ -83,7 +98,10 @@ class Processes:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 

@@ -1,4 +1,5 @@
-"""What a Redis server did, as the server itself tells: time in scripts, commands, connections, memory.
+"""What a Redis server did, as the server itself tells: time in scripts, commands, connections,
+memory.
 
 It looks at the server from outside and knows nothing of what is stored.
 """
@@ -54,7 +55,9 @@ class RedisMeter:
 
 
 class CommandCount:
-    """A thread that reads MONITOR inside the `with` block. `total` and `by_name` are complete after it."""
+    """A thread that reads MONITOR inside the `with` block. `total` and `by_name` are complete after
+    it.
+    """
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)

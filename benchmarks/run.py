@@ -1,11 +1,12 @@
-"""Run all benchmarks, and write what they found, with facts of the machine, as JSON and as one Markdown table.
+"""Run all benchmarks, and write what they found, with facts of the machine, as JSON and as one
+Markdown table.
 
     python benchmarks/run.py [--tokenizer DIR] [--templates DIR] [--only NAME ... [--keep]] [--out FILE]
 
-Each benchmark is a process of its own, one after the other; its output goes through. Each result has its own time and
-load, because `--keep` leaves the results of an earlier run where they are. Exit code 1 when one of them fails or misses
-a target. The others run nevertheless.
-"""
+Each benchmark is a process of its own, one after the other; its output goes through. Each result
+has its own time and load, because `--keep` leaves the results of an earlier run where they are.
+Exit code 1 when one of them fails or misses a target. The others run nevertheless.
+"""  # noqa: E501
 
 import argparse
 import json
@@ -30,22 +31,38 @@ RESULTS = HERE / "results"
 TURNS = ("tau2_2025:retail", "tau2_2025:airline", "tau_bench:retail", "tau_bench:airline")
 """Environments of bench_turn; those of tau_bench only where it is installed."""
 TOKENIZED = frozenset(
-    f"bench_{name}" for name in ("turn", "worker", "crowd", "growth", "long_episode", "tokens", "start")
+    f"bench_{name}"
+    for name in ("turn", "worker", "crowd", "growth", "long_episode", "tokens", "start")
 )
 """Benchmarks that take --tokenizer."""
 OTHERS = (
-    *("bench_worker", "bench_crowd", "bench_growth", "bench_long_episode", "bench_tokens", "bench_batch"),
+    *(
+        "bench_worker",
+        "bench_crowd",
+        "bench_growth",
+        "bench_long_episode",
+        "bench_tokens",
+        "bench_batch",
+    ),
     *("bench_ledger", "bench_idle", "bench_durability", "bench_start"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", metavar="DIR", help="for the benchmarks that encode (bundled)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="for the benchmarks that encode (bundled)"
+    )
     parser.add_argument("--templates", metavar="DIR", help="chat templates for bench_tokens")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run (all)")
-    parser.add_argument("--keep", action="store_true", help="keep what the files have of other benchmarks")
-    parser.add_argument("--out", type=Path, default=RESULTS / "bench", help="files to write, without suffix")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep what the files have of other benchmarks"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "bench", help="files to write, without suffix"
+    )
     args = parser.parse_args(argv)
     results = kept(args.out) if args.keep else {}
     failed = []
@@ -65,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = markdown(found)
     args.out.with_suffix(".md").write_text(page)
     print("\n" + page)
-    print(f"written to {args.out}.json and {args.out}.md" + (f"; not ok: {', '.join(failed)}" if failed else ""))
+    print(
+        f"written to {args.out}.json and {args.out}.md"
+        + (f"; not ok: {', '.join(failed)}" if failed else "")
+    )
     return int(bool(failed))
 
 
@@ -86,7 +106,9 @@ def plan(only: Sequence[str] | None = None, templates: str | None = None) -> dic
 
 
 def measure(words: Sequence[str], tokenizer: str | None) -> tuple[int, dict[str, Any]]:
-    """Run a benchmark with its output going through. Returns the exit code and its JSON, {} where it has none."""
+    """Run a benchmark with its output going through. Returns the exit code and its JSON, {} where
+    it has none.
+    """
     command = [sys.executable, "-u", str(HERE / f"{words[0]}.py"), *words[1:], "--json"]
     command += ["--tokenizer", tokenizer] if tokenizer and words[0] in TOKENIZED else []
     last = ""
@@ -105,8 +127,12 @@ def measure(words: Sequence[str], tokenizer: str | None) -> tuple[int, dict[str,
 
 def machine(tokenizer: str | None) -> dict[str, str]:
     """Facts on which absolute figures depend."""
-    models = [line for line in _text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")]
-    redis = subprocess.run([binary(), "--version"], capture_output=True, text=True).stdout.split(" sha=")[0]
+    models = [
+        line for line in _text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")
+    ]
+    redis = subprocess.run([binary(), "--version"], capture_output=True, text=True).stdout.split(
+        " sha="
+    )[0]
     return {
         "date": now(),
         "commit": commit(),
@@ -146,17 +172,34 @@ def markdown(found: Mapping[str, Any]) -> str:
     for title, one in found["benchmarks"].items():
         for check in checks_of(one):
             unit = check.unit or ""
-            rows.append([check.what, f"{check.value:.3g} {unit}", f"{check.most:.3g} {unit}", check.verdict, title])
+            rows.append(
+                [
+                    check.what,
+                    f"{check.value:.3g} {unit}",
+                    f"{check.most:.3g} {unit}",
+                    check.verdict,
+                    title,
+                ]
+            )
         if one["exit_code"] and not one.get("checks"):
             rows.append([title, "", "", f"exit code {one['exit_code']}", title])
     figures = table(["figure", "measured", "at most", "", "benchmark"], rows)
     facts = table(["machine", ""], [[name, value] for name, value in found["machine"].items()])
     when = [
-        [title, one["at"], f"{one['seconds']:.0f}", one["load before"], one["load after"], one["commit"]]
+        [
+            title,
+            one["at"],
+            f"{one['seconds']:.0f}",
+            one["load before"],
+            one["load after"],
+            one["commit"],
+        ]
         for title, one in found["benchmarks"].items()
     ]
     times = table(["benchmark", "at", "seconds", "load before", "load after", "commit"], when)
-    intro = "# What the benchmarks found\n\nWritten by `make bench`; a figure without unit is a ratio."
+    intro = (
+        "# What the benchmarks found\n\nWritten by `make bench`; a figure without unit is a ratio."
+    )
     return f"{intro}\n\n{figures}\n\n{facts}\n\n{times}\n"
 
 

@@ -1,4 +1,6 @@
-"""Runs of an environment's tasks through Redis and Celery, for the benchmarks that have a worker process."""
+"""Runs of an environment's tasks through Redis and Celery, for the benchmarks that have a worker
+process.
+"""
 
 import sys
 import time
@@ -31,7 +33,10 @@ def indices(env: str, tasks: int) -> list[int]:
 
 def submit(client: Client, env: str, tasks: Sequence[int], size: int) -> None:
     """Submit a group of `size` samples for each, all of them at once."""
-    jobs = (Job(env=env, split=SPLITS[env], task=task, group=f"{place}", size=size) for place, task in enumerate(tasks))
+    jobs = (
+        Job(env=env, split=SPLITS[env], task=task, group=f"{place}", size=size)
+        for place, task in enumerate(tasks)
+    )
     client.submit(jobs, ahead=len(tasks))
     client.seal()
 
@@ -61,7 +66,10 @@ def require_perfect(name: str, played: Sequence[Rollout]) -> None:
     """Exits when a reward is not 1.0."""
     rewards = {rollout["reward"] for rollout in played}
     if rewards != {1.0}:
-        sys.exit(f"{name} earned {sorted(rewards)}, not 1.0 everywhere: it is not the work to be measured")
+        sys.exit(
+            f"{name} earned {sorted(rewards)}, not 1.0 everywhere: it is not the "
+            "work to be measured"
+        )
 
 
 def turns_of(played: Sequence[Rollout]) -> int:

@@ -1,9 +1,10 @@
-"""Draws docs/architecture.svg: the rooms of all packages in layers, and the ways of a job and of a trajectory.
+"""Draws docs/architecture.svg: the rooms of all packages in layers, and the ways of a job and of a
+trajectory.
 
     python docs/draw_architecture.py
 
-The words are in docs/architecture.toml. The layers are import-linter's contracts in pyproject.toml: a room imports only
-what is drawn below it.
+The words are in docs/architecture.toml. The layers are import-linter's contracts in pyproject.toml:
+a room imports only what is drawn below it.
 """
 
 import textwrap
@@ -36,7 +37,9 @@ class Picture:
 
     def text(self, x: float, y: float, words: str, size: float = 12, **style: str) -> None:
         styles = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size:g}"{styles}>{escape(words)}</text>')
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}"{styles}>{escape(words)}</text>'
+        )
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, stroke: str) -> None:
         size = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
@@ -55,7 +58,9 @@ class Picture:
     def rooms(self, package: dict[str, Any], names: list[str]) -> None:
         """One layer of folders, side by side."""
         width = (INNER - GAP * (len(names) - 1)) / len(names)
-        words = {name: textwrap.wrap(package["rooms"][name], int((width - 16) / 6.5)) for name in names}
+        words = {
+            name: textwrap.wrap(package["rooms"][name], int((width - 16) / 6.5)) for name in names
+        }
         height = 26 + LINE * max(map(len, words.values()))
         for place, name in enumerate(names):
             x = LEFT + place * (width + GAP)
@@ -86,7 +91,14 @@ class Picture:
                 self.name(x, self.y + 18.5, width, package["name"], name)
                 x += width + GAP
             if layer is not layers[-1]:
-                self.text(x + arrow / 2 - GAP / 2, self.y + 19, "›", 16, fill="#57606a", text_anchor="middle")
+                self.text(
+                    x + arrow / 2 - GAP / 2,
+                    self.y + 19,
+                    "›",
+                    16,
+                    fill="#57606a",
+                    text_anchor="middle",
+                )
                 x += arrow
         self.y += 28 + GAP
 
@@ -94,11 +106,15 @@ class Picture:
         fill, stroke = COLORS[package["name"]]
         top, place = self.y, len(self.parts)
         self.y += 24
-        self.text(LEFT, self.y, package["folder"], 15, font_family=MONO, font_weight="bold", fill=stroke)
+        self.text(
+            LEFT, self.y, package["folder"], 15, font_family=MONO, font_weight="bold", fill=stroke
+        )
         self.text(WIDTH - LEFT, self.y, package["title"], 13, fill="#57606a", text_anchor="end")
         self.y += 12
         folder = DOCS.parent / package["folder"]
-        for is_room, layers in groupby(read_layers(package["name"]), lambda layer: (folder / layer[0]).is_dir()):
+        for is_room, layers in groupby(
+            read_layers(package["name"]), lambda layer: (folder / layer[0]).is_dir()
+        ):
             for layer in layers if is_room else ():
                 self.rooms(package, layer)
             if not is_room:
@@ -119,7 +135,9 @@ class Picture:
 
 def read_layers(package: str) -> list[list[str]]:
     """The rooms and modules of the package, top layer first."""
-    contracts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     [found] = [c for c in contracts if c["type"] == "layers" and c.get("containers") == [package]]
     return [[name.strip() for name in layer.split("|")] for layer in found["layers"]]
 
@@ -140,10 +158,21 @@ def draw() -> str:
     for place, (way, first) in enumerate(zip(words["ways"], firsts, strict=True)):
         picture.way(way, first, LEFT + place * (INNER / 2 + GAP), picture.y + 14)
     height = picture.y + 34 + 25 * max(len(way["steps"]) for way in words["ways"])
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" fill="#1f2328"'
-    frame = f'<rect x="1" y="1" width="{WIDTH - 2}" height="{height - 2:g}" rx="10" fill="#fff" stroke="#d0d7de"/>'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" fill="#1f2328"'
+    )
+    frame = (
+        f'<rect x="1" y="1" width="{WIDTH - 2}" height="{height - 2:g}" rx="10" fill="#fff" '
+        'stroke="#d0d7de"/>'
+    )
     title = f"<title>{escape(words['description'])}</title>"
-    lines = [f'{head} font-family="Helvetica, Arial, sans-serif">', title, frame, *picture.parts, "</svg>"]
+    lines = [
+        f'{head} font-family="Helvetica, Arial, sans-serif">',
+        title,
+        frame,
+        *picture.parts,
+        "</svg>",
+    ]
     return "\n".join(lines) + "\n"
 
 

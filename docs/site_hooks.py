@@ -1,6 +1,8 @@
-"""Hooks of mkdocs: pages and files that lie outside docs/ are part of the site, and links lead there.
+"""Hooks of mkdocs: pages and files that lie outside docs/ are part of the site, and links lead
+there.
 
-Markdown keeps links that work in the repository; what moves in the site is rewritten while it is built.
+Markdown keeps links that work in the repository; what moves in the site is rewritten while it is
+built.
 """
 
 import re
@@ -17,8 +19,13 @@ LINKED = ("examples/*.py", "examples/*.toml", "examples/*.yaml")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for path in [*PAGES, *(str(path.relative_to(REPO)) for glob in LINKED for path in sorted(REPO.glob(glob)))]:
-        file = File.generated(config, path, abs_src_path=str(REPO / path), inclusion=InclusionLevel.INCLUDED)
+    for path in [
+        *PAGES,
+        *(str(path.relative_to(REPO)) for glob in LINKED for path in sorted(REPO.glob(glob))),
+    ]:
+        file = File.generated(
+            config, path, abs_src_path=str(REPO / path), inclusion=InclusionLevel.INCLUDED
+        )
         files.append(file)
     return files
 

@@ -1,4 +1,5 @@
-"""An environment with images: the agent counts squares in a picture and looks closer with a tool (docs/images.md).
+"""An environment with images: the agent counts squares in a picture and looks closer with a tool
+(docs/images.md).
 
 Needs rollq[images]. The pictures are made by the code below, the same ones each time.
 """
@@ -14,7 +15,11 @@ from rollq.errors import JobFailure
 
 QUARTER = {"type": "string", "enum": ["top left", "top right", "bottom left", "bottom right"]}
 PARAMETERS = {"type": "object", "properties": {"quarter": QUARTER}, "required": ["quarter"]}
-TOOL = {"name": "zoom", "description": "Shows a quarter of the picture, enlarged.", "parameters": PARAMETERS}
+TOOL = {
+    "name": "zoom",
+    "description": "Shows a quarter of the picture, enlarged.",
+    "parameters": PARAMETERS,
+}
 SIDE = 224
 """Pixels of a picture's side; a square has SIDE / 16, and two never touch."""
 TASKS = 40
@@ -60,7 +65,11 @@ class Counting:
         if action.name != "zoom" or quarter not in QUARTER["enum"]:
             return Observation(f"Error: call zoom with one of {', '.join(QUARTER['enum'])}")
         left, top = SIDE // 2 * ("right" in quarter), SIDE // 2 * ("bottom" in quarter)
-        part = picture(self.index).crop((left, top, left + SIDE // 2, top + SIDE // 2)).resize((SIDE, SIDE))
+        part = (
+            picture(self.index)
+            .crop((left, top, left + SIDE // 2, top + SIDE // 2))
+            .resize((SIDE, SIDE))
+        )
         return Observation(f"The {quarter} quarter:", images=[as_file(part)])
 
     def grade(self):
@@ -75,7 +84,10 @@ class Squares:
 
     def task(self, split, index):
         if split != "train" or index not in range(TASKS):
-            raise JobFailure(f"count_squares has tasks 0 to {TASKS - 1} of split 'train', not {index} of {split!r}")
+            raise JobFailure(
+                f"count_squares has tasks 0 to {TASKS - 1} of split 'train', not "
+                f"{index} of {split!r}"
+            )
         count = str(len(squares(index)))
         return Task(
             id=f"count_squares/{index}",

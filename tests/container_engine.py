@@ -1,4 +1,6 @@
-"""The container engine of the tests: that of DOCKER_HOST, Docker's own, or Podman's service, started for them."""
+"""The container engine of the tests: that of DOCKER_HOST, Docker's own, or Podman's service,
+started for them.
+"""
 
 import gc
 import os
@@ -33,7 +35,11 @@ def served() -> Iterator[None]:
 
 @contextmanager
 def _served() -> Iterator[None]:
-    if os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists() or not shutil.which("podman"):
+    if (
+        os.environ.get("DOCKER_HOST")
+        or Path("/var/run/docker.sock").exists()
+        or not shutil.which("podman")
+    ):
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -50,9 +56,16 @@ def _served() -> Iterator[None]:
 
 
 def containers(**labels: str) -> list[str]:
-    """The ids of sandboxes' containers with these labels, also of those that do not run, but for those that a worker
-    would sweep away in two minutes."""
-    with suppress(EnvironmentFailure), failures("removing containers"):  # Podman fails where one just ends by itself
+    """The ids of sandboxes' containers with these labels, also of those that do not run, but for
+    those that a worker would sweep away in two minutes.
+    """
+    with (
+        suppress(EnvironmentFailure),
+        failures("removing containers"),
+    ):  # Podman fails where one just ends by itself
         sweep("5s")
     wanted = [LABEL, *(f"rollq.{name}={value}" for name, value in labels.items())]
-    return [found.id for found in engine().containers.list(all=True, filters={"label": wanted}, sparse=True)]
+    return [
+        found.id
+        for found in engine().containers.list(all=True, filters={"label": wanted}, sparse=True)
+    ]

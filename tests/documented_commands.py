@@ -1,7 +1,7 @@
 """The commands that the documents show: what a reader would type, page by page.
 
-A command stands in a block of `sh`, or in an indented block whose lines all begin with a program. A synopsis, which has
-square brackets or a choice in parentheses, names flags and is no command.
+A command stands in a block of `sh`, or in an indented block whose lines all begin with a program. A
+synopsis, which has square brackets or a choice in parentheses, names flags and is no command.
 """
 
 import re
@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md")), REPO / "benchmarks/README.md"]
+PAGES = [
+    REPO / "README.md",
+    REPO / "CONTRIBUTING.md",
+    *sorted(REPO.glob("docs/*.md")),
+    REPO / "benchmarks/README.md",
+]
 FENCED = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)((?:    .*\n)+)")
-PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(?:rollq|make|pip|python|git|pytest|docker|\.venv/bin/\w+) ")
+PROGRAM = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:rollq|make|pip|python|git|pytest|docker|\.venv/bin/\w+) "
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,10 @@ class Command:
 def commands() -> Iterator[Command]:
     for page in PAGES:
         text = page.read_text()
-        blocks = [*FENCED.findall(text), *(b for b in INDENTED.findall(ANY_FENCE.sub("", text)) if _typed(b))]
+        blocks = [
+            *FENCED.findall(text),
+            *(b for b in INDENTED.findall(ANY_FENCE.sub("", text)) if _typed(b)),
+        ]
         for block in blocks:
             yield from (Command(str(page.relative_to(REPO)), line) for line in lines(block))
 

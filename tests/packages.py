@@ -1,4 +1,6 @@
-"""Packages for tests: installed ones, laid out as pip does it, and others in place of those that were imported."""
+"""Packages for tests: installed ones, laid out as pip does it, and others in place of those that
+were imported.
+"""
 
 import sys
 import textwrap
@@ -9,7 +11,11 @@ from types import ModuleType
 
 
 def install(
-    folder: Path, name: str, groups: Mapping[str, Mapping[str, str]] | None = None, version: str = "1.0", **modules: str
+    folder: Path,
+    name: str,
+    groups: Mapping[str, Mapping[str, str]] | None = None,
+    version: str = "1.0",
+    **modules: str,
 ) -> Path:
     """A distribution with these modules and groups of entry points. Returns its dist-info."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -34,7 +40,11 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 def forget(*packages: str) -> dict[str, ModuleType]:
     """Takes the packages out of sys.modules; returns what was there."""
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
+    return {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] in packages
+    }
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A reverse proxy in front of an engine that records every /generate call.
 
-Each line of its file is one answered call, in the order of the answers: `{"headers", "request", "status", "reply"}`.
+Each line of its file is one answered call, in the order of the answers: `{"headers", "request",
+"status", "reply"}`.
 """
 
 import asyncio
@@ -16,7 +17,9 @@ from aiohttp import web
 
 
 class Recorder:
-    """Forwards everything to `upstream` but the paths in `missing`, and appends the /generate calls to `file`."""
+    """Forwards everything to `upstream` but the paths in `missing`, and appends the /generate calls
+    to `file`.
+    """
 
     def __init__(self, upstream: str, file: Path, missing: Collection[str] = ()) -> None:
         self.missing = missing
@@ -50,10 +53,16 @@ class Recorder:
         if request.path in self.missing:
             return web.json_response({"detail": "Not Found"}, status=404)
         body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in ("host", "connection")
+        }
         url = self.upstream + request.path_qs
         try:
-            async with self.session.request(request.method, url, data=body, headers=headers) as answer:
+            async with self.session.request(
+                request.method, url, data=body, headers=headers
+            ) as answer:
                 reply = await answer.read()
         except aiohttp.ClientError:
             return web.Response(status=502, text="the recorded engine does not answer")

@@ -1,6 +1,8 @@
-"""The tests of the ledger, of servers, of processes and of commands on each Redis server that is here.
+"""The tests of the ledger, of servers, of processes and of commands on each Redis server that is
+here.
 
-`make test-redis` runs them on the servers on PATH and on those that installed packages carry, one after the other.
+`make test-redis` runs them on the servers on PATH and on those that installed packages carry, one
+after the other.
 """
 
 import os
@@ -11,7 +13,13 @@ from pathlib import Path
 
 from rollq.processes.embedded_redis import binaries
 
-TESTS = ("tests/rollq/ledger", "tests/rollq/servers", "tests/rollq/processes", "tests/rollq/commands", "tests/compat")
+TESTS = (
+    "tests/rollq/ledger",
+    "tests/rollq/servers",
+    "tests/rollq/processes",
+    "tests/rollq/commands",
+    "tests/compat",
+)
 
 
 def main() -> int:
@@ -20,9 +28,22 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "redis-server").symlink_to(server)  # before any other on PATH
             env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-            version = subprocess.run(["redis-server", "--version"], env=env, capture_output=True, text=True, check=True)
+            version = subprocess.run(
+                ["redis-server", "--version"], env=env, capture_output=True, text=True, check=True
+            )
             print(f"On {server}: {version.stdout}", flush=True)
-            tests = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *TESTS, *sys.argv[1:]]
+            tests = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "4",
+                "--dist",
+                "worksteal",
+                *TESTS,
+                *sys.argv[1:],
+            ]
             if subprocess.run(tests, env=env).returncode:
                 failed.append(server)
     print(f"failed on {', '.join(failed)}" if failed else "passed on each of them")

@@ -1,4 +1,6 @@
-"""Redis servers on loopback, all of them real processes: a primary with replicas, Sentinels, and a cluster."""
+"""Redis servers on loopback, all of them real processes: a primary with replicas, Sentinels, and a
+cluster.
+"""
 
 import os
 import signal
@@ -22,14 +24,30 @@ SAFE = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "5")
 
 
 class Server:
-    """One redis-server with its data in a folder of its own. It may be stopped and started again."""
+    """One redis-server with its data in a folder of its own. It may be stopped and
+    started again.
+    """
 
     def __init__(
-        self, folder: Path, settings: Sequence[str] = (), *, port: int = 0, env: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        settings: Sequence[str] = (),
+        *,
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.env = folder, port or free_port(), env
-        base = ["--bind", HOST, "--port", str(self.port), "--dir", str(folder), "--logfile", str(folder / "log")]
+        base = [
+            "--bind",
+            HOST,
+            "--port",
+            str(self.port),
+            "--dir",
+            str(folder),
+            "--logfile",
+            str(folder / "log"),
+        ]
         plain = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
         self.command = [redis_binary(), *base, *plain, *settings]
         self.start()
@@ -60,11 +78,17 @@ class PowerCut(Server):
         self.log, library = folder / "flushed", folder / "power_cut.so"
         self.log.touch()
         source = str(Path(__file__).with_name("power_cut.c"))
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True, timeout=60)
-        super().__init__(folder, settings, env={"LD_PRELOAD": str(library), "POWER_CUT_LOG": str(self.log)})
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True, timeout=60
+        )
+        super().__init__(
+            folder, settings, env={"LD_PRELOAD": str(library), "POWER_CUT_LOG": str(self.log)}
+        )
 
     def cut(self) -> int:
-        """Ends the server and cuts its append-only files to what was flushed. Returns how many bytes that took."""
+        """Ends the server and cuts its append-only files to what was flushed. Returns how many
+        bytes that took.
+        """
         self.kill()
         flushed: dict[str, int] = {}
         for line in self.log.read_text().splitlines():
@@ -82,10 +106,21 @@ class Replicated:
     """A primary and replicas of it."""
 
     def __init__(
-        self, folder: Path, replicas: int = 1, settings: Sequence[str] = (), primary: Sequence[str] = ()
+        self,
+        folder: Path,
+        replicas: int = 1,
+        settings: Sequence[str] = (),
+        primary: Sequence[str] = (),
     ) -> None:
         """`settings`: of all servers; `primary`: of the primary alone."""
-        quick = ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+        quick = [
+            "--repl-diskless-sync",
+            "yes",
+            "--repl-diskless-sync-delay",
+            "0",
+            "--repl-ping-replica-period",
+            "1",
+        ]
         self.primary = Server(folder / "primary", [*quick, *settings, *primary])
         self.servers = [self.primary]
         for number in range(replicas):
@@ -98,10 +133,18 @@ class Replicated:
         return self.servers[1:]
 
     def in_step(self) -> bool:
-        """Whether every replica follows the primary, which has heard it: it says so once a second."""
+        """Whether every replica follows the primary, which has heard it: it says so once
+        a second.
+        """
         known = self.primary.client.info("replication")
-        heard = [known.get(f"slave{number}", {}).get("state") == "online" for number in range(len(self.replicas))]
-        up = [replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas]
+        heard = [
+            known.get(f"slave{number}", {}).get("state") == "online"
+            for number in range(len(self.replicas))
+        ]
+        up = [
+            replica.client.info("replication")["master_link_status"] == "up"
+            for replica in self.replicas
+        ]
         return all(heard) and all(up)
 
     def close(self) -> None:
@@ -110,9 +153,13 @@ class Replicated:
 
 
 class Sentinels(Replicated):
-    """A primary, two replicas and three Sentinels that promote a replica once the primary is away for a second."""
+    """A primary, two replicas and three Sentinels that promote a replica once the primary is away
+    for a second.
+    """
 
-    def __init__(self, folder: Path, settings: Sequence[str] = SAFE, primary: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, settings: Sequence[str] = SAFE, primary: Sequence[str] = ()
+    ) -> None:
         super().__init__(folder, 2, settings, primary)
         self.sentinels: list[subprocess.Popen[bytes]] = []
         self.ports = [free_port() for _ in range(3)]
@@ -126,7 +173,8 @@ class Sentinels(Replicated):
         config.write_text(
             f"port {port}\nbind {HOST}\ndir {folder}\nlogfile {folder / 'log'}\n"
             f"sentinel monitor {SERVICE} {HOST} {self.primary.port} 2\n"
-            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 3000\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel "
+            f"failover-timeout {SERVICE} 3000\n"
         )
         self.sentinels.append(started_redis([redis_binary(), str(config), "--sentinel"], port))
 
@@ -157,10 +205,19 @@ class Sentinels(Replicated):
 
 
 class Cluster:
-    """Three primaries, each with a third of the slots. `alone`: each serves them while others are away."""
+    """Three primaries, each with a third of the slots. `alone`: each serves them while others are
+    away.
+    """
 
     def __init__(self, folder: Path, *, alone: bool = False) -> None:
-        enabled = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-config-file", "nodes.conf"]
+        enabled = [
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "2000",
+            "--cluster-config-file",
+            "nodes.conf",
+        ]
         enabled += ["--cluster-require-full-coverage", "no"] if alone else []
         self.servers = [self._server(folder / str(number), enabled) for number in range(3)]
         first, *others = self.servers
@@ -181,7 +238,9 @@ class Cluster:
         """Whether every server knows all, and each slot has one."""
         infos = [server.client.execute_command("CLUSTER", "INFO") for server in self.servers]
         found = [info if isinstance(info, dict) else _pairs(info) for info in infos]
-        return all((info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3") for info in found)
+        return all(
+            (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3") for info in found
+        )
 
     def heal(self, server: Server) -> None:
         if server.process.poll() is not None:
@@ -219,7 +278,9 @@ class SlotMove:
         """Moves so many keys. Returns how many it moved."""
         found = self.source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
         if found:
-            self.source.client.execute_command("MIGRATE", HOST, self.target.port, "", 0, 5000, "KEYS", *found)
+            self.source.client.execute_command(
+                "MIGRATE", HOST, self.target.port, "", 0, 5000, "KEYS", *found
+            )
         return len(found)
 
     def end(self) -> None:

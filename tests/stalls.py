@@ -1,4 +1,6 @@
-"""How long the machine stopped all processes: time that a test must grant on top of a promise in seconds."""
+"""How long the machine stopped all processes: time that a test must grant on top of a promise in
+seconds.
+"""
 
 import threading
 import time

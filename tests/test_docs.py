@@ -1,4 +1,6 @@
-"""The documents name files that exist, their links lead somewhere, and the picture shows the rooms as they are."""
+"""The documents name files that exist, their links lead somewhere, and the picture shows the rooms
+as they are.
+"""
 
 import re
 import runpy
@@ -13,7 +15,17 @@ PAGES = [
     *REPO.glob("docs/*.md"),
     *REPO.glob("benchmarks/*.md"),
 ]
-FOLDERS = ("producer/", "worker/", "integrations/", "viewer/", "tests/", "docs/", "benchmarks/", "deploy/", "examples/")
+FOLDERS = (
+    "producer/",
+    "worker/",
+    "integrations/",
+    "viewer/",
+    "tests/",
+    "docs/",
+    "benchmarks/",
+    "deploy/",
+    "examples/",
+)
 PACKAGES = {
     "rollq": REPO / "producer/rollq",
     "rollq_worker": REPO / "worker/rollq_worker",
@@ -24,7 +36,11 @@ ARCHITECTURE = tomllib.loads((REPO / "docs/architecture.toml").read_text())
 
 
 def named_paths(page: Path) -> list[str]:
-    return [path for path in re.findall(r"`([\w{},./-]+)`", page.read_text()) if path.startswith(FOLDERS)]
+    return [
+        path
+        for path in re.findall(r"`([\w{},./-]+)`", page.read_text())
+        if path.startswith(FOLDERS)
+    ]
 
 
 def braces(path: str) -> list[str]:
@@ -49,20 +65,26 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_links_lead_to_headings(page: Path) -> None:
     links = re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text())
-    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+    assert [
+        link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_rows_of_a_table_have_the_same_number_of_cells(page: Path) -> None:
     r"""A `|` inside code splits a cell as well, unless it is written `\|`."""
     tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
-    counts = [[len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()] for table in tables]
+    counts = [
+        [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()] for table in tables
+    ]
     assert [table for table, cells in zip(tables, counts, strict=True) if len(set(cells)) > 1] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_named_files_exist(page: Path) -> None:
-    assert [path for name in named_paths(page) for path in braces(name) if not (REPO / path).exists()] == []
+    assert [
+        path for name in named_paths(page) for path in braces(name) if not (REPO / path).exists()
+    ] == []
 
 
 def test_the_table_of_parts_is_checked() -> None:
@@ -78,7 +100,9 @@ def test_every_page_has_a_place_in_the_site() -> None:
 
 def test_the_picture_is_what_the_script_draws() -> None:
     drawn = runpy.run_path(str(REPO / "docs/draw_architecture.py"))["draw"]()
-    assert (REPO / "docs/architecture.svg").read_text() == drawn, "run: python docs/draw_architecture.py"
+    assert (REPO / "docs/architecture.svg").read_text() == drawn, (
+        "run: python docs/draw_architecture.py"
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -86,21 +110,31 @@ def test_every_room_is_in_the_picture(package: str) -> None:
     root = PACKAGES[package]
     [words] = [words for words in ARCHITECTURE["packages"] if words["name"] == package]
     assert (REPO / words["folder"]) == root
-    folders = {path.parent.relative_to(root) for path in [*root.rglob("*.py"), *root.rglob("*.lua")]} - {Path()}
+    folders = {
+        path.parent.relative_to(root) for path in [*root.rglob("*.py"), *root.rglob("*.lua")]
+    } - {Path()}
     rooms = {folder for folder in folders if len(folder.parts) == 1}
     assert {str(room) for room in rooms} == set(words["rooms"])
     for folder in folders - rooms:
-        assert f"{folder.name}/" in words["rooms"][folder.parts[0]], f"{folder} is not in the words for its room"
+        assert f"{folder.name}/" in words["rooms"][folder.parts[0]], (
+            f"{folder} is not in the words for its room"
+        )
 
 
 def test_every_path_in_the_picture_exists() -> None:
     for words in ARCHITECTURE["packages"]:
         for room, text in words["rooms"].items():
             folder = REPO / words["folder"] / room
-            assert [name for name in re.findall(r"\b([\w/]+)/(?!\w)", text) if not (folder / name).is_dir()] == []
+            assert [
+                name
+                for name in re.findall(r"\b([\w/]+)/(?!\w)", text)
+                if not (folder / name).is_dir()
+            ] == []
     rooms = [step["room"].partition("/") for way in ARCHITECTURE["ways"] for step in way["steps"]]
     for package, _, room in rooms:
-        assert (PACKAGES[package] / room).is_dir() or (PACKAGES[package] / f"{room}.py").exists(), room
+        assert (PACKAGES[package] / room).is_dir() or (PACKAGES[package] / f"{room}.py").exists(), (
+            room
+        )
 
 
 @pytest.mark.parametrize("package", PACKAGES)

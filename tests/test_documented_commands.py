@@ -39,7 +39,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", OF_ROLLQ, ids=name)
-def test_the_line_is_one_that_rollq_takes(command: Command, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_is_one_that_rollq_takes(
+    command: Command, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(files)
     words = [word.replace("NAME", "name") for word in command.words[1:]]
     if ">" in words:  # a shell's

@@ -5,13 +5,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{\d+(?:,\d*)?\})\+|\(\?>")
-"""A possessive group, and an atomic one. Before Python 3.11.5 they may match what they do not (cpython#106052); of
-single characters they are right."""
+"""A possessive group, and an atomic one. Before Python 3.11.5 they may match what they do not
+(cpython#106052); of single characters they are right.
+"""
 
 
 def test_no_pattern_has_a_possessive_group() -> None:
     sources = [
-        path for folder in ("producer", "worker", "viewer", "integrations") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("producer", "worker", "viewer", "integrations")
+        for path in (ROOT / folder).rglob("*.py")
     ]
     found = [
         f"{path}:{number}: {line.strip()}"

@@ -1,8 +1,9 @@
-"""The private names of other packages that rollq uses: each with its reason, and a test that it is still there.
+"""The private names of other packages that rollq uses: each with its reason, and a test that it is
+still there.
 
-A private name may go with any release, so the list stays short. Whoever needs one more enters it here, and says why no
-public name does it. Names are found by themselves: an attribute with an underscore that rollq's own code defines
-nowhere.
+A private name may go with any release, so the list stays short. Whoever needs one more enters it
+here, and says why no public name does it. Names are found by themselves: an attribute with an
+underscore that rollq's own code defines nowhere.
 """
 
 import ast
@@ -60,7 +61,9 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize(
-    "private", PRIVATE, ids=lambda private: f"{private.library}-{private.name}-{Path(private.file).stem}"
+    "private",
+    PRIVATE,
+    ids=lambda private: f"{private.library}-{private.name}-{Path(private.file).stem}",
 )
 def test_it_is_still_there(private: Private) -> None:
     assert (ROOT / private.test).is_file() if isinstance(private.test, str) else private.test()
@@ -70,7 +73,12 @@ def test_no_other_private_name_is_used() -> None:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
     own = {name for tree in trees.values() for name in defined(tree)}
-    used = {(file, name) for file, tree in trees.items() for name in accessed(tree) if name not in own | NAMEDTUPLE}
+    used = {
+        (file, name)
+        for file, tree in trees.items()
+        for name in accessed(tree)
+        if name not in own | NAMEDTUPLE
+    }
     assert used == {(private.file, private.name) for private in PRIVATE}
     assert len({(private.library, private.name) for private in PRIVATE}) <= MOST
 

@@ -1,5 +1,6 @@
-"""The site of the documents in a real Chromium: nothing is loaded from elsewhere, no page is wider than its screen, no
-picture is missing, and the search finds commands."""
+"""The site of the documents in a real Chromium: nothing is loaded from elsewhere, no page is wider
+than its screen, no picture is missing, and the search finds commands.
+"""
 
 import os
 import subprocess
@@ -29,9 +30,22 @@ class Quiet(SimpleHTTPRequestHandler):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The built site and the address that serves it."""
     folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
     done = subprocess.run(
-        build, cwd=REPO, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+        build,
+        cwd=REPO,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
@@ -41,7 +55,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 
 
 @pytest.mark.parametrize(("width", "colours"), [(PHONE, "dark"), (DESK, "light")])
-def test_every_page_fits_and_is_whole(site: tuple[Path, str], browser: Any, width: int, colours: str) -> None:
+def test_every_page_fits_and_is_whole(
+    site: tuple[Path, str], browser: Any, width: int, colours: str
+) -> None:
     folder, address = site
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours)
     asked: list[str] = []
@@ -53,8 +69,12 @@ def test_every_page_fits_and_is_whole(site: tuple[Path, str], browser: Any, widt
     faults = {}
     for name in pages:
         page.goto(address + name)
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        missing = page.evaluate("[...document.images].filter(one => !one.naturalWidth).map(one => one.src)")
+        wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        missing = page.evaluate(
+            "[...document.images].filter(one => !one.naturalWidth).map(one => one.src)"
+        )
         if wide > 0 or missing:
             faults[name] = (wide, missing)
     page.close()

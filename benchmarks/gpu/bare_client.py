@@ -1,9 +1,10 @@
 """The bound: a run's episodes again, by a bare asyncio client with as many at once.
 
-Each turn is asked for with the same sampling parameters and stop tokens, behind the same prompt and observations and
-the client's own earlier replies. So replies have lengths of their own, as the policy draws them: a client that fixed
-them with ignore_eos would spare the engine the look for stop tokens, which costs SGLang 0.5.23 microseconds a token.
-There is no ledger, journal or environment, and nothing is checked or retried. Episodes begin in the order of the run.
+Each turn is asked for with the same sampling parameters and stop tokens, behind the same prompt and
+observations and the client's own earlier replies. So replies have lengths of their own, as the
+policy draws them: a client that fixed them with ignore_eos would spare the engine the look for stop
+tokens, which costs SGLang 0.5.23 microseconds a token. There is no ledger, journal or environment,
+and nothing is checked or retried. Episodes begin in the order of the run.
 """
 
 import asyncio
@@ -22,14 +23,24 @@ from rollq.events import Finish, Sampled
 from rollq.trajectory import Trajectory
 
 
-def replay(trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]) -> list[Turn]:
-    """The turns as the client saw them. The trajectories have one trace each. Raises aiohttp.ClientError."""
-    return asyncio.run(_replay(sorted(trajectories, key=lambda one: one.header.at), engine, slots, stop_ids))
+def replay(
+    trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]
+) -> list[Turn]:
+    """The turns as the client saw them. The trajectories have one trace each. Raises
+    aiohttp.ClientError.
+    """
+    return asyncio.run(
+        _replay(sorted(trajectories, key=lambda one: one.header.at), engine, slots, stop_ids)
+    )
 
 
-async def _replay(trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]) -> list[Turn]:
+async def _replay(
+    trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]
+) -> list[Turn]:
     todo, turns = iter(trajectories), []
-    limits = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)  # shorter than the 5 s after which a server hangs up
+    limits = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=2.0
+    )  # shorter than the 5 s after which a server hangs up
     timeout = aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
         slot = partial(_slot, session, f"{engine}/generate", todo, turns, stop_ids)
@@ -69,7 +80,9 @@ async def _ask(
         "sampling_params": sampling,
     }
     at = time.time()
-    async with session.post(url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}) as response:
+    async with session.post(
+        url, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
+    ) as response:
         response.raise_for_status()
         reply = orjson.loads(await response.read())
     ids, meta = reply["output_ids"], reply["meta_info"]

@@ -1,14 +1,15 @@
-"""How much of an engine's speed a fleet of workers keeps: a run of real workers, then its episodes by a bare client.
+"""How much of an engine's speed a fleet of workers keeps: a run of real workers, then its episodes
+by a bare client.
 
-For each number of slots and of worker processes: a fresh Redis, workers, and episodes with a fixed number of turns
-(`load.py`), two for each slot. Then `bare_client.py` plays them again on the same engine, with as many at once. The
-engine's prefix cache is emptied before both. `ratio` is the run's tokens a second as a share of the client's; 1.0 is
-what any client could reach.
+For each number of slots and of worker processes: a fresh Redis, workers, and episodes with a fixed
+number of turns (`load.py`), two for each slot. Then `bare_client.py` plays them again on the same
+engine, with as many at once. The engine's prefix cache is emptied before both. `ratio` is the run's
+tokens a second as a share of the client's; 1.0 is what any client could reach.
 
     make bench-gpu ENGINE=http://127.0.0.1:30000 TOKENIZER=DIR ARGS="--slots 64,256 --workers 1,4 --json FILE"
 
 The engine must run already and do nothing else. Needs Linux.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -74,15 +75,29 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--engine", required=True, help="address of a running SGLang server")
     parser.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
-    parser.add_argument("--slots", type=numbers, default=[64, 256, 512, 1024], help="episodes at once")
-    parser.add_argument("--workers", type=numbers, default=[1, 4], help="worker processes that share the slots (1,4)")
+    parser.add_argument(
+        "--slots", type=numbers, default=[64, 256, 512, 1024], help="episodes at once"
+    )
+    parser.add_argument(
+        "--workers",
+        type=numbers,
+        default=[1, 4],
+        help="worker processes that share the slots (1,4)",
+    )
     parser.add_argument("--turns", type=int, default=6, help="turns of an episode (6)")
     parser.add_argument("--rounds", type=float, default=2.0, help="episodes for each slot (2)")
-    parser.add_argument("--max-new-tokens", type=int, default=1024, help="most tokens of a turn (1024)")
     parser.add_argument(
-        "--budget", type=float, default=3600.0, help="seconds; a pair that may not end in time is left out (3600)"
+        "--max-new-tokens", type=int, default=1024, help="most tokens of a turn (1024)"
     )
-    parser.add_argument("--least", type=float, default=0.97, help="exit with 1 if a ratio is below it (0.97)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=3600.0,
+        help="seconds; a pair that may not end in time is left out (3600)",
+    )
+    parser.add_argument(
+        "--least", type=float, default=0.97, help="exit with 1 if a ratio is below it (0.97)"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file, after each pair")
     return parser.parse_args()
 
@@ -93,7 +108,13 @@ def facts(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
         info = requests.get(f"{engine}/server_info", timeout=30).json()
     except requests.RequestException as e:
         sys.exit(f"no SGLang server answers at {engine}: {type(e).__name__}")
-    told = ("version", "max_total_num_tokens", "max_running_requests", "attention_backend", "disable_overlap_schedule")
+    told = (
+        "version",
+        "max_total_num_tokens",
+        "max_running_requests",
+        "attention_backend",
+        "disable_overlap_schedule",
+    )
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "rollq": rollq.__version__,
@@ -137,16 +158,30 @@ def play(
     try:
         redis_url = processes.redis()
         env = add_file(LOAD)
-        flags = ["--env", LOAD, "--redis", redis_url, "--engine", engine, "--tokenizer", arguments.tokenizer]
+        flags = [
+            "--env",
+            LOAD,
+            "--redis",
+            redis_url,
+            "--engine",
+            engine,
+            "--tokenizer",
+            arguments.tokenizer,
+        ]
         flags += ["-c", str(max(1, slots // workers))]
-        children = [processes.start("worker", ["-m", "rollq", "worker", *flags]) for _ in range(workers)]
+        children = [
+            processes.start("worker", ["-m", "rollq", "worker", *flags]) for _ in range(workers)
+        ]
         for child in children:
             processes.wait_for_line(child, ": ready, ")
         empty_cache(engine)
         client, meter = Client(redis_url, run="load"), RedisMeter(redis_url)
         budget = Budget(max_turns=arguments.turns, max_new_tokens=arguments.max_new_tokens)
         before, redis_before = [cpu_seconds(child.pid) for child in children], meter.cpu_seconds()
-        client.submit((Job(env=env, task=index, size=GROUP, budget=budget) for index in range(groups)), ahead=groups)
+        client.submit(
+            (Job(env=env, task=index, size=GROUP, budget=budget) for index in range(groups)),
+            ahead=groups,
+        )
         client.seal()
         while (stats := client.stats())["done"] + stats["dead"] < groups * GROUP:
             time.sleep(0.5)
@@ -191,13 +226,24 @@ def empty_cache(engine: str) -> None:
 def line_of(pair: dict[str, Any]) -> str:
     ours, bare = pair["rollq"], pair["bare"]
     return (
-        f"{pair['slots']} slots, {pair['workers']} workers: {ours['tokens_s']:.0f} tokens/s of {bare['tokens_s']:.0f}"
+        f"{pair['slots']} slots, {pair['workers']} workers: {ours['tokens_s']:.0f} "
+        f"tokens/s of {bare['tokens_s']:.0f}"
         f" ({pair['ratio']:.3f}; steady {pair['ratio_steady']:.3f})"
     )
 
 
 def as_table(results: dict[str, Any]) -> str:
-    head = ["slots", "workers", "tokens/s", "bare client", "ratio", "steady", "cached", "worker ms", "Redis ms"]
+    head = [
+        "slots",
+        "workers",
+        "tokens/s",
+        "bare client",
+        "ratio",
+        "steady",
+        "cached",
+        "worker ms",
+        "Redis ms",
+    ]
     rows = [
         [
             str(pair["slots"]),

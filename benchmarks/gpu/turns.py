@@ -37,8 +37,9 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
 
 
 def rates(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Tokens a second of the whole run and, `steady`, of 20 to 70 % of its time, each turn's tokens spread evenly over
-    its seconds."""
+    """Tokens a second of the whole run and, `steady`, of 20 to 70 % of its time, each turn's tokens
+    spread evenly over its seconds.
+    """
     begin, end = min(turn.at for turn in turns), max(turn.end for turn in turns)
     seconds = end - begin
     low, high = begin + 0.2 * seconds, begin + 0.7 * seconds
@@ -53,7 +54,9 @@ def rates(turns: Sequence[Turn]) -> dict[str, Any]:
         "turn_s_p50": round(took[len(took) // 2], 3),
         "turn_s_p99": round(took[int(0.99 * len(took))], 3),
         "in_flight_mean": round(sum(took) / seconds, 1),
-        "cached_share": round(sum(turn.cached for turn in turns) / sum(turn.prompt for turn in turns), 4),
+        "cached_share": round(
+            sum(turn.cached for turn in turns) / sum(turn.prompt for turn in turns), 4
+        ),
     }
 
 

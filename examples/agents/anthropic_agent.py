@@ -17,9 +17,16 @@ def play(episode):
         }
         for tool in episode.tools
     ]
-    asked = {"model": episode.model, "max_tokens": 1024, "system": system["content"], "tools": tools}
+    asked = {
+        "model": episode.model,
+        "max_tokens": 1024,
+        "system": system["content"],
+        "tools": tools,
+    }
     done = False
-    with Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key) as client:
+    with Anthropic(
+        base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key
+    ) as client:
         while not done:
             reply = client.messages.create(messages=messages, **asked)
             messages.append({"role": "assistant", "content": reply.content})
@@ -27,9 +34,13 @@ def play(episode):
             for block in reply.content:
                 if block.type == "tool_use":
                     seen = episode.step(block.name, block.input)
-                    results.append({"type": "tool_result", "tool_use_id": block.id, "content": seen.text})
+                    results.append(
+                        {"type": "tool_result", "tool_use_id": block.id, "content": seen.text}
+                    )
                     done = done or seen.done
             if not results:
-                seen = episode.respond("".join(block.text for block in reply.content if block.type == "text"))
+                seen = episode.respond(
+                    "".join(block.text for block in reply.content if block.type == "text")
+                )
                 results, done = seen.text, seen.done
             messages.append({"role": "user", "content": results})

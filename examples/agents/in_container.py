@@ -1,10 +1,12 @@
-r"""An agent program inside the episode's own container, such as a coding agent that is installed in the image.
+r"""An agent program inside the episode's own container, such as a coding agent that is installed in
+the image.
 
     rollq worker --env harbor:DIR --agent examples/agents/in_container.py:play
     rollq submit --env harbor:DIR --set agent=examples/agents/in_container.py:play \
         --set agent_args.command='claude --print "$TASK"' ...
 
-docs/sandboxes.md shows the network that it needs. What it prints, its first 32 KiB, is its answer and ends the episode.
+docs/sandboxes.md shows the network that it needs. What it prints, its first 32 KiB, is its answer
+and ends the episode.
 """
 
 
@@ -22,5 +24,7 @@ def play(episode, *, command, seconds=1800):
     }
     result = episode.sandbox.run(["/bin/sh", "-c", command], env=variables, seconds=seconds)
     if result.code or result.stopped:
-        raise RuntimeError(f"{result.output[-2000:]}\nended with code {result.code} {result.stopped}")
+        raise RuntimeError(
+            f"{result.output[-2000:]}\nended with code {result.code} {result.stopped}"
+        )
     return result.output

@@ -12,7 +12,9 @@ from langgraph.prebuilt import create_react_agent
 def play(episode):
     """Each of the user's messages is one run of the graph, which calls tools until it answers."""
     model = ChatOpenAI(model=episode.model, base_url=episode.base_url, api_key=episode.api_key)
-    graph = create_react_agent(model, [tool(episode, schema["function"]) for schema in episode.tools])
+    graph = create_react_agent(
+        model, [tool(episode, schema["function"]) for schema in episode.tools]
+    )
     messages, done = list(episode.messages), False
     while not done:
         messages = graph.invoke({"messages": messages}, {"recursion_limit": 100})["messages"]

@@ -10,11 +10,15 @@ from openai import OpenAI
 
 
 def play(episode):
-    """Ask the policy for a turn, carry out its calls or write to the user, until the environment ends the episode."""
+    """Ask the policy for a turn, carry out its calls or write to the user, until the environment
+    ends the episode.
+    """
     messages, done = list(episode.messages), False
     with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         while not done:
-            reply = client.chat.completions.create(model=episode.model, messages=messages, tools=episode.tools)
+            reply = client.chat.completions.create(
+                model=episode.model, messages=messages, tools=episode.tools
+            )
             message = reply.choices[0].message
             messages.append(message)
             for call in message.tool_calls or ():

@@ -16,7 +16,11 @@ class EnvironmentTool(Tool):
         self.episode, self.name, self.description = episode, name, description
         required = parameters.get("required", ())
         self.inputs = {
-            key: {**schema, "description": schema.get("description", key), "nullable": key not in required}
+            key: {
+                **schema,
+                "description": schema.get("description", key),
+                "nullable": key not in required,
+            }
             for key, schema in parameters.get("properties", {}).items()
         }
         super().__init__()
@@ -28,7 +32,12 @@ class EnvironmentTool(Tool):
 def play(episode):
     """Returns the final answer, which the environment is told."""
     functions = [tool["function"] for tool in episode.tools]
-    tools = [EnvironmentTool(episode, f["name"], f.get("description", f["name"]), f["parameters"]) for f in functions]
-    model = OpenAIModel(episode.model, api_base=episode.base_url, api_key=episode.api_key, tool_choice="auto")
+    tools = [
+        EnvironmentTool(episode, f["name"], f.get("description", f["name"]), f["parameters"])
+        for f in functions
+    ]
+    model = OpenAIModel(
+        episode.model, api_base=episode.base_url, api_key=episode.api_key, tool_choice="auto"
+    )
     agent = ToolCallingAgent(tools, model, verbosity_level=LogLevel.OFF, max_steps=8)
     return str(agent.run("\n\n".join(message["content"] for message in episode.messages)))

@@ -1,4 +1,6 @@
-"""Whether the engine gives the tokens of a run the same logprobs again: `rollq pull` and `rollq audit`."""
+"""Whether the engine gives the tokens of a run the same logprobs again: `rollq pull` and `rollq
+audit`.
+"""
 
 import json
 import subprocess
@@ -11,8 +13,9 @@ from rollq.errors import RollqError
 
 
 def audit(redis: str, engine: str, folder: Path, groups: int) -> dict[str, Any]:
-    """What `rollq audit` says of the next groups of the run. They stay in `last.jsonl`. Raises RollqError when one of
-    the two commands fails, but not for a verdict."""
+    """What `rollq audit` says of the next groups of the run. They stay in `last.jsonl`. Raises
+    RollqError when one of the two commands fails, but not for a verdict.
+    """
     file = folder / "last.jsonl"
     file.unlink(missing_ok=True)
     which = ("--run", RUN, "--redis", redis, "--groups", str(groups))

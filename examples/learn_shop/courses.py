@@ -1,7 +1,8 @@
-"""What is learned, by which policy: the tiny one at the desk, or a pretrained one in the shop or at the desk.
+"""What is learned, by which policy: the tiny one at the desk, or a pretrained one in the shop or at
+the desk.
 
-A course has the policy before it learns from rewards, and how it is trained. The commands of this folder take it from
-the same flags.
+A course has the policy before it learns from rewards, and how it is trained. The commands of this
+folder take it from the same flags.
 """
 
 import argparse
@@ -57,7 +58,8 @@ class Course:
     def start(self, folder: Path, say: Say) -> Path:
         """The folder of the policy before it learns from rewards. It is made once.
 
-        Raises SettingsError when there is one of another course, or the model's vocabulary does not fit.
+        Raises SettingsError when there is one of another course, or the model's vocabulary does not
+        fit.
         """
         start, made, wanted = folder / "start", folder / "start.json", self._settings()
         if not made.exists():
@@ -65,30 +67,42 @@ class Course:
             made.write_text(json.dumps(wanted))
         elif (found := json.loads(made.read_text())) != wanted:
             raise SettingsError(
-                f"{start} was made with {found}, and this is {wanted}: choose another folder with --out"
+                f"{start} was made with {found}, and this is {wanted}: choose another "
+                "folder with --out"
             )
         return start
 
     def _settings(self) -> dict[str, Any]:
         model = self.pretrained and str(self.pretrained.resolve())
         tasks = domain(self.options.env).version
-        return {"model": model, "tasks": tasks, "warm_steps": self.warm_steps, "seed": self.options.seed}
+        return {
+            "model": model,
+            "tasks": tasks,
+            "warm_steps": self.warm_steps,
+            "seed": self.options.seed,
+        }
 
     def _make(self, start: Path, say: Say) -> None:
         options, rng = self.options, random.Random(self.options.seed)
         vocabulary = self.pretrained or BUNDLED
         tokenizer = vocabulary_of(vocabulary)
-        model = load(vocabulary, device(options)) if self.pretrained else make(tokenizer, options.seed)
+        model = (
+            load(vocabulary, device(options)) if self.pretrained else make(tokenizer, options.seed)
+        )
         say(f"warm start: playing demonstrations of {options.env}")
-        episodes = [demonstration(options.env, tokenizer, rng) for _ in range(min(self.warm_steps * ROWS, EPISODES))]
+        episodes = [
+            demonstration(options.env, tokenizer, rng)
+            for _ in range(min(self.warm_steps * ROWS, EPISODES))
+        ]
         how = {"rate": self.warm_rate, "at_once": options.at_once, "bf16": options.bf16}
         warm_start(model, episodes, rng, say, steps=self.warm_steps, **how)
         save(model, start, vocabulary)
 
 
 def vocabulary_of(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, with the chat template that `save` gives the policy. Raises SettingsError for a
-    vocabulary that does not fit the template."""
+    """The tokenizer of a folder, with the chat template that `save` gives the policy. Raises
+    SettingsError for a vocabulary that does not fit the template.
+    """
     tokenizer = load_tokenizer(str(folder), str(BUNDLED / TEMPLATE))
     if END not in tokenizer.added_tokens:
         raise SettingsError(f"{folder} has no token {END}: choose a model that writes ChatML")
@@ -97,7 +111,9 @@ def vocabulary_of(folder: Path) -> Tokenizer:
 
 def load(folder: Path, where: str) -> PreTrainedModel:
     """The model with float32 weights on a device of torch."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(where)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(
+        where
+    )
     return model
 
 
@@ -126,8 +142,14 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, help="the folder of a pretrained model (default: the tiny policy)")
-    parser.add_argument("--env", choices=("shop", "shop:desk"), help="what a pretrained model learns (default: shop)")
+    parser.add_argument(
+        "--model", type=Path, help="the folder of a pretrained model (default: the tiny policy)"
+    )
+    parser.add_argument(
+        "--env",
+        choices=("shop", "shop:desk"),
+        help="what a pretrained model learns (default: shop)",
+    )
     parser.add_argument("--out", type=Path, default=Path("build/learn"))
     parser.add_argument("--steps", type=int, default=Options.steps)
     parser.add_argument("--groups", type=int, default=Options.groups, help="groups of a step")
@@ -139,8 +161,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         f" (default: {WARM_TINY}; {WARM_MODEL} with --model)",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sglang", type=Path, help="the folder of a virtual environment with SGLang in it")
-    parser.add_argument("--engine", help="an SGLang server that runs, of a model of the shape of OUT/start")
+    parser.add_argument(
+        "--sglang", type=Path, help="the folder of a virtual environment with SGLang in it"
+    )
+    parser.add_argument(
+        "--engine", help="an SGLang server that runs, of a model of the shape of OUT/start"
+    )
 
 
 def course_of(args: argparse.Namespace) -> Course:
@@ -149,11 +175,17 @@ def course_of(args: argparse.Namespace) -> Course:
         raise SystemExit(f"--model {args.model}: there is no such folder")
     if args.env and not args.model:
         raise SystemExit("--env is for a pretrained model: name its folder with --model")
-    options = replace(SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed)
+    options = replace(
+        SHOP if args.model else TINY, steps=args.steps, groups=args.groups, seed=args.seed
+    )
     if args.env == TINY.env:
-        at_once = 32 if device(options) == "cuda" else 16  # its rows are short; 32 took 16 GB on a CPU
+        at_once = (
+            32 if device(options) == "cuda" else 16
+        )  # its rows are short; 32 took 16 GB on a CPU
         options = replace(options, env=TINY.env, budget=TINY.budget, at_once=at_once)
     if args.held_out:
         options = replace(options, held_out=args.held_out)
     warm_steps, warm_rate = (WARM_MODEL, 1e-4) if args.model else (WARM_TINY, 1e-2)
-    return Course(options, args.model, warm_steps if args.warm_steps is None else args.warm_steps, warm_rate)
+    return Course(
+        options, args.model, warm_steps if args.warm_steps is None else args.warm_steps, warm_rate
+    )

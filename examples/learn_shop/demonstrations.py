@@ -1,7 +1,7 @@
 """Episodes to begin with: played by somebody who knows all forms, and often does the wrong thing.
 
-At the desk it is a clerk who mostly mistakes one request for another. In the shop it is the replay engine's policy,
-with its mistakes.
+At the desk it is a clerk who mostly mistakes one request for another. In the shop it is the replay
+engine's policy, with its mistakes.
 """
 
 import random
@@ -28,9 +28,13 @@ RIGHT = 0.3
 CALLS = sum(call is not None for _, call in REQUESTS)
 """Number of requests that take a call. They are the first ones."""
 MISTAKEN = 2
-"""Else it makes the call of request (k + MISTAKEN) % CALLS for request k, which never earns the reward."""
+"""Else it makes the call of request (k + MISTAKEN) % CALLS for request k, which never earns the
+reward.
+"""
 MISTAKES = 0.9
-"""How many of the shop's episodes have at least one mistake. A third of the episodes earns the reward all the same."""
+"""How many of the shop's episodes have at least one mistake. A third of the episodes earns the
+reward all the same.
+"""
 
 
 class Player:
@@ -45,7 +49,9 @@ class Player:
     def generate(self, request: SampleRequest) -> Generated:
         turn = self._next_turn(request.ids)
         versions = [VersionSpan("demonstration", 0, len(turn))]
-        return Generated(ids=turn, logprobs=array("f", [0.0] * len(turn)), versions=versions, finish=Finish.STOP)
+        return Generated(
+            ids=turn, logprobs=array("f", [0.0] * len(turn)), versions=versions, finish=Finish.STOP
+        )
 
 
 def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
@@ -55,7 +61,9 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
     task, environment = tasks.task("train", index), tasks.open("train", index, {})
     return play(
         Job(env=env, task=index, run="demonstration", group=f"{index}"),
-        engine=_clerk(tokenizer, index, rng) if env == "shop:desk" else _erring(env, tokenizer, rng),
+        engine=_clerk(tokenizer, index, rng)
+        if env == "shop:desk"
+        else _erring(env, tokenizer, rng),
         renderer=ChatRenderer(tokenizer, environment.tools),
         environment=environment,
         user=ScriptedUser(task.opening, task.replies),

@@ -1,4 +1,6 @@
-"""The engine that serves the policy: a real SGLang server where there is one, else the sampler of this folder."""
+"""The engine that serves the policy: a real SGLang server where there is one, else the sampler of
+this folder.
+"""
 
 import argparse
 import os
@@ -36,32 +38,56 @@ def threads(options: Options) -> int:
 def find_sglang() -> Path | None:
     """The Python of an environment with a working SGLang: this one, or ~/.cache/rollq/sglang."""
     for python in (Path(sys.executable), Path("~/.cache/rollq/sglang/bin/python").expanduser()):
-        check = "import importlib.util as u; assert u.find_spec('sglang') and u.find_spec('sgl_kernel')"
-        if python.exists() and subprocess.run([python, "-c", check], capture_output=True).returncode == 0:
+        check = (
+            "import importlib.util as u; assert u.find_spec('sglang') and u.find_spec('sgl_kernel')"
+        )
+        if (
+            python.exists()
+            and subprocess.run([python, "-c", check], capture_output=True).returncode == 0
+        ):
             return python
     return None
 
 
 def choose_sglang(args: argparse.Namespace) -> Path | None:
-    """The Python of SGLang; None where a server runs already, and for the sampler of this folder."""
+    """The Python of SGLang; None where a server runs already, and for the sampler of
+    this folder.
+    """
     if args.engine:
         return None
     sglang = args.sglang / "bin/python" if args.sglang else find_sglang()
     if args.model and sglang is None:
         raise SystemExit(
-            "a pretrained model needs SGLang: name its environment with --sglang, or a server with --engine"
+            "a pretrained model needs SGLang: name its environment with --sglang, or a "
+            "server with --engine"
         )
     return sglang
 
 
-def command(model: str, port: int, sglang: Path | None, options: Options) -> tuple[list[str], dict[str, str]]:
+def command(
+    model: str, port: int, sglang: Path | None, options: Options
+) -> tuple[list[str], dict[str, str]]:
     """The engine's command line and environment."""
     if sglang is None:
         line = [sys.executable, "-m", "examples.learn_shop.server", model, "--port", str(port)]
         line += ["--seed", str(options.seed)]
         return line, {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    flags = ["--model-path", model, "--host", "127.0.0.1", "--port", str(port), "--weight-version", "0"]
-    flags += ["--dtype", "bfloat16" if options.bf16 else "float32", "--context-length", str(options.context)]
+    flags = [
+        "--model-path",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--weight-version",
+        "0",
+    ]
+    flags += [
+        "--dtype",
+        "bfloat16" if options.bf16 else "float32",
+        "--context-length",
+        str(options.context),
+    ]
     flags += ["--mem-fraction-static", MEMORY]
     gpu = shutil.which("nvidia-smi") is not None
     line = [str(sglang), "-m", "sglang.launch_server", *flags, *(() if gpu else CPU_FLAGS)]
@@ -70,7 +96,9 @@ def command(model: str, port: int, sglang: Path | None, options: Options) -> tup
 
 @contextmanager
 def engine(model: str, folder: Path, sglang: Path | None, options: Options) -> Iterator[str]:
-    """The address of an engine that serves `model` until the block ends. Raises RollqError when it does not start."""
+    """The address of an engine that serves `model` until the block ends. Raises RollqError when it
+    does not start.
+    """
     port = free_port()
     line, env = command(model, port, sglang, options)
     child = Child("engine", line, log=folder / "engine.log", env=env)

@@ -26,7 +26,10 @@ def draw(histories: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Pa
     for axis, (key, title) in zip(axes.flat, PANELS, strict=True):
         for history in histories.values():
             measured = [numbers for numbers in history if key in numbers]
-            steps, values = [numbers["step"] for numbers in measured], [numbers[key] for numbers in measured]
+            steps, values = (
+                [numbers["step"] for numbers in measured],
+                [numbers[key] for numbers in measured],
+            )
             axis.plot(steps, values, linewidth=1.2, marker="." if key == "held_out" else "")
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
@@ -35,7 +38,12 @@ def draw(histories: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Pa
         if key == "mean_abs_log_ratio":
             axis.set_yscale("log")
     figure.legend(
-        axes.flat[0].lines, histories, loc="outside lower center", ncols=3, fontsize=8, title="by training step"
+        axes.flat[0].lines,
+        histories,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        title="by training step",
     )
     figure.savefig(path)
     plt.close(figure)

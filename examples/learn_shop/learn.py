@@ -1,6 +1,7 @@
 """A policy learns the shop. `make learn` and `make learn-gpu` run it; docs/learn.md has the curves.
 
-python -m examples.learn_shop.learn [--model DIR] [--staleness 1] [--sglang VENV | --engine URL] [--out FOLDER]
+python -m examples.learn_shop.learn [--model DIR] [--staleness 1] [--sglang VENV | --engine URL]
+[--out FOLDER]
 """
 
 import argparse
@@ -36,7 +37,8 @@ def run(
     loss_of: Loss = policy_loss,
     audited: bool = False,
 ) -> list[dict[str, Any]]:
-    """One run with processes of its own. Returns the numbers of all steps; results.json has those so far.
+    """One run with processes of its own. Returns the numbers of all steps; results.json has those
+    so far.
 
     `audited`: the last policy plays one more batch, and the engine scores its tokens again.
     """
@@ -48,7 +50,9 @@ def run(
     began = time.monotonic()
     with DemoProcesses(say) as processes, ExitStack() as stack:
         processes.start_redis()
-        processes.use_engine(engine_url or stack.enter_context(engine(str(start), folder, sglang, options)))
+        processes.use_engine(
+            engine_url or stack.enter_context(engine(str(start), folder, sglang, options))
+        )
         processes.start_worker(options.slots, str(start))
         client = stack.enter_context(Client(processes.redis_url, run=RUN))
         fleet = Fleet([processes.engine_url])
@@ -60,7 +64,9 @@ def run(
             processes.check()
         if audited:
             client.submit(tasks(options, "audit", options.groups))
-            results["audit"] = audit(processes.redis_url, processes.engine_url, folder, options.groups)
+            results["audit"] = audit(
+                processes.redis_url, processes.engine_url, folder, options.groups
+            )
             (folder / "results.json").write_text(json.dumps(results, indent=1))
             say(f"audit of a batch of the last policy: {results['audit']['verdict']}")
     return results["steps"]
@@ -73,21 +79,31 @@ def progress(numbers: dict[str, Any], steps: int) -> str:
         return f"step {step:3d}/{steps}  {held_out}  done after {at:.0f} s"
     left = at / (step + 1) * (steps - step - 1)
     return (
-        f"step {step:3d}/{steps}  {held_out}  train {numbers['reward']:.2f}  staleness {numbers['staleness_mean']:.1f}"
-        f"  entropy {numbers['entropy']:.3f}  {numbers['tokens_per_s']:5.0f} tokens/s  about {left:.0f} s left"
+        f"step {step:3d}/{steps}  {held_out}  train {numbers['reward']:.2f}  staleness "
+        f"{numbers['staleness_mean']:.1f}"
+        f"  entropy {numbers['entropy']:.3f}  {numbers['tokens_per_s']:5.0f} tokens/s  "
+        f"about {left:.0f} s left"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_flags(parser)
     parser.add_argument(
-        "--staleness", type=int, default=None, help="train at this bound only (default: at 0, then at 1)"
+        "--staleness",
+        type=int,
+        default=None,
+        help="train at this bound only (default: at 0, then at 1)",
     )
     args = parser.parse_args()
     say = clock()
     course, sglang = course_of(args), choose_sglang(args)
-    say(f"engine: {args.engine or (f'SGLang of {sglang}' if sglang else 'the sampler of this example')}")
+    say(
+        "engine: "
+        f"{args.engine or (f'SGLang of {sglang}' if sglang else 'the sampler of this example')}"
+    )
     say(f"trainer: {device(course.options)}")
     start, histories, audited = course.start(args.out, say), {}, course.pretrained is not None
     for staleness in [0, 1] if args.staleness is None else [args.staleness]:
@@ -99,7 +115,10 @@ def main() -> None:
         )
     picture = draw(histories, args.out / "learn.png")
     for name, history in histories.items():
-        say(f"{name}: reward on held-out tasks {history[0]['held_out']:.2f} -> {history[-1]['held_out']:.2f}")
+        say(
+            f"{name}: reward on held-out tasks {history[0]['held_out']:.2f} -> "
+            f"{history[-1]['held_out']:.2f}"
+        )
     say(f"figure: {picture}, numbers: {args.out}/staleness-*/results.json")
 
 

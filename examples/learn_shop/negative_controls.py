@@ -2,9 +2,9 @@
 
     python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--model DIR] [--steps 40] [--out FOLDER]
 
-All runs begin with the same policy, take the same tasks and have the same budget. A run that has its results in the
-folder is not made again; that of the correct trainer is `make learn`'s.
-"""
+All runs begin with the same policy, take the same tasks and have the same budget. A run that has
+its results in the folder is not made again; that of the correct trainer is `make learn`'s.
+"""  # noqa: E501
 
 import argparse
 import json
@@ -35,7 +35,9 @@ def shift_logprobs(rows: Rows) -> Rows:
 
 
 def swap_rewards(rows: Rows) -> Rows:
-    """Members 0 and 1 of a group have each other's reward, and so on. (All groups are complete, of an even size.)"""
+    """Members 0 and 1 of a group have each other's reward, and so on. (All groups are complete, of
+    an even size.)
+    """
     return replace(rows, advantages=rows.advantages.view(-1, 2).flip(1).flatten())
 
 
@@ -57,9 +59,13 @@ CONTROLS = {
     "correct": Control(title="correct, staleness 0", folder="staleness-0"),
     "mask": Control(title="mask shifted by one", folder="mask", change=shift_mask),
     "logprobs": Control(title="logprobs shifted by one", folder="logprobs", change=shift_logprobs),
-    "rewards": Control(title="rewards of members swapped in pairs", folder="rewards", change=swap_rewards),
+    "rewards": Control(
+        title="rewards of members swapped in pairs", folder="rewards", change=swap_rewards
+    ),
     "stale": Control(title="correct, staleness 4", folder="staleness-4", staleness=4),
-    "no-ratio": Control(title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, loss_of=no_ratio),
+    "no-ratio": Control(
+        title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, loss_of=no_ratio
+    ),
 }
 
 
@@ -73,7 +79,9 @@ def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_flags(parser)
     parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
     args = parser.parse_args()
@@ -86,7 +94,10 @@ def main() -> None:
     for name in names:
         control = CONTROLS[name]
         say(f"control: {control.title}")
-        options, folder = replace(course.options, staleness=control.staleness), args.out / control.folder
+        options, folder = (
+            replace(course.options, staleness=control.staleness),
+            args.out / control.folder,
+        )
         histories[control.title] = results(folder, options) or run(
             start,
             folder,

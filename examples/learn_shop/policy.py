@@ -1,5 +1,5 @@
-"""The policy: a tiny model of the Qwen3 architecture with rollq's own tokenizer, or a pretrained one; and the logprobs
-and gradients that a trainer takes of it.
+"""The policy: a tiny model of the Qwen3 architecture with rollq's own tokenizer, or a pretrained
+one; and the logprobs and gradients that a trainer takes of it.
 """
 
 import shutil
@@ -21,7 +21,9 @@ TEMPLATE = "chat_template.jinja"
 
 Rows = PaddedArrays[Tensor]
 Loss = Callable[[Rows, Tensor], Tensor]
-"""The loss of each sampled token of some rows, by the policy's logprobs (of the shape of the rows' tokens)."""
+"""The loss of each sampled token of some rows, by the policy's logprobs (of the shape of the rows'
+tokens).
+"""
 
 
 def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedModel:
@@ -44,8 +46,10 @@ def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedM
 
 
 def save(model: PreTrainedModel, folder: Path, vocabulary: Path = BUNDLED) -> str:
-    """A folder that an engine loads: weights, configuration, the tokenizer of the folder `vocabulary`, and rollq's own
-    chat template, which is ChatML and keeps calls in the history. Returns its absolute path."""
+    """A folder that an engine loads: weights, configuration, the tokenizer of the folder
+    `vocabulary`, and rollq's own chat template, which is ChatML and keeps calls in the history.
+    Returns its absolute path.
+    """
     model.save_pretrained(folder)
     for file in TOKENIZER_FILES:
         shutil.copy(vocabulary / file, folder)
@@ -53,11 +57,13 @@ def save(model: PreTrainedModel, folder: Path, vocabulary: Path = BUNDLED) -> st
     return str(folder.resolve())
 
 
-def backward(model: PreTrainedModel, rows: Rows, loss_of: Loss, *, at_once: int, bf16: bool) -> dict[str, float]:
+def backward(
+    model: PreTrainedModel, rows: Rows, loss_of: Loss, *, at_once: int, bf16: bool
+) -> dict[str, float]:
     """Add the gradient of the mean loss of the sampled tokens. Returns means over these.
 
-    `at_once` rows are held in memory at a time. Those of like length are together, so that little is padding; the
-    longest come first, so that a lack of memory shows at once.
+    `at_once` rows are held in memory at a time. Those of like length are together, so that little
+    is padding; the longest come first, so that a lack of memory shows at once.
     """
     sums = torch.zeros(3)
     for part in rows.attention_mask.sum(1).argsort(descending=True).split(at_once):
@@ -80,11 +86,18 @@ def _part(rows: Rows, part: Tensor, device: torch.device) -> Rows:
         return values[part, :length].to(device)
 
     tokens, mask, logprobs = cut(rows.tokens), cut(rows.mask), cut(rows.logprobs)
-    return replace(rows, tokens=tokens, mask=mask, logprobs=logprobs, advantages=rows.advantages[part].to(device))
+    return replace(
+        rows,
+        tokens=tokens,
+        mask=mask,
+        logprobs=logprobs,
+        advantages=rows.advantages[part].to(device),
+    )
 
 
 def logprobs_of(model: PreTrainedModel, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The logprob of each token under the mask and the entropy of its place, both 0.0 elsewhere, of the tokens' shape.
+    """The logprob of each token under the mask and the entropy of its place, both 0.0 elsewhere, of
+    the tokens' shape.
 
     All rows begin with the same system prompt, which is computed once.
     """
@@ -98,7 +111,10 @@ def logprobs_of(model: PreTrainedModel, tokens: Tensor, mask: Tensor) -> tuple[T
     hidden = model.model(tokens[:, shared:], cache=cache, use_cache=True).last_hidden_state
     predicted = mask[:, shared + 1 :]  # the output at place i - 1 is about token i
     scores = torch.log_softmax(model.lm_head(hidden[:, :-1][predicted]).float(), -1)
-    logprobs, entropy = torch.zeros_like(tokens, dtype=torch.float32), torch.zeros_like(tokens, dtype=torch.float32)
+    logprobs, entropy = (
+        torch.zeros_like(tokens, dtype=torch.float32),
+        torch.zeros_like(tokens, dtype=torch.float32),
+    )
     logprobs[mask] = scores.gather(1, tokens[mask][:, None])[:, 0]
     entropy[mask] = -(scores.detach().exp() * scores.detach()).sum(-1)
     return logprobs, entropy

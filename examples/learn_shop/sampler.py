@@ -1,7 +1,9 @@
-"""A small sampler: many requests at once over one model, interrupted for new weights as an SGLang server is.
+"""A small sampler: many requests at once over one model, interrupted for new weights as an SGLang
+server is.
 
-One thread owns the model and everything below; the HTTP server hands it commands. The invariant: each token has the
-logprob and the weight version under which it was sampled. It knows nothing of HTTP.
+One thread owns the model and everything below; the HTTP server hands it commands. The invariant:
+each token has the logprob and the weight version under which it was sampled. It knows nothing of
+HTTP.
 """
 
 import queue
@@ -48,7 +50,9 @@ class Request:
 class Sampler(threading.Thread):
     """Samples until the process ends. `call` runs a method in its thread."""
 
-    def __init__(self, path: str, version: str, *, running: int = 64, context: int = 1024, seed: int = 0) -> None:
+    def __init__(
+        self, path: str, version: str, *, running: int = 64, context: int = 1024, seed: int = 0
+    ) -> None:
         super().__init__(name="sampler", daemon=True)
         self.path, self.version = path, version
         self.paused = False
@@ -83,10 +87,15 @@ class Sampler(threading.Thread):
         """End the request, or all of them, with what it has sampled."""
         for request in [*self.running, *self.waiting]:
             if rid in (None, request.rid):
-                self._finish(request, {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None})
+                self._finish(
+                    request,
+                    {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
+                )
 
     def pause(self, mode: str) -> None:
-        """`abort` ends all requests, `retract` reads their tokens again later, `in_place` keeps keys and values."""
+        """`abort` ends all requests, `retract` reads their tokens again later, `in_place` keeps
+        keys and values.
+        """
         self.paused = True
         if mode == "abort":
             self.abort(None)
@@ -130,7 +139,9 @@ class Sampler(threading.Thread):
         admitted: dict[int, Request] = {}
         while self.waiting and self._free and len(admitted) < PREFILLS:
             request = self.waiting.popleft()
-            request.slot, request.cached = self.slots.begin(request.prompt + request.ids, self._free)
+            request.slot, request.cached = self.slots.begin(
+                request.prompt + request.ids, self._free
+            )
             self._free.remove(request.slot)
             self.running.append(request)
             admitted[request.slot] = request
@@ -139,16 +150,25 @@ class Sampler(threading.Thread):
 
     def _advance(self, requests: dict[int, Request]) -> None:
         """One more token of each request."""
-        new = {slot: (r.prompt + r.ids)[len(self.slots.held[slot]) :] for slot, r in requests.items()}
+        new = {
+            slot: (r.prompt + r.ids)[len(self.slots.held[slot]) :] for slot, r in requests.items()
+        }
         logits = self.slots.forward(new)
         scale = torch.tensor([request.temperature or 1.0 for request in requests.values()])
-        scores = torch.log_softmax(torch.stack([logits[slot] for slot in requests]) / scale[:, None], -1)
+        scores = torch.log_softmax(
+            torch.stack([logits[slot] for slot in requests]) / scale[:, None], -1
+        )
         below = scores.exp().cumsum(-1)
-        chance = torch.tensor([self._draw(request) for request in requests.values()])[:, None] * below[:, -1:]
+        chance = (
+            torch.tensor([self._draw(request) for request in requests.values()])[:, None]
+            * below[:, -1:]
+        )
         greedy = torch.tensor([request.temperature == 0.0 for request in requests.values()])
         chosen = torch.where(greedy, scores.argmax(-1), torch.searchsorted(below, chance)[:, 0])
         logprobs = scores.gather(1, chosen[:, None])[:, 0].tolist()
-        for request, token, logprob in zip(requests.values(), chosen.tolist(), logprobs, strict=True):
+        for request, token, logprob in zip(
+            requests.values(), chosen.tolist(), logprobs, strict=True
+        ):
             request.ids.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)
@@ -182,7 +202,9 @@ class Sampler(threading.Thread):
             end = at + len(list(tokens))
             spans.append({"version": version, "start": at, "end": end})
             at = end
-        entries = [[logprob, id, None] for logprob, id in zip(request.logprobs, request.ids, strict=True)]
+        entries = [
+            [logprob, id, None] for logprob, id in zip(request.logprobs, request.ids, strict=True)
+        ]
         meta = {
             "id": request.rid,
             "finish_reason": reason,

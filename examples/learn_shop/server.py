@@ -2,7 +2,8 @@
 
     python -m examples.learn_shop.server MODEL_DIR [--port 30000]
 
-It is for this example: no streaming, no sampling parameters but temperature and stop tokens. Where SGLang runs, use it.
+It is for this example: no streaming, no sampling parameters but temperature and stop tokens. Where
+SGLang runs, use it.
 """
 
 import argparse
@@ -20,8 +21,17 @@ VERSION = "0.5.23"
 """The SGLang version whose API this follows: each token has its weight version."""
 HOST = "127.0.0.1"
 SHUTDOWN_S = 0.1
-PATHS = "generate abort_request pause_generation continue_generation update_weights_from_disk flush_cache"
-NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": False}
+PATHS = (
+    "generate abort_request pause_generation continue_generation "
+    "update_weights_from_disk flush_cache"
+)
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": False,
+}
 """Sampling parameters that are accepted with the value that changes nothing."""
 
 
@@ -63,10 +73,15 @@ class Server:
         )
         if changed := [name for name, value in sampling.items() if NEUTRAL.get(name) != value]:
             raise Refused(f"the sampler does not know {', '.join(changed)}")
-        if not prompt or not all(0 <= id < self.sampler.slots.model.config.vocab_size for id in prompt):
+        if not prompt or not all(
+            0 <= id < self.sampler.slots.model.config.vocab_size for id in prompt
+        ):
             raise Refused("the prompt is empty, or has an id outside the vocabulary")
         if len(prompt) + request.max_new_tokens > self.sampler.context:
-            raise Refused(f"Requested token count exceeds the model's context length of {self.sampler.context} tokens.")
+            raise Refused(
+                "Requested token count exceeds the model's context length of "
+                f"{self.sampler.context} tokens."
+            )
         return request
 
     async def abort_request(self, http: web.Request) -> web.Response:
@@ -88,9 +103,15 @@ class Server:
 
     async def update_weights_from_disk(self, http: web.Request) -> web.Response:
         body = await http.json()
-        path, version, flush = body["model_path"], body.get("weight_version"), body.get("flush_cache", True)
+        path, version, flush = (
+            body["model_path"],
+            body.get("weight_version"),
+            body.get("flush_cache", True),
+        )
         try:
-            await asyncio.wrap_future(self.sampler.call(lambda: self.sampler.load(path, version, flush=flush)))
+            await asyncio.wrap_future(
+                self.sampler.call(lambda: self.sampler.load(path, version, flush=flush))
+            )
         except Exception as error:  # a directory without a model, weights of another shape
             reply = {"success": False, "message": str(error), "num_paused_requests": 0}
             return web.json_response(reply, status=400)
@@ -111,7 +132,9 @@ class Server:
 
     async def model_info(self, http: web.Request) -> web.Response:
         path = self.sampler.path
-        return web.json_response({"model_path": path, "tokenizer_path": path, "weight_version": self.sampler.version})
+        return web.json_response(
+            {"model_path": path, "tokenizer_path": path, "weight_version": self.sampler.version}
+        )
 
     async def server_info(self, http: web.Request) -> web.Response:
         """Answered by the thread that owns the model, as by SGLang's scheduler."""
@@ -129,12 +152,17 @@ async def _errors(http: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(http)
     except (Refused, KeyError, json.JSONDecodeError) as error:
-        return web.json_response({"error": {"message": f"{type(error).__name__}: {error}"}}, status=400)
+        return web.json_response(
+            {"error": {"message": f"{type(error).__name__}: {error}"}}, status=400
+        )
 
 
 async def serve(sampler: Sampler, port: int) -> None:
     runner = web.AppRunner(
-        Server(sampler).app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+        Server(sampler).app(),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
     await web.TCPSite(runner, HOST, port).start()
@@ -143,7 +171,9 @@ async def serve(sampler: Sampler, port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=30000, help="0: any free port")
     parser.add_argument("--seed", type=int, default=0)

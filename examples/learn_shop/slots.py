@@ -1,7 +1,7 @@
 """Keys and values of many sequences in one tensor, and a model's forward pass over them.
 
-A slot holds one sequence. `held[slot]` are the tokens whose keys and values it has, so a sequence that begins with the
-tokens of another slot starts from a copy. It knows nothing of requests.
+A slot holds one sequence. `held[slot]` are the tokens whose keys and values it has, so a sequence
+that begins with the tokens of another slot starts from a copy. It knows nothing of requests.
 """
 
 import torch
@@ -10,12 +10,22 @@ from transformers import PreTrainedModel
 
 
 class Slots:
-    """`count` sequences of up to `context` tokens. It takes the place of a transformers cache in the forward pass."""
+    """`count` sequences of up to `context` tokens. It takes the place of a transformers cache in
+    the forward pass.
+    """
 
     def __init__(self, model: PreTrainedModel, count: int, context: int) -> None:
         config = model.config
-        # Tokens of padding and of idle slots are written to the last place, which no sequence reads.
-        shape = (config.num_hidden_layers, 2, count, config.num_key_value_heads, context + 1, config.head_dim)
+        # Tokens of padding and of idle slots are written to the last place, which no sequence
+        # reads.
+        shape = (
+            config.num_hidden_layers,
+            2,
+            count,
+            config.num_key_value_heads,
+            context + 1,
+            config.head_dim,
+        )
         self.model = model
         self.context = context
         self.held: list[list[int]] = [[] for _ in range(count)]
@@ -25,9 +35,12 @@ class Slots:
         self._length = 0
 
     def begin(self, ids: list[int], free: list[int]) -> tuple[int, int]:
-        """Take one of the `free` slots, which are in the order in which they became free, for a sequence that begins
-        with `ids`. Returns the slot and how many of the ids it holds."""
-        known = [common_prefix(held, ids[:-1]) for held in self.held]  # the last token's logits are needed
+        """Take one of the `free` slots, which are in the order in which they became free, for a
+        sequence that begins with `ids`. Returns the slot and how many of the ids it holds.
+        """
+        known = [
+            common_prefix(held, ids[:-1]) for held in self.held
+        ]  # the last token's logits are needed
         source = max(range(len(known)), key=known.__getitem__)
         length = known[source]
         slot = source if source in free and length == len(self.held[source]) else free[0]
@@ -42,9 +55,13 @@ class Slots:
 
     @torch.inference_mode()
     def forward(self, new: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Append these tokens to the sequences of these slots. Returns the logits that follow each."""
+        """Append these tokens to the sequences of these slots. Returns the logits that
+        follow each.
+        """
         width = max(map(len, new.values()))
-        every = width == 1  # reading all slots up to the last one needs no copy of their keys and values
+        every = (
+            width == 1
+        )  # reading all slots up to the last one needs no copy of their keys and values
         slots = list(range(max(new) + 1)) if every else list(new)
         tokens = torch.zeros(len(slots), width, dtype=torch.long)
         places = torch.full((len(slots), width), self.context)
@@ -65,15 +82,23 @@ class Slots:
             use_cache=True,
         ).last_hidden_state
         last = [(slots.index(slot), len(ids) - 1) for slot, ids in new.items()]
-        logits = self.model.lm_head(hidden[[row for row, _ in last], [place for _, place in last]]).float()
+        logits = self.model.lm_head(
+            hidden[[row for row, _ in last], [place for _, place in last]]
+        ).float()
         return dict(zip(new, logits, strict=True))
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, **_: object) -> tuple[Tensor, Tensor]:
-        """What transformers calls in each layer: store what is new, return what each token may look at."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, **_: object
+    ) -> tuple[Tensor, Tensor]:
+        """What transformers calls in each layer: store what is new, return what each token may look
+        at.
+        """
         cached_keys, cached_values = self._kv[layer]
         cached_keys[self._rows, :, self._places] = keys.transpose(1, 2)
         cached_values[self._rows, :, self._places] = values.transpose(1, 2)
-        return cached_keys[self._read, :, : self._length], cached_values[self._read, :, : self._length]
+        return cached_keys[self._read, :, : self._length], cached_values[
+            self._read, :, : self._length
+        ]
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

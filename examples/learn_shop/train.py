@@ -1,7 +1,7 @@
 """The trainer: GRPO with a clipped importance ratio, on batches from rollq.
 
-The loop knows nothing of workers, engines or episodes. It submits tasks in one thread, takes batches in the other, and
-tells the fleet and the run about each new policy.
+The loop knows nothing of workers, engines or episodes. It submits tasks in one thread, takes
+batches in the other, and tells the fleet and the run about each new policy.
 """
 
 import random
@@ -61,7 +61,9 @@ class Options:
 
 
 def policy_loss(rows: Rows, logprobs: Tensor) -> Tensor:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, of each sampled token."""
+    """PPO's clipped objective (arXiv 1707.06347, equation 7) with the group's advantages, of each
+    sampled token.
+    """
     ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
     advantages = rows.advantages[:, None].expand(rows.mask.shape)[rows.mask]
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
@@ -104,7 +106,9 @@ def learn(
         waited = time.monotonic()
         rows = batch.arrays().torch()
         optimizer.zero_grad()
-        numbers: dict[str, Any] = backward(model, change(rows), loss_of, at_once=options.at_once, bf16=options.bf16)
+        numbers: dict[str, Any] = backward(
+            model, change(rows), loss_of, at_once=options.at_once, bf16=options.bf16
+        )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warm_up.step()
@@ -133,7 +137,10 @@ def tasks(options: Options, name: str, groups: int) -> Iterator[Job]:
 
 def evaluate(client: Client, options: Options) -> Evaluation:
     """Begin an evaluation of the policy that is published now."""
-    jobs = [Job(env=options.env, split="test", task=task, budget=options.budget) for task in range(options.held_out)]
+    jobs = [
+        Job(env=options.env, split="test", task=task, budget=options.budget)
+        for task in range(options.held_out)
+    ]
     return client.evaluate(jobs, k=1)
 
 

@@ -1,7 +1,8 @@
-"""TRL's two trainers, each in a process of its own: from the last whole checkpoint, if there is one, to the last step.
+"""TRL's two trainers, each in a process of its own: from the last whole checkpoint, if there is
+one, to the last step.
 
-`grpo` plays a step's episodes and then trains on them. `async_grpo` takes what any producer of the run has submitted,
-and trains while workers play.
+`grpo` plays a step's episodes and then trains on them. `async_grpo` takes what any producer of the
+run has submitted, and trains while workers play.
 """
 
 import json
@@ -30,7 +31,9 @@ SAVE_STEPS = 20
 
 
 class Steps(TrainerCallback):
-    """Writes what TRL logs of each step to a file of JSON lines. A step that is trained again has another line."""
+    """Writes what TRL logs of each step to a file of JSON lines. A step that is trained again has
+    another line.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -41,7 +44,9 @@ class Steps(TrainerCallback):
                 print(json.dumps({"step": state.global_step, **logs}), file=lines)
 
 
-def train(trainer: str, redis: str, run: str, engine_url: str, start: str, folder: Path, options: Options) -> None:
+def train(
+    trainer: str, redis: str, run: str, engine_url: str, start: str, folder: Path, options: Options
+) -> None:
     """The trainer's process. `trainer` is a name in `TRAINERS`."""
     torch.set_num_threads(threads(options))
     transformers.logging.disable_progress_bar()
@@ -65,13 +70,17 @@ def grpo(client: Client, fleet: Fleet, start: str, folder: Path, options: Option
     )
 
 
-def async_grpo(client: Client, fleet: Fleet, start: str, folder: Path, options: Options) -> AsyncGRPOTrainer:
+def async_grpo(
+    client: Client, fleet: Fleet, start: str, folder: Path, options: Options
+) -> AsyncGRPOTrainer:
     if device(options) == "cpu":
         use_cpu()
     worker = RolloutWorker(client)
     return AsyncGRPOTrainer(
         start,
-        args=AsyncGRPOConfig(token_budget=0, heartbeat_stale_after_s=WAIT_S, **settings(folder, options)),
+        args=AsyncGRPOConfig(
+            token_budget=0, heartbeat_stale_after_s=WAIT_S, **settings(folder, options)
+        ),
         train_dataset=task_prompts(any_job(options), range(1)),  # asked for, and not used
         processing_class=AutoTokenizer.from_pretrained(start),
         rollout_worker=worker,
@@ -80,7 +89,10 @@ def async_grpo(client: Client, fleet: Fleet, start: str, folder: Path, options: 
     )
 
 
-TRAINERS: dict[str, Callable[[Client, Fleet, str, Path, Options], Any]] = {"grpo": grpo, "async_grpo": async_grpo}
+TRAINERS: dict[str, Callable[[Client, Fleet, str, Path, Options], Any]] = {
+    "grpo": grpo,
+    "async_grpo": async_grpo,
+}
 
 
 def any_job(options: Options) -> Job:

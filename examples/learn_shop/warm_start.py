@@ -1,4 +1,6 @@
-"""The policy before it learns from rewards: taught to write as the episodes of a demonstration do."""
+"""The policy before it learns from rewards: taught to write as the episodes of a
+demonstration do.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ def warm_start(
     at_once: int,
     bf16: bool,
 ) -> None:
-    """Train the model on batches of the episodes, with a rate that falls to nothing. No steps: it stays as it is."""
+    """Train the model on batches of the episodes, with a rate that falls to nothing. No steps: it
+    stays as it is.
+    """
     if not steps:
         return
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -51,4 +55,6 @@ def likelihood_loss(rows: Rows, logprobs: Tensor) -> Tensor:
 
 def _row(trajectory: Trajectory) -> Row:
     segment = trajectory.segments()[0]
-    return Row(segment=segment, job_id=trajectory.job.id, trajectory=0, group=0, reward=0.0, advantage=0.0)
+    return Row(
+        segment=segment, job_id=trajectory.job.id, trajectory=0, group=0, reward=0.0, advantage=0.0
+    )

@@ -1,8 +1,9 @@
 """Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue.
 
-A name is imported at its first use: code that uses only the values (the agent loop, a notebook) does not load redis,
-and neither does a trainer before it makes a Client. `rollq.errors` has all errors, `rollq.events` what a trajectory
-consists of, `rollq.env` what authors of environments and agents need, `rollq.weights` the weight update of engines.
+A name is imported at its first use: code that uses only the values (the agent loop, a notebook)
+does not load redis, and neither does a trainer before it makes a Client. `rollq.errors` has all
+errors, `rollq.events` what a trajectory consists of, `rollq.env` what authors of environments and
+agents need, `rollq.weights` the weight update of engines.
 """
 
 from importlib import import_module
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
     from rollq.client.client import Client
     from rollq.client.consuming.consumer import Consumer
     from rollq.client.step_metrics import StepMetrics
-    from rollq.errors import ContractError, MissingGroups, NotHeld, PullTimeout, RollqError, SettingsError
+    from rollq.errors import (
+        ContractError,
+        MissingGroups,
+        NotHeld,
+        PullTimeout,
+        RollqError,
+        SettingsError,
+    )
     from rollq.job import Budget, History, Job, Purpose
     from rollq.training.turn_credit import TurnCredit
     from rollq.trajectory import Segment, Trajectory

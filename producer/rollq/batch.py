@@ -1,4 +1,6 @@
-"""A batch: the groups of one training step, held until acknowledged. Pure values; the client talks to Redis."""
+"""A batch: the groups of one training step, held until acknowledged. Pure values; the client talks
+to Redis.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The n samples of one task, as GRPO compares them. Nothing stands in for members that have no reward."""
+    """The n samples of one task, as GRPO compares them. Nothing stands in for members that have no
+    reward.
+    """
 
     id: str
     """Unique in its run. A group that is handed out again keeps its id."""
@@ -38,21 +42,25 @@ class Group:
     redelivered: bool = False
     """Whether an earlier batch held it. A consumer that died or lost it may have trained on it."""
     started_step: int | None = None
-    """The published step when its first member was first claimed, or a lower one to which the trainer went back while
-    the group was open; None: nothing was published (`Client.publish`)."""
+    """The published step when its first member was first claimed, or a lower one to which the
+    trainer went back while the group was open; None: nothing was published (`Client.publish`).
+    """
     scores: Sequence[float] | None = None
     """One per trajectory, by the consumer's reward function; None without one."""
 
     @property
     def rewards(self) -> list[float]:
-        """One per trajectory: the scores, or else what the environments gave. Raises ContractError for a trajectory
-        without one: it would shift those after it."""
+        """One per trajectory: the scores, or else what the environments gave. Raises ContractError
+        for a trajectory without one: it would shift those after it.
+        """
         if self.scores is not None:
             return list(self.scores)
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
         if len(rewards) != len(self.trajectories):
             ungraded = next(t.job.id for t in self.trajectories if t.reward is None)
-            raise ContractError(f"job {ungraded}: it has no reward, so it is no trajectory of a group")
+            raise ContractError(
+                f"job {ungraded}: it has no reward, so it is no trajectory of a group"
+            )
         return rewards
 
     @property
@@ -61,17 +69,22 @@ class Group:
         return grpo(self.rewards)
 
     def turn_advantages(self, credit: TurnCredit) -> list[list[float]]:
-        """One list per trajectory: the advantages of its turns, by their numbers (`Segment.turns`)."""
+        """One list per trajectory: the advantages of its turns, by their numbers
+        (`Segment.turns`).
+        """
         return credit.advantages(self.trajectories, self.rewards)
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """The groups of one training step. Unless they are acknowledged, they go to the next consumer that asks."""
+    """The groups of one training step. Unless they are acknowledged, they go to the next consumer
+    that asks.
+    """
 
     step: int
-    """Counts the batches of this consumer, from 0. The ledger counts those of a named consumer, so its successor goes
-    on from there."""
+    """Counts the batches of this consumer, from 0. The ledger counts those of a named consumer, so
+    its successor goes on from there.
+    """
     groups: Sequence[Group]
     """Those that were not skipped."""
     on_ack: Callable[[], None] = field(repr=False)
@@ -80,8 +93,9 @@ class Batch:
     policy_step: int | None = None
     """The published step when the batch was taken; None: nothing was published."""
     version_steps: Mapping[str, int] = field(default_factory=dict)
-    """The training step of each weight version that sampled the batch, where it is known: by `Client.publish`, or
-    because its name is a whole number below a billion."""
+    """The training step of each weight version that sampled the batch, where it is known: by
+    `Client.publish`, or because its name is a whole number below a billion.
+    """
     acknowledged: bool = field(default=False, init=False)
     _group_ids: frozenset[str] = field(init=False, repr=False)
     """With those that were skipped since."""
@@ -92,30 +106,37 @@ class Batch:
     def ack(self) -> None:
         """Tell the ledger that the groups are trained on, so that no consumer gets them again.
 
-        Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
+        Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to
+        another consumer.
         """
         self.on_ack()
         self.acknowledged = True
 
     def skip(self, group_id: str, reason: str) -> None:
-        """Do not train on this group, for example because all its rewards agree. It leaves the batch, counts under the
-        reason (`stats()["skips"]`) and is not handed out again; the other groups stay.
+        """Do not train on this group, for example because all its rewards agree. It leaves the
+        batch, counts under the reason (`stats()["skips"]`) and is not handed out again; the other
+        groups stay.
 
-        Safe to repeat. `reason` is one of few, of up to 64 characters; ContractError says so. Raises NotHeld when the
-        group is not of this batch, or the hold was lost, or the batch is acknowledged.
+        Safe to repeat. `reason` is one of few, of up to 64 characters; ContractError says so.
+        Raises NotHeld when the group is not of this batch, or the hold was lost, or the batch is
+        acknowledged.
         """
         if self.acknowledged:
-            raise NotHeld(f"batch {self.step} is acknowledged, group {group_id} with it: skip before `ack`")
+            raise NotHeld(
+                f"batch {self.step} is acknowledged, group {group_id} with it: skip before `ack`"
+            )
         if group_id not in self._group_ids:
             raise NotHeld(f"group {group_id} is not of batch {self.step}")
         self.on_skip(group_id, reason)
         self.groups = [group for group in self.groups if group.id != group_id]
 
     def reject(self, job_id: str, reason: str) -> None:
-        """Refuse the batch because one trajectory cannot be used, for example because its texts cannot be read.
+        """Refuse the batch because one trajectory cannot be used, for example because its texts
+        cannot be read.
 
-        The trajectory's job is dead, of class job. The batch's groups are handed out again; the job's own group only if
-        it is still viable. Raises NotHeld when the job is not of this batch, or the hold was lost.
+        The trajectory's job is dead, of class job. The batch's groups are handed out again; the
+        job's own group only if it is still viable. Raises NotHeld when the job is not of this
+        batch, or the hold was lost.
         """
         if job_id not in {trajectory.job.id for trajectory in self.trajectories}:
             raise NotHeld(f"job {job_id} is not of batch {self.step}")
@@ -125,8 +146,8 @@ class Batch:
     def trajectories(self) -> list[Trajectory]:
         """The trajectories of all groups, in order. The lists below have one entry for each.
 
-        A trajectory with several traces (`history=template`, `context`) is several rows: train on its `segments()`, or
-        on `arrays()`.
+        A trajectory with several traces (`history=template`, `context`) is several rows: train on
+        its `segments()`, or on `arrays()`.
         """
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
@@ -171,25 +192,41 @@ class Batch:
         return [trajectory.job.labels for trajectory in self.trajectories]
 
     def arrays(
-        self, *, pad_to: int | None = None, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
+        self,
+        *,
+        pad_to: int | None = None,
+        dtype: str = "int64",
+        advantages: str | TurnCredit = "grpo",
     ) -> PaddedArrays[Numpy]:
-        """numpy arrays of the shape (rows, length), padded on the right: to the longest row, or to `pad_to` tokens.
+        """numpy arrays of the shape (rows, length), padded on the right: to the longest row, or to
+        `pad_to` tokens.
 
-        One row per segment, in the order of the trajectories, so each sampled token is in them once. `dtype` is that of
-        the token ids: int64 or int32. `advantages` is an estimator's name, grpo, dr_grpo or rloo, or credit by turn.
-        `.torch()` makes tensors of them. `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and
-        dtypes.
+        One row per segment, in the order of the trajectories, so each sampled token is in them
+        once. `dtype` is that of the token ids: int64 or int32. `advantages` is an estimator's name,
+        grpo, dr_grpo or rloo, or credit by turn. `.torch()` makes tensors of them.
+        `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
 
-        Raises SettingsError when numpy is not installed, and ContractError when a row is longer than `pad_to`.
+        Raises SettingsError when numpy is not installed, and ContractError when a row is longer
+        than `pad_to`.
         """
-        return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps)
+        return pad(
+            self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps
+        )
 
-    def packed(self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo") -> PackedArrays[Numpy]:
-        """The rows of `arrays` end to end, without padding: `rollq.training.arrays.PackedArrays`."""
+    def packed(
+        self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
+    ) -> PackedArrays[Numpy]:
+        """The rows of `arrays` end to end, without padding:
+        `rollq.training.arrays.PackedArrays`.
+        """
         return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
-    def prefix_tree(self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo") -> PrefixTree[Numpy]:
-        """The rows of `arrays` with their shared prefixes stored once: `rollq.training.prefix_tree.PrefixTree`."""
+    def prefix_tree(
+        self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
+    ) -> PrefixTree[Numpy]:
+        """The rows of `arrays` with their shared prefixes stored once:
+        `rollq.training.prefix_tree.PrefixTree`.
+        """
         return share_prefixes(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def _rows(self, advantages: str | TurnCredit) -> list[Row]:

@@ -1,8 +1,10 @@
-"""The `rollq` command: parses the line, runs one command, and turns every foreseen error into one clear line.
+"""The `rollq` command: parses the line, runs one command, and turns every foreseen error into one
+clear line.
 
-Exit codes: 0 done; 1 it failed; 2 the command line, a setting or an address is wrong; 128 + n when signal n ended it.
-`ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds, because only the command on the line is imported. Other
-packages add commands through the entry-point group `rollq.commands`: a function that takes the subparsers.
+Exit codes: 0 done; 1 it failed; 2 the command line, a setting or an address is wrong; 128 + n when
+signal n ended it. `ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds, because only the
+command on the line is imported. Other packages add commands through the entry-point group
+`rollq.commands`: a function that takes the subparsers.
 """
 
 import argparse
@@ -53,8 +55,8 @@ GROUP = "rollq.commands"
 
 
 def parser(line: Sequence[str] | None = None) -> Parser:
-    """The parser for this command line, or for any line. It knows only the command that the line names; when it names
-    none, it has the names of all commands.
+    """The parser for this command line, or for any line. It knows only the command that the line
+    names; when it names none, it has the names of all commands.
 
     Raises SettingsError when the named command cannot be loaded.
     """
@@ -66,7 +68,9 @@ def parser(line: Sequence[str] | None = None) -> Parser:
         add_help=False,
     )
     top.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    top.add_argument("--version", action="version", version=f"rollq {__version__}", help=argparse.SUPPRESS)
+    top.add_argument(
+        "--version", action="version", version=f"rollq {__version__}", help=argparse.SUPPRESS
+    )
     if line is not None and line[:1] == ["--version"]:
         return top
     commands = top.add_commands(prog="rollq", help=argparse.SUPPRESS)
@@ -89,7 +93,8 @@ def _add_own(commands: Commands, modules: Iterable[str]) -> None:
 
 
 def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> str:
-    """Adds rollq's commands by name only, and loads those of other packages, whose summaries are not known here.
+    """Adds rollq's commands by name only, and loads those of other packages, whose summaries are
+    not known here.
 
     Returns what the help says of both.
     """
@@ -104,16 +109,21 @@ def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") ->
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":
-    """Entry points of other packages' commands, by name. None stands for one of OTHER_COMMANDS that is not there."""
+    """Entry points of other packages' commands, by name. None stands for one of OTHER_COMMANDS that
+    is not there.
+    """
     from importlib.metadata import entry_points
 
-    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS}
+    found = {
+        point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS
+    }
     return dict.fromkeys(OTHER_COMMANDS) | dict(sorted(found.items()))
 
 
 def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
-    """Adds the commands of other packages. One that cannot be loaded is listed with the reason; the others still
-    work."""
+    """Adds the commands of other packages. One that cannot be loaded is listed with the reason; the
+    others still work.
+    """
     for name, point in others.items():
         try:
             _add_other(commands, name, point)
@@ -123,24 +133,34 @@ def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -
 
 
 def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> None:
-    """Adds one command. Raises SettingsError, with the remedy, when it is not installed or cannot be loaded."""
+    """Adds one command. Raises SettingsError, with the remedy, when it is not installed or cannot
+    be loaded.
+    """
     extra = OTHER_COMMANDS.get(name)
     try:
         if point is None:
             raise ModuleNotFoundError("its package is not installed")
         point.load()(commands)
     except Exception as e:  # another package may raise anything
-        remedy = install_line(extra) if extra else f"update or uninstall {point and point.dist and point.dist.name}"
+        remedy = (
+            install_line(extra)
+            if extra
+            else f"update or uninstall {point and point.dist and point.dist.name}"
+        )
         reason = " ".join(str(e).split())
-        raise SettingsError(f"`rollq {name}` cannot be loaded ({type(e).__name__}: {reason}): {remedy}") from e
+        raise SettingsError(
+            f"`rollq {name}` cannot be loaded ({type(e).__name__}: {reason}): {remedy}"
+        ) from e
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # what the terminal cannot print is escaped
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if isinstance(
+            stream := getattr(sys, name), io.TextIOWrapper
+        ):  # what the terminal cannot print is escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
@@ -177,13 +197,18 @@ def _failed(message: str, code: int) -> int:
 
 
 def _flush(code: int) -> int:
-    """Writes out what is buffered, and returns the exit code. Python's own flush at exit could only print `Exception
-    ignored`."""
+    """Writes out what is buffered, and returns the exit code. Python's own flush at exit could only
+    print `Exception ignored`.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as e:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the rest would fail again at exit
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), stream.fileno()
+            )  # else the rest would fail again at exit
             broken = isinstance(e, BrokenPipeError)
-            code = code or (1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1))
+            code = code or (
+                1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1)
+            )
     return code

@@ -30,9 +30,9 @@
         └── JobFailure         class job      (data: the job itself cannot be played)
             └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
 
-A bad rollout is data, not a crash: a worker turns every RolloutFailure into a failure record of its attempt.
-All errors survive pickling, because they cross threads and processes.
-"""
+A bad rollout is data, not a crash: a worker turns every RolloutFailure into a failure record of its
+attempt. All errors survive pickling, because they cross threads and processes.
+"""  # noqa: E501
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -56,7 +56,8 @@ class FailureClass(StrEnum):
     ENV = "env"
     """The environment: raised, hung, broke its protocol."""
     JOB = "job"
-    """The job: unknown environment, task out of range, an edge the chat template does not support."""
+    """The job: unknown environment, task out of range, an edge the chat template does not support.
+    """
     CANCELLED = "cancelled"
     """A person cancelled the job."""
 
@@ -74,8 +75,9 @@ class ContractError(RollqError, ValueError):
 
 
 class UnknownSchema(ContractError):
-    """A blob was written in a version of the schema that this rollq does not read. The blob itself is sound, so no job
-    is condemned for it."""
+    """A blob was written in a version of the schema that this rollq does not read. The blob itself
+    is sound, so no job is condemned for it.
+    """
 
 
 class JobConflict(RollqError, ValueError):
@@ -87,7 +89,9 @@ class LedgerError(RollqError, RuntimeError):
 
 
 class Unwritable(LedgerError):
-    """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was changed: try later."""
+    """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was
+    changed: try later.
+    """
 
 
 class Unreachable(LedgerError):
@@ -95,8 +99,9 @@ class Unreachable(LedgerError):
 
 
 class Unconfirmed(Unwritable):
-    """Redis made the write, but it is not yet where `Durability` wants it. Send the same again: nothing happens
-    twice."""
+    """Redis made the write, but it is not yet where `Durability` wants it. Send the same again:
+    nothing happens twice.
+    """
 
 
 class Fenced(LedgerError):
@@ -111,8 +116,9 @@ class JournalConflict(LedgerError):
 
 
 class Gap(LedgerError):
-    """A source's group does not follow the last one that the ledger has, because Redis lost its tail. Nothing was
-    entered: submit again from `cursor`."""
+    """A source's group does not follow the last one that the ledger has, because Redis lost its
+    tail. Nothing was entered: submit again from `cursor`.
+    """
 
     cursor: Any = None
     """The `rollq.ledger.replies.Cursor` at which the ledger's copy of the source ends."""
@@ -128,8 +134,9 @@ class ClientClosed(RollqError, RuntimeError):
 
 
 class SyncError(RollqError, RuntimeError):
-    """Some engines do not serve the new weights. They stay paused; the others continue. The same update again repairs
-    them."""
+    """Some engines do not serve the new weights. They stay paused; the others continue. The same
+    update again repairs them.
+    """
 
     failed: Mapping[str, str] = MappingProxyType({})
     """The step and the reason, by the engine's URL."""
@@ -142,13 +149,15 @@ class PullTimeout(RollqError, TimeoutError):
 
 
 class FunctionError(RollqError, RuntimeError):
-    """A filter or a reward function of the trainer raised, or returned what it may not. The batch stays held, so the
-    next call gets the same groups."""
+    """A filter or a reward function of the trainer raised, or returned what it may not. The batch
+    stays held, so the next call gets the same groups.
+    """
 
 
 class MissingGroups(RollqError, RuntimeError):
-    """Too few groups are ready for an exact batch, and none is being played. No group was taken: submit more, for
-    example with `Client.refill`, and ask again."""
+    """Too few groups are ready for an exact batch, and none is being played. No group was taken:
+    submit more, for example with `Client.refill`, and ask again.
+    """
 
     missing: int = 0
     """Number of groups that are not there."""
@@ -159,7 +168,9 @@ class MissingGroups(RollqError, RuntimeError):
 
 
 class ForOtherWorkers(RollqError):
-    """Only a worker that was set up otherwise can play the job, so this one gives it back at no cost."""
+    """Only a worker that was set up otherwise can play the job, so this one gives it back at no
+    cost.
+    """
 
 
 class RolloutFailure(RollqError, RuntimeError):
@@ -187,13 +198,17 @@ class WorkerFailure(RolloutFailure):
 
 
 class RewardFailure(RolloutFailure):
-    """The job's reward function failed. The episode is in the journal, so the next attempt only asks it again."""
+    """The job's reward function failed. The episode is in the journal, so the next attempt only
+    asks it again.
+    """
 
     failure = FailureClass.REWARD
 
 
 class AgentFailure(RolloutFailure):
-    """The agent program crashed, hung, or did not repeat what it did before. The episode starts again."""
+    """The agent program crashed, hung, or did not repeat what it did before. The episode starts
+    again.
+    """
 
     failure = FailureClass.AGENT
 
@@ -211,9 +226,12 @@ class JobFailure(RolloutFailure):
 
 
 class EngineBreach(EngineFailure, ContractError):
-    """The engine's reply breaks an invariant of token fidelity. It is never recorded or trained on."""
+    """The engine's reply breaks an invariant of token fidelity. It is never recorded or
+    trained on.
+    """
 
 
 class JobBreach(JobFailure, ContractError):
-    """Something that rollq made for this job (a prompt, a bridge, the order of events) breaks an invariant of token
-    fidelity."""
+    """Something that rollq made for this job (a prompt, a bridge, the order of events) breaks an
+    invariant of token fidelity.
+    """

@@ -1,7 +1,7 @@
 """The events of an episode, as its journal holds them.
 
-Texts that came over the wire are decoded when they are first asked for, so that a trainer, which reads tokens, never
-pays for them. Pure values, standard library only.
+Texts that came over the wire are decoded when they are first asked for, so that a trainer, which
+reads tokens, never pays for them. Pure values, standard library only.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -54,8 +54,9 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """The sampled tokens `[start, end)` of one `Sampled` came from weights `version`. The name is the engine's,
-    unchanged."""
+    """The sampled tokens `[start, end)` of one `Sampled` came from weights `version`. The name is
+    the engine's, unchanged.
+    """
 
     version: str
     start: int
@@ -63,8 +64,9 @@ class VersionSpan:
 
 
 class DeferredTexts:
-    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in when one is first asked
-    for."""
+    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in
+    when one is first asked for.
+    """
 
     __slots__ = ("_read",)
     _read: Callable[[], Mapping[str, Any]]
@@ -73,7 +75,8 @@ class DeferredTexts:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Only for an unset slot. An event built by hand has no `_read`, which raises AttributeError as usual.
+            # Only for an unset slot. An event built by hand has no `_read`, which raises
+            # AttributeError as usual.
             for field_name, value in object.__getattribute__(self, "_read")().items():
                 object.__setattr__(self, field_name, value)
             return object.__getattribute__(self, name)
@@ -95,15 +98,17 @@ class Prompt(DeferredTexts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(DeferredTexts):
-    """One reply of the engine. A turn has several when its generation was interrupted; all but the last then finish by
-    abort."""
+    """One reply of the engine. A turn has several when its generation was interrupted; all but the
+    last then finish by abort.
+    """
 
     turn: int
     """Number of the turn, from 0."""
     ids: array[int]
     """array('I'): the sampled tokens, stop token included; never re-tokenised."""
     logprobs: array[float]
-    """array('f'), one per token: logprobs of the sampling distribution, as the engine reports them."""
+    """array('f'), one per token: logprobs of the sampling distribution, as the engine reports them.
+    """
     versions: Sequence[VersionSpan]
     """Spans that tile `[0, len(ids))`."""
     finish: Finish
@@ -119,11 +124,13 @@ class Sampled(DeferredTexts):
     trace: int | None = None
     """Number of the trace that it continues, from 0; None: the latest one."""
     asked: Mapping[str, Json] = field(default_factory=dict)
-    """What an agent program's request asked for beside messages and tools, such as another temperature than the
-    job's."""
+    """What an agent program's request asked for beside messages and tools, such as another
+    temperature than the job's.
+    """
     experts: Extra | None = None
-    """Of jobs with `routed_experts`: the experts of the trace's tokens that have no row yet, but for the last sampled
-    one, which the engine never read. `rollq.wire.routed_experts` joins them."""
+    """Of jobs with `routed_experts`: the experts of the trace's tokens that have no row yet, but
+    for the last sampled one, which the engine never read. `rollq.wire.routed_experts` joins them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +144,19 @@ class Observed(DeferredTexts):
     actions: Sequence[Mapping[str, Json]]
     """What the environment was given, each as `{"name": ..., "arguments": {...}}`.
 
-    Empty when the turn could not be acted on; more than one only with several calls per turn. `"user": [...]` is added
-    where the user said something during the action that is not the reply itself, `"reward": r` where the environment
-    gave the action a reward, `"unclosed": true` where the turn ended without the end tag of the call.
+    Empty when the turn could not be acted on; more than one only with several calls per turn.
+    `"user": [...]` is added where the user said something during the action that is not the reply
+    itself, `"reward": r` where the environment gave the action a reward, `"unclosed": true` where
+    the turn ended without the end tag of the call.
     """
     replies: Sequence[Message]
-    """The tool results or user messages that answer the turn, one per action. Those of an episode's last turn get no
-    tokens."""
+    """The tool results or user messages that answer the turn, one per action. Those of an episode's
+    last turn get no tokens.
+    """
     ids: array[int]
-    """array('I'): the bridge, which runs from after the sampled stop token to the end of the next assistant header."""
+    """array('I'): the bridge, which runs from after the sampled stop token to the end of the next
+    assistant header.
+    """
     errors: Sequence[str] = ()
     """Why the turn could not be read, in words that the policy was shown."""
     extra_calls: int = 0
@@ -161,17 +172,23 @@ class Observed(DeferredTexts):
 
     @property
     def reward(self) -> float | None:
-        """The sum of its actions' rewards; None when none of them has one. Not a part of the episode's reward."""
+        """The sum of its actions' rewards; None when none of them has one. Not a part of the
+        episode's reward.
+        """
         rewards = [action["reward"] for action in self.actions if "reward" in action]
         return float(sum(rewards)) if rewards else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted(DeferredTexts):
-    """What an agent program did in the environment, between turns. The agent loop's own actions are in `Observed`."""
+    """What an agent program did in the environment, between turns. The agent loop's own actions are
+    in `Observed`.
+    """
 
     action: Mapping[str, Json]
-    """As in `Observed.actions`. The first one, which opens the episode, has the name "" and no arguments."""
+    """As in `Observed.actions`. The first one, which opens the episode, has the name "" and no
+    arguments.
+    """
     text: str
     """The observation."""
     done: bool = False

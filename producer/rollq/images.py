@@ -1,7 +1,8 @@
 """References to images in messages, and the images of a trajectory.
 
-The invariant: a message holds an image's reference, never its bytes. The bytes are in the trajectory's extra IMAGES,
-end to end, each image once, in the order in which they were first shown. Pure values, standard library only.
+The invariant: a message holds an image's reference, never its bytes. The bytes are in the
+trajectory's extra IMAGES, end to end, each image once, in the order in which they were first shown.
+Pure values, standard library only.
 """
 
 import hashlib
@@ -31,7 +32,9 @@ class ImageRef:
 
     @property
     def part(self) -> dict[str, Json]:
-        """The part of a message's content that stands for the image; chat templates know it by its type."""
+        """The part of a message's content that stands for the image; chat templates know it by its
+        type.
+        """
         return {"type": "image", **asdict(self)}
 
 
@@ -54,11 +57,13 @@ def references(messages: Iterable[Message]) -> list[ImageRef]:
 
 
 def refuse_images(trajectory: Trajectory, trainer: str) -> None:
-    """Raises ContractError for an episode that showed images, which this trainer would train on without their
-    pixels."""
+    """Raises ContractError for an episode that showed images, which this trainer would train on
+    without their pixels.
+    """
     if references(trajectory.messages):
         raise ContractError(
-            f"job {trajectory.job.id}: its episode showed images, and rollq's adapter for {trainer} passes none on: it"
+            f"job {trajectory.job.id}: its episode showed images, and rollq's adapter for "
+            f"{trainer} passes none on: it"
             " would train on placeholders. Use Client.batches(extras=['images']) (docs/images.md)"
         )
 
@@ -72,42 +77,53 @@ def pack_images(images: Iterable[bytes]) -> Extra:
 def images_by_hash(trajectory: Trajectory) -> dict[str, bytes]:
     """The files of all images that the trajectory shows, by the sha256 in their references.
 
-    Raises ContractError when the trajectory came without the extra IMAGES, or with other bytes than it refers to.
+    Raises ContractError when the trajectory came without the extra IMAGES, or with other bytes than
+    it refers to.
     """
     shown = references(trajectory.messages)
     extra = trajectory.extras.get(IMAGES)
     if shown and extra is None:
         raise ContractError(
-            f"job {trajectory.job.id}: its images were not asked for: take batches with extras=[{IMAGES!r}]"
+            f"job {trajectory.job.id}: its images were not asked for: take batches with "
+            f"extras=[{IMAGES!r}]"
         )
     return files_by_hash(shown, extra.data if extra else b"", trajectory.job.id)
 
 
 def files_by_hash(shown: Iterable[ImageRef], data: bytes, job_id: str) -> dict[str, bytes]:
-    """The files of these images, by sha256, out of the bytes that were kept for a job. Raises ContractError when they
-    are others."""
+    """The files of these images, by sha256, out of the bytes that were kept for a job. Raises
+    ContractError when they are others.
+    """
     found: dict[str, bytes] = {}
     at = 0
     for ref in {ref.sha256: ref for ref in shown}.values():
         found[ref.sha256] = file = data[at : at + ref.bytes]
         at += ref.bytes
         if hashlib.sha256(file).hexdigest() != ref.sha256:
-            raise ContractError(f"job {job_id}: the bytes kept for image {ref.sha256} are not that image")
+            raise ContractError(
+                f"job {job_id}: the bytes kept for image {ref.sha256} are not that image"
+            )
     return found
 
 
 def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:
-    """For each row of `trajectory.segments()`: the files of its images, in the order of their placeholders.
+    """For each row of `trajectory.segments()`: the files of its images, in the order of their
+    placeholders.
 
-    A trainer makes pixel values of them with the model's own image processor. Raises ContractError as `images_by_hash`
-    does.
+    A trainer makes pixel values of them with the model's own image processor. Raises ContractError
+    as `images_by_hash` does.
     """
     files = images_by_hash(trajectory)
     rows = []
     for segment in trajectory.segments():
         answered = [event for event in segment.events if isinstance(event, Observed) and event.ids]
-        shown = [*segment.prompt_messages, *(reply for event in answered for reply in event.replies)]
-        rows.append([files[ref.sha256] for ref in references(shown)])  # without a bridge, replies have no tokens
+        shown = [
+            *segment.prompt_messages,
+            *(reply for event in answered for reply in event.replies),
+        ]
+        rows.append(
+            [files[ref.sha256] for ref in references(shown)]
+        )  # without a bridge, replies have no tokens
     return rows
 
 

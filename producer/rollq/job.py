@@ -1,7 +1,7 @@
 """A job: one episode to be played, with everything that shapes it.
 
-A worker keeps no state of a run, so the job carries all of it: task, sampling, budget, seed, the size of its group. It
-names endpoints, never addresses. Pure values, standard library only.
+A worker keeps no state of a run, so the job carries all of it: task, sampling, budget, seed, the
+size of its group. It names endpoints, never addresses. Pure values, standard library only.
 """
 
 import re
@@ -22,23 +22,42 @@ QUEUE = "rollq"
 LONGEST_VERSION = 256
 """Number of characters of a weight version's name."""
 LARGEST_GROUP = 10_000
-"""Most samples in a group. The ledger's scripts walk them all, and Redis does nothing else meanwhile."""
+"""Most samples in a group. The ledger's scripts walk them all, and Redis does nothing else
+meanwhile.
+"""
 NAME_CHARACTERS = "A-Za-z0-9._-"
 """Characters of a name, as in the brackets of a regular expression."""
 NAME = re.compile(rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,99}}")
-"""Pattern of run, group and queue names. Names become parts of Redis keys, where braces, colons, slashes and # have a
-meaning."""
+"""Pattern of run, group and queue names. Names become parts of Redis keys, where braces, colons,
+slashes and # have a meaning.
+"""
 
 
 SAMPLE = re.compile(r"0|[1-9][0-9]{0,15}")
-"""Pattern of a sample's number in a job id. Each number can be written in one way only, because the id is part of Redis
-keys."""
+"""Pattern of a sample's number in a job id. Each number can be written in one way only, because the
+id is part of Redis keys.
+"""
 
 
-NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 """Tokens that the files of a tokenizer name, and that its chat template may show."""
 GIVEN_TO_TEMPLATES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", *NAMED_TOKENS}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        *NAMED_TOKENS,
+    }
 )
 """What a chat template gets without being asked. No job may give it."""
 
@@ -48,8 +67,9 @@ ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
 FOLDERS_OF = ("harbor",)
 """Environments that are a folder of tasks, as in `harbor:DIR`."""
 SEED_STRIDE = 1_000_003
-"""Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and engines take 32
-bits."""
+"""Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and
+engines take 32 bits.
+"""
 
 
 def is_path(env: str) -> bool:
@@ -73,8 +93,9 @@ class History(StrEnum):
     KEEP = "keep"
     """Keep them as sampled: the trajectory is one trace, append-only."""
     TEMPLATE = "template"
-    """Let the template rewrite them: the conversation is rendered again and opens a new trace of the same
-    trajectory."""
+    """Let the template rewrite them: the conversation is rendered again and opens a new trace of
+    the same trajectory.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,28 +105,36 @@ class Budget:
     max_turns: int = 30
     """Most turns of the policy."""
     max_tokens: int = 32768
-    """Most tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`, or
-    its context was shortened."""
+    """Most tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless
+    history is `template`, or its context was shortened.
+    """
     max_new_tokens: int = 1024
     """Most tokens sampled in one turn."""
     deadline_s: float = 1800.0
-    """Seconds of leased time per attempt. Past it the attempt fails, with the class of what it was waiting for."""
+    """Seconds of leased time per attempt. Past it the attempt fails, with the class of what it was
+    waiting for.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ContractError(f"budget.{name} must be a whole number of at least 1, not {value!r}")
+                raise ContractError(
+                    f"budget.{name} must be a whole number of at least 1, not {value!r}"
+                )
         if not number(self.deadline_s) or self.deadline_s <= 0:
-            raise ContractError(f"budget.deadline_s must be a positive number of seconds, not {self.deadline_s!r}")
+            raise ContractError(
+                f"budget.deadline_s must be a positive number of seconds, not {self.deadline_s!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One episode to be played. Its id is `run/group/sample`.
 
-    Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit` fills in its own run
-    and `env.split.task`. Submitted alone, sample 0 stands for all members of its group.
+    Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit`
+    fills in its own run and `env.split.task`. Submitted alone, sample 0 stands for all members of
+    its group.
     """
 
     run: str = ""
@@ -123,39 +152,54 @@ class Job:
     env_args: Mapping[str, Json] = field(default_factory=dict)
     """Options of the environment."""
     agent: str = "tool-calling"
-    """The agent strategy, `tool-calling`, `few-shot`, `act` or `react`, or the name of an agent program."""
+    """The agent strategy, `tool-calling`, `few-shot`, `act` or `react`, or the name of an agent
+    program.
+    """
     agent_args: Mapping[str, Json] = field(default_factory=dict)
-    """Options of the agent. Of tool-calling and few-shot, `single_tool: true` appends tau-bench's single-tool
-    instruction to the system prompt, and `calls` says what to do with several tool calls in one turn: `first`
-    (default), `all` or `refuse`. few-shot needs `examples`, a list of texts. act and react have no options."""
+    """Options of the agent. Of tool-calling and few-shot, `single_tool: true` appends tau-bench's
+    single-tool instruction to the system prompt, and `calls` says what to do with several tool
+    calls in one turn: `first` (default), `all` or `refuse`. few-shot needs `examples`, a list of
+    texts. act and react have no options.
+    """
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
-    """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
+    """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model":
+    M, ...}`.
+    """
     reward: str = ""
-    """Name of the reward function that grades the episode in the worker, after the environment; "" takes the
-    environment's grade."""
+    """Name of the reward function that grades the episode in the worker, after the environment; ""
+    takes the environment's grade.
+    """
     reward_args: Mapping[str, Json] = field(default_factory=dict)
     """Arguments of the reward function."""
     history: History = History.KEEP
-    """What happens to earlier turns: `keep` or `template`. It matters for templates that rewrite history, for example
-    by dropping earlier reasoning. Evaluate with the value that you train with."""
+    """What happens to earlier turns: `keep` or `template`. It matters for templates that rewrite
+    history, for example by dropping earlier reasoning. Evaluate with the value that you train with.
+    """
     context: Mapping[str, Json] = field(default_factory=dict)
-    """What takes the place of a conversation that has grown long, in a new trace: `{"kind": "window", "over": 6000,
-    "turns": 4}`, or `{"kind": "summary", "over": 6000, ...}`. Empty: nothing does."""
+    """What takes the place of a conversation that has grown long, in a new trace: `{"kind":
+    "window", "over": 6000, "turns": 4}`, or `{"kind": "summary", "over": 6000, ...}`. Empty:
+    nothing does.
+    """
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
-    """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs of a run. The
-    template must read them by these names."""
+    """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs
+    of a run. The template must read them by these names.
+    """
     adapter: str = ""
-    """Name of the LoRA adapter with which the model samples; "": none. The same for all jobs of a run. Each turn is
-    sampled under the version of it that was published last (`Client.publish`)."""
+    """Name of the LoRA adapter with which the model samples; "": none. The same for all jobs of a
+    run. Each turn is sampled under the version of it that was published last (`Client.publish`).
+    """
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names. They are in `rollq.sampling.PARAMETERS`."""
     routed_experts: Mapping[str, Json] = field(default_factory=dict)
-    """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
-    routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
+    """Records the experts that each token was routed to, for a trainer that replays them: the shape
+    of the model's routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The
+    same for the whole group.
+    """
     weight_version: str = ""
-    """Pins the job to weights of that version: what others would sample is not taken. While no engine serves them, its
-    worker puts the job back, at no cost. Give such jobs engines and workers of their own, by `queue`. "" takes whatever
-    is served."""
+    """Pins the job to weights of that version: what others would sample is not taken. While no
+    engine serves them, its worker puts the job back, at no cost. Give such jobs engines and workers
+    of their own, by `queue`. "" takes whatever is served.
+    """
     budget: Budget = field(default_factory=Budget)
     """What one attempt may spend."""
     purpose: Purpose = Purpose.TRAIN
@@ -165,18 +209,24 @@ class Job:
     size: int = 1
     """Number of samples that a trainer gets of the group."""
     spare: int = 0
-    """Over-provisioning: the group has this many members more than `size`. It closes as soon as `size` of them are
-    graded, and those that are still queued or being played end as surplus. Only for training: it favours short
-    episodes."""
+    """Over-provisioning: the group has this many members more than `size`. It closes as soon as
+    `size` of them are graded, and those that are still queued or being played end as surplus. Only
+    for training: it favours short episodes.
+    """
     min_viable: int = 0
-    """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for `size`."""
+    """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for
+    `size`.
+    """
     queue: str = QUEUE
     """Name of the queue whose workers play it, the same for the whole group."""
     labels: Mapping[str, Json] = field(default_factory=dict)
-    """The producer's own notes, for example a dataset's index: `trajectory.job.labels` has them again. At most 2 kB."""
+    """The producer's own notes, for example a dataset's index: `trajectory.job.labels` has them
+    again. At most 2 kB.
+    """
     seq: int = 0
-    """The group's place in the run: lower ones are handed out first. The ledger sets it; it is not part of the
-    content."""
+    """The group's place in the run: lower ones are handed out first. The ledger sets it; it is not
+    part of the content.
+    """
 
     def __post_init__(self) -> None:
         where = self.title
@@ -188,54 +238,75 @@ class Job:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
                 raise ContractError(
-                    f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}"
+                    f"{where}: {name} must be a whole number of at least 0 and below "
+                    f"2**53, not {value!r}"
                 )
         if not self.size:
             raise ContractError(f"{where}: a group has a size of at least 1")
         if self.members > LARGEST_GROUP:
-            raise ContractError(f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.members}")
+            raise ContractError(
+                f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.members}"
+            )
         if not self.sample < self.members:
-            raise ContractError(f"{where}: sample {self.sample} of a group of {self.members} (samples count from 0)")
+            raise ContractError(
+                f"{where}: sample {self.sample} of a group of {self.members} (samples count from 0)"
+            )
         if self.min_viable > self.size:
-            raise ContractError(f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}")
+            raise ContractError(
+                f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}"
+            )
         if self.spare and self.purpose == Purpose.EVAL:
             raise ContractError(
-                f"{where}: spare is {self.spare}, and an evaluation has none: it would leave out the slowest tries"
+                f"{where}: spare is {self.spare}, and an evaluation has none: it would "
+                "leave out the slowest tries"
             )
         for name in ("env", "split", "agent"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
         if is_path(self.env):
             raise ContractError(
-                f"{where}: env {self.env!r} is a file's path, and a job carries its name: add_file() of"
+                f"{where}: env {self.env!r} is a file's path, and a job carries its "
+                "name: add_file() of"
                 " rollq_worker.environments.files returns it (docs/environments.md)"
             )
         if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
             raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
         if not isinstance(self.reward, str) or (self.reward_args and not self.reward):
             raise ContractError(
-                f"{where}: reward must be the name of a reward function, not {self.reward!r}, and reward_args need one"
+                f"{where}: reward must be the name of a reward function, not "
+                f"{self.reward!r}, and reward_args need one"
             )
         if not isinstance(self.weight_version, str) or len(self.weight_version) > LONGEST_VERSION:
             raise ContractError(
-                f"{where}: weight_version must be a text of at most {LONGEST_VERSION} characters, not"
+                f"{where}: weight_version must be a text of at most "
+                f"{LONGEST_VERSION} characters, not"
                 f" {self.weight_version!r:.300}"
             )
         for name in MAPPINGS:
             if not isinstance(getattr(self, name), Mapping):
-                raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
+                raise ContractError(
+                    f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}"
+                )
         if self.context and not isinstance(self.context.get("kind"), str):
-            raise ContractError(f"{where}: context must have a kind, a name, not {dict(self.context)!r:.100}")
+            raise ContractError(
+                f"{where}: context must have a kind, a name, not {dict(self.context)!r:.100}"
+            )
         for name in self.template_kwargs:
             if not isinstance(name, str):
                 raise ContractError(f"{where}: template_kwargs: the key {name!r} is not a string")
             if name in GIVEN_TO_TEMPLATES:
-                raise ContractError(f"{where}: template_kwargs: leave out {name!r}, which rollq itself gives")
+                raise ContractError(
+                    f"{where}: template_kwargs: leave out {name!r}, which rollq itself gives"
+                )
         if not isinstance(self.budget, Budget):
-            raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
+            raise ContractError(
+                f"{where}: budget must be a Budget, not {type(self.budget).__name__}"
+            )
         for name, kind in (("history", History), ("purpose", Purpose)):
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in set(kind):
-                raise ContractError(f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}")
+                raise ContractError(
+                    f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}"
+                )
             object.__setattr__(self, name, kind(getattr(self, name)))
         self._check_experts()
         if why := objection(self.sampling, self.budget.max_new_tokens):
@@ -249,19 +320,27 @@ class Job:
         except ContractError as e:
             raise ContractError(f"{self.title}: {e}") from e
         if self.purpose == Purpose.EVAL:
-            raise ContractError(f"{self.title}: routed_experts are for training, and this is an evaluation")
+            raise ContractError(
+                f"{self.title}: routed_experts are for training, and this is an evaluation"
+            )
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Job":
-        """A job of plain values, as a trainer's configuration has them: `budget` is a mapping. Raises ContractError."""
+        """A job of plain values, as a trainer's configuration has them: `budget` is a mapping.
+        Raises ContractError.
+        """
         try:
             return cls(**{**fields, "budget": Budget(**fields.get("budget", {}))})
         except TypeError as e:  # a field that is unknown or missing
-            raise ContractError(f"a job cannot be made of the fields {', '.join(fields)}: {e}") from e
+            raise ContractError(
+                f"a job cannot be made of the fields {', '.join(fields)}: {e}"
+            ) from e
 
     def member(self, sample: int, seq: int) -> "Job":
-        """The same job as that sample of its group, at that place in the run. Both are the ledger's and the rest was
-        checked before, so nothing is checked again, which would take as long as decoding it."""
+        """The same job as that sample of its group, at that place in the run. Both are the ledger's
+        and the rest was checked before, so nothing is checked again, which would take as long as
+        decoding it.
+        """
         found = object.__new__(Job)
         for name in Job.__slots__:
             object.__setattr__(found, name, getattr(self, name))
@@ -270,15 +349,18 @@ class Job:
         return found
 
     def replacement(self, number: int) -> "Job":
-        """The job in that replacement of its group, which `Client.refill` submits when it was dropped; with 0, the job
-        itself. Raises ContractError."""
+        """The job in that replacement of its group, which `Client.refill` submits when it was
+        dropped; with 0, the job itself. Raises ContractError.
+        """
         if not number:
             return self
         return replace(self, group=f"{self.group}.r{number}", seed=self.seed + number * SEED_STRIDE)
 
     @property
     def task_name(self) -> str:
-        """Environment, split and task as a group's name may have them; the group of a job that names none."""
+        """Environment, split and task as a group's name may have them; the group of a job that
+        names none.
+        """
         return group_name(self.env, self.split, self.task)
 
     @property
@@ -291,7 +373,9 @@ class Job:
         """Name of the job in messages: its id, or what identifies it before it has one."""
         if self.run and self.group:
             return f"job {self.id}"
-        return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (f", group {self.group}" if self.group else "")
+        return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (
+            f", group {self.group}" if self.group else ""
+        )
 
     @property
     def members(self) -> int:
@@ -320,8 +404,9 @@ def part_of_name(text: str) -> str:
 
 
 def served_adapter(adapter: str, version: str) -> str:
-    """The name by which engines know that version of a LoRA adapter. Replies do not tell which weights an adapter had,
-    and a name that was loaded stays bound to its folder."""
+    """The name by which engines know that version of a LoRA adapter. Replies do not tell which
+    weights an adapter had, and a name that was loaded stays bound to its folder.
+    """
     return f"{adapter}@{version}"
 
 

@@ -1,7 +1,8 @@
 """Sampling parameters: SGLang's names, and the values that it takes.
 
-They are checked when a job is made. Routers silently drop unknown names, so a typo would sample with defaults. A value
-that the engine refuses would cost every sample a claim. Pure values, standard library only.
+They are checked when a job is made. Routers silently drop unknown names, so a typo would sample
+with defaults. A value that the engine refuses would cost every sample a claim. Pure values,
+standard library only.
 """
 
 import json
@@ -30,11 +31,17 @@ Check = Callable[[Any], bool]
 
 def number(value: object) -> bool:
     """Whether the value is a finite number, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= float_info.max
+    )
 
 
 def _within(low: float, high: float = float("inf"), *, above: bool = False) -> Check:
-    """A check that a number is within bounds. With `above`, the lower bound itself is not allowed."""
+    """A check that a number is within bounds. With `above`, the lower bound itself is
+    not allowed.
+    """
     return lambda value: number(value) and low <= value <= high and not (above and value == low)
 
 
@@ -47,7 +54,9 @@ def _text(value: object) -> bool:
 
 
 def _list_of(check: Check, most: int = MAX_STOPS) -> Check:
-    return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
+    return lambda value: (
+        isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
+    )
 
 
 def _texts(value: object) -> bool:
@@ -55,7 +64,11 @@ def _texts(value: object) -> bool:
 
 
 def _pattern(value: object) -> bool:
-    if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > MAX_STOP_REGEX:
+    if (
+        not isinstance(value, str)
+        or not value
+        or len(value.encode("utf-8", "replace")) > MAX_STOP_REGEX
+    ):
         return False
     try:
         re.compile(value)
@@ -79,14 +92,18 @@ def _schema(value: object) -> bool:
 
 def _bias(value: object) -> bool:
     return isinstance(value, Mapping) and all(
-        isinstance(id, str) and id.isascii() and id.isdigit() and number(bias) for id, bias in value.items()
+        isinstance(id, str) and id.isascii() and id.isdigit() and number(bias)
+        for id, bias in value.items()
     )
 
 
 PARAMETERS: dict[str, tuple[Check, str]] = {
     "temperature": (_within(0), "a number of at least 0"),
     "top_p": (_within(0, 1, above=True), "a number above 0 and up to 1"),
-    "top_k": (lambda value: _whole(-1, 2**31 - 1)(value) and value != 0, "a whole number of at least 1, or -1 for all"),
+    "top_k": (
+        lambda value: _whole(-1, 2**31 - 1)(value) and value != 0,
+        "a whole number of at least 1, or -1 for all",
+    ),
     "min_p": (_within(0, 1), "a number from 0 to 1"),
     "frequency_penalty": (_within(-2, 2), "a number from -2 to 2"),
     "presence_penalty": (_within(-2, 2), "a number from -2 to 2"),
@@ -105,12 +122,15 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
-"""For each parameter, by SGLang's name (srt/sampling/sampling_params.py): the check of its value, and what the value
-must be, in words."""
+"""For each parameter, by SGLang's name (srt/sampling/sampling_params.py): the check of its value,
+and what the value must be, in words.
+"""
 
 
 def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
-    """Why the engine would refuse this in a turn of `max_new_tokens`, naming the parameter; "" when it would not."""
+    """Why the engine would refuse this in a turn of `max_new_tokens`, naming the parameter; "" when
+    it would not.
+    """
     for name, value in sampling.items():
         if name in OURS:
             return f"sampling takes no {name}: {OURS[name]}"
@@ -122,5 +142,8 @@ def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
     if len(given := [name for name in GRAMMARS if name in sampling]) > 1:
         return f"sampling: a turn can be held to one of {' and '.join(given)}, not to several"
     if (least := sampling.get("min_new_tokens", 0)) > max_new_tokens:
-        return f"sampling: min_new_tokens, {least}, is more than budget.max_new_tokens, {max_new_tokens}"
+        return (
+            f"sampling: min_new_tokens, {least}, is more than "
+            f"budget.max_new_tokens, {max_new_tokens}"
+        )
     return ""

@@ -1,4 +1,6 @@
-"""Addresses and limits of this machine, from `ROLLQ_*`. Everything that shapes a rollout travels in the job instead."""
+"""Addresses and limits of this machine, from `ROLLQ_*`. Everything that shapes a rollout travels in
+the job instead.
+"""
 
 import os
 import re
@@ -15,7 +17,9 @@ from rollq.urls import broker_options, check_url, is_http, mask_url
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"
 IN_FILE = "_FILE"
-"""ROLLQ_REDIS_URL_FILE and ROLLQ_BROKER_URL_FILE name a file with the address, so that no environment shows it."""
+"""ROLLQ_REDIS_URL_FILE and ROLLQ_BROKER_URL_FILE name a file with the address, so that no
+environment shows it.
+"""
 FILE, REDIS = "file:", "redis:"
 """How an engine's address begins that is a list of addresses."""
 
@@ -39,12 +43,15 @@ class Settings:
     broker_url: str = REDIS_URL
     """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis, unless that is a cluster."""
     engine_urls: tuple[str, ...] = (ENGINE_URL,)
-    """ROLLQ_ENGINE_URL: SGLang servers or routers, with commas between them. `file:PATH` and `redis:NAME` are lists of
-    engines that may change (`engine_address`)."""
+    """ROLLQ_ENGINE_URL: SGLang servers or routers, with commas between them. `file:PATH` and
+    `redis:NAME` are lists of engines that may change (`engine_address`).
+    """
     tokenizer: str | None = None
     """ROLLQ_TOKENIZER: a directory or a hub name; None: the small one that rollq ships."""
     template: str | None = None
-    """ROLLQ_TEMPLATE: the name of a training template, or a file with a chat template; None: the tokenizer's own."""
+    """ROLLQ_TEMPLATE: the name of a training template, or a file with a chat template; None: the
+    tokenizer's own.
+    """
     concurrency: int = 64
     """ROLLQ_CONCURRENCY: episodes at once in one worker process."""
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
@@ -52,29 +59,46 @@ class Settings:
     queues: tuple[str, ...] = (QUEUE,)
     """ROLLQ_QUEUES: the queues (`Job.queue`) that a worker takes jobs from, as `name,name,...`."""
     alive_file: Path | None = None
-    """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is healthy (for health checks)."""
+    """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is healthy (for health
+    checks).
+    """
     isolate: tuple[str, ...] = ()
-    """ROLLQ_ISOLATE: environments, as `name,name,...` or `tau2:*`, whose episodes get a process of their own each."""
+    """ROLLQ_ISOLATE: environments, as `name,name,...` or `tau2:*`, whose episodes get a process of
+    their own each.
+    """
 
     def __post_init__(self) -> None:
         check_url(self.redis_url)
         if not urlsplit(self.broker_url).scheme:
-            raise SettingsError(f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}")
+            raise SettingsError(
+                f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}"
+            )
         broker_options(self.broker_url)
         object.__setattr__(self, "engine_urls", tuple(map(engine_address, self.engine_urls)))
-        if twice := next((url for url in self.engine_urls if self.engine_urls.count(url) > 1), None):
+        if twice := next(
+            (url for url in self.engine_urls if self.engine_urls.count(url) > 1), None
+        ):
             raise SettingsError(f"ROLLQ_ENGINE_URL, or --engine: {mask_url(twice)} is there twice")
         if not self.engine_urls:
             raise SettingsError("ROLLQ_ENGINE_URL: no engine is named")
         if type(self.concurrency) is not int or self.concurrency < 1:
-            raise SettingsError(f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}")
-        if not self.queues or len({*self.queues}) < len(self.queues) or not all(map(NAME.fullmatch, self.queues)):
-            raise SettingsError(f"ROLLQ_QUEUES must be names of queues, each once, not {','.join(self.queues)!r}")
+            raise SettingsError(
+                f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}"
+            )
+        if (
+            not self.queues
+            or len({*self.queues}) < len(self.queues)
+            or not all(map(NAME.fullmatch, self.queues))
+        ):
+            raise SettingsError(
+                f"ROLLQ_QUEUES must be names of queues, each once, not {','.join(self.queues)!r}"
+            )
 
     @classmethod
     def from_env(cls, redis_url: str | None = None, broker_url: str | None = None) -> "Settings":
-        """Settings from the environment variables; the arguments take the place of ROLLQ_REDIS_URL and
-        ROLLQ_BROKER_URL. Raises SettingsError."""
+        """Settings from the environment variables; the arguments take the place of ROLLQ_REDIS_URL
+        and ROLLQ_BROKER_URL. Raises SettingsError.
+        """
         env = {name: value for name, value in os.environ.items() if value.strip()}
         redis_url = redis_url or _address(env, "ROLLQ_REDIS_URL") or REDIS_URL
         return cls(
@@ -92,15 +116,19 @@ class Settings:
 
 
 def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
-    """An engine's address, without a slash at its end; or `file:PATH`, a file with an address in each line; or
-    `redis:NAME`, a set of addresses in the ledger's Redis (`rollq engines`). Raises SettingsError, which names
-    `where` the text is."""
+    """An engine's address, without a slash at its end; or `file:PATH`, a file with an address in
+    each line; or `redis:NAME`, a set of addresses in the ledger's Redis (`rollq engines`). Raises
+    SettingsError, which names `where` the text is.
+    """
     if text.startswith(FILE) and text != FILE:
         return text
     if text.startswith(REDIS) and NAME.fullmatch(text.removeprefix(REDIS)):
         return text
     if not is_http(text):
-        raise SettingsError(f"{where}: not an address like http://HOST:PORT, file:PATH or redis:NAME: {mask_url(text)}")
+        raise SettingsError(
+            f"{where}: not an address like http://HOST:PORT, file:PATH or "
+            f"redis:NAME: {mask_url(text)}"
+        )
     return text.rstrip("/")
 
 
@@ -112,7 +140,9 @@ def _address(env: Mapping[str, str], name: str) -> str | None:
     try:
         text = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as e:
-        raise SettingsError(f"{name}{IN_FILE}: {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        raise SettingsError(
+            f"{name}{IN_FILE}: {path} cannot be read: {getattr(e, 'strerror', None) or e}"
+        ) from e
     if not text or "\n" in text:
         raise SettingsError(f"{name}{IN_FILE}: {path} must hold one address and nothing else")
     return text
@@ -130,22 +160,26 @@ def _whole(name: str, text: str) -> int:
 
 
 def _endpoints(text: str) -> Mapping[str, Endpoint]:
-    """Reads `name=url[,key_file=path];...`. An API key itself has no place here, because too many can read an
-    environment. Errors show no entry, because one may be there all the same."""
+    """Reads `name=url[,key_file=path];...`. An API key itself has no place here, because too many
+    can read an environment. Errors show no entry, because one may be there all the same.
+    """
     found: dict[str, Endpoint] = {}
     for number, entry in enumerate(filter(None, (part.strip() for part in text.split(";"))), 1):
         address, *options = entry.split(",")
         name, _, url = (part.strip() for part in address.partition("="))
         if not re.fullmatch(NAME, name) or name in found or not is_http(url):
             raise SettingsError(
-                f"ROLLQ_USER_ENDPOINTS: entry {number} is not name=url[,key_file=path] with a name of its own and a url"
+                f"ROLLQ_USER_ENDPOINTS: entry {number} is not name=url[,key_file=path] "
+                "with a name of its own and a url"
                 " like http://HOST:PORT/v1"
             )
         key_file = None
         for option in options:
             what, _, value = (part.strip() for part in option.partition("="))
             if what != "key_file" or not value:
-                raise SettingsError(f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else")
+                raise SettingsError(
+                    f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else"
+                )
             key_file = Path(value)
         found[name] = Endpoint(url.rstrip("/"), key_file)
     return MappingProxyType(found)

@@ -1,7 +1,9 @@
-"""Counts that show how faithful a trajectory's tokens are to what the engine saw, derived from its events.
+"""Counts that show how faithful a trajectory's tokens are to what the engine saw, derived from its
+events.
 
-None of them is an error. A growing count says that something upstream changed: a template rewrites history, a policy
-writes unreadable calls or unusual tokens, or the servers of a fleet disagree about the weights.
+None of them is an error. A growing count says that something upstream changed: a template rewrites
+history, a policy writes unreadable calls or unusual tokens, or the servers of a fleet disagree
+about the weights.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -20,11 +22,13 @@ class TokenStats:
     """The counts of a run are the sums of its trajectories' counts."""
 
     sent_tokens: int = 0
-    """Tokens of all prompts that were sent, from a trajectory's second request on. History counts each time it is
-    sent."""
+    """Tokens of all prompts that were sent, from a trajectory's second request on. History counts
+    each time it is sent.
+    """
     kept_tokens: int = 0
-    """Of the sent tokens, those that the engine had seen or sampled before in the same place: in a trace, all but the
-    bridges."""
+    """Of the sent tokens, those that the engine had seen or sampled before in the same place: in a
+    trace, all but the bridges.
+    """
     traces: int = 0
     malformed_turns: int = 0
     """Number of turns with an unreadable call."""
@@ -41,19 +45,25 @@ class TokenStats:
 
     @property
     def extension_ratio(self) -> float | None:
-        """Share of what was sent that was history kept as it was; None when nothing was sent twice."""
+        """Share of what was sent that was history kept as it was; None when nothing was
+        sent twice.
+        """
         return self.kept_tokens / self.sent_tokens if self.sent_tokens else None
 
 
 def count_tokens(
-    trajectory: Trajectory, reencode: Callable[[Sequence[array[int]]], Sequence[array[int]]] | None = None
+    trajectory: Trajectory,
+    reencode: Callable[[Sequence[array[int]]], Sequence[array[int]]] | None = None,
 ) -> TokenStats:
-    """Counts in one pass over the events. `reencode` decodes the ids of each turn and encodes the text; without it no
-    drift is counted."""
+    """Counts in one pass over the events. `reencode` decodes the ids of each turn and encodes the
+    text; without it no drift is counted.
+    """
     sent = kept = traces = malformed = unclosed = 0
     turns: list[array[int]] = []
     length = 0  # of the trace so far
-    known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
+    known: int | None = (
+        None  # tokens of this trace that the engine has seen; None before the first request
+    )
     turn = array("I")
     for event in trajectory.spans:
         if isinstance(event, Sampled):

@@ -1,12 +1,13 @@
 """A trajectory is its journal: a header and the events of one episode.
 
-Tokens, loss mask, logprobs, versions and messages are derived from the events, never stored beside them, so they cannot
-disagree. A `Prompt` opens a trace; a trace is one token sequence that the engine has seen, append-only:
+Tokens, loss mask, logprobs, versions and messages are derived from the events, never stored beside
+them, so they cannot disagree. A `Prompt` opens a trace; a trace is one token sequence that the
+engine has seen, append-only:
 
     Prompt.ids  Sampled.ids  Observed.ids  Sampled.ids  Observed.ids ...
 
-An agent program may go on in an earlier trace, or in several at once; its events then say which trace they continue.
-Only sampled tokens are trained. Pure values, standard library only.
+An agent program may go on in an earlier trace, or in several at once; its events then say which
+trace they continue. Only sampled tokens are trained. Pure values, standard library only.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -50,9 +51,11 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One trace as a row to train on: the prompt, and the response of policy and environment in turn.
+    """One trace as a row to train on: the prompt, and the response of policy and environment in
+    turn.
 
-    What is derived of the response has one entry per response token; tokens of the prompt are never trained.
+    What is derived of the response has one entry per response token; tokens of the prompt are never
+    trained.
     """
 
     prompt_ids: array[int]
@@ -94,15 +97,21 @@ class Segment:
 
     @cached_property
     def turns(self) -> array[int]:
-        """array('I'): number of the turn that the token belongs to; a bridge belongs to the turn that it answers."""
-        return array("I", (turn for event in self.events for turn in repeat(event.turn, len(event.ids))))
+        """array('I'): number of the turn that the token belongs to; a bridge belongs to the turn
+        that it answers.
+        """
+        return array(
+            "I", (turn for event in self.events for turn in repeat(event.turn, len(event.ids)))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One episode, finished or not. The derived sequences run over all traces, end to end, and have equal length.
+    """One episode, finished or not. The derived sequences run over all traces, end to end, and have
+    equal length.
 
-    Train on `segments()`: with several traces, the tokens end to end are no text that a model has seen.
+    Train on `segments()`: with several traces, the tokens end to end are no text that a model has
+    seen.
     """
 
     job: Job
@@ -168,7 +177,10 @@ class Trajectory:
     @cached_property
     def traces(self) -> list[int]:
         """Lengths of the traces; their sum is the number of tokens."""
-        return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self.trace_events()]
+        return [
+            len(prompt.ids) + sum(len(event.ids) for event in response)
+            for prompt, response in self.trace_events()
+        ]
 
     @cached_property
     def spans(self) -> Sequence[TokenEvent]:
@@ -193,8 +205,9 @@ class Trajectory:
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The conversation in OpenAI's form. Of an agent program's: that of the first trace, and of each later one that
-        goes on from all of it; `conversations` has the others."""
+        """The conversation in OpenAI's form. Of an agent program's: that of the first trace, and of
+        each later one that goes on from all of it; `conversations` has the others.
+        """
         messages: list[Message] = []
         for n, (prompt, response) in enumerate(self.trace_events()):
             if not self.of_agent:  # the traces are one conversation
@@ -205,7 +218,9 @@ class Trajectory:
 
     @cached_property
     def conversations(self) -> list[list[Message]]:
-        """For each trace, in OpenAI's form, its prompt and its finished turns with what answered them."""
+        """For each trace, in OpenAI's form, its prompt and its finished turns with what answered
+        them.
+        """
         return [[*prompt.messages, *_answers(response)] for prompt, response in self.trace_events()]
 
     @cached_property
@@ -216,9 +231,9 @@ class Trajectory:
     def segments(self) -> list[Segment]:
         """The rows to train on: one per trace in which the policy sampled something.
 
-        Each sampled token is in exactly one segment. With `history=template` or a `context` the prompt of a later trace
-        repeats earlier turns as the template writes them, or their summary; that is prompt there, and not trained a
-        second time.
+        Each sampled token is in exactly one segment. With `history=template` or a `context` the
+        prompt of a later trace repeats earlier turns as the template writes them, or their summary;
+        that is prompt there, and not trained a second time.
         """
         return [
             Segment(prompt_ids=prompt.ids, events=response, prompt=prompt)
@@ -227,7 +242,9 @@ class Trajectory:
         ]
 
     def trace_events(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
-        """For each trace, its prompt and what follows it. The events of several traces may be recorded in turns."""
+        """For each trace, its prompt and what follows it. The events of several traces may be
+        recorded in turns.
+        """
         traces: list[tuple[Prompt, list[Sampled | Observed]]] = []
         for event in self.events:
             if isinstance(event, Prompt):
@@ -244,11 +261,16 @@ def _answers(events: Iterable[Event]) -> Iterator[Message]:
 
 
 def _mask(spans: Iterable[TokenEvent]) -> bytes:
-    return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in spans)
+    return b"".join(
+        (b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in spans
+    )
 
 
 def _logprobs(spans: Iterable[TokenEvent]) -> array[float]:
-    parts = (event.logprobs if isinstance(event, Sampled) else bytes(4 * len(event.ids)) for event in spans)
+    parts = (
+        event.logprobs if isinstance(event, Sampled) else bytes(4 * len(event.ids))
+        for event in spans
+    )
     return array("f", b"".join(parts))
 
 

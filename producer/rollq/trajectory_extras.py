@@ -1,7 +1,8 @@
-"""Arrays that a trajectory may carry beside its journal, by name: routed experts, top-p token ids, your own.
+"""Arrays that a trajectory may carry beside its journal, by name: routed experts, top-p token ids,
+your own.
 
-A consumer gets only those that it asks for. All but routed experts are stored apart from the journal. Pure values,
-standard library only.
+A consumer gets only those that it asks for. All but routed experts are stored apart from the
+journal. Pure values, standard library only.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -37,11 +38,15 @@ class Extra:
             raise ContractError(f"the dtype of an extra is a name, not {self.dtype!r}")
         lengths = self.shape if isinstance(self.shape, Sequence) else ()
         if not lengths or any(type(length) is not int or length < 1 for length in lengths):
-            raise ContractError(f"the shape of an extra has lengths of at least 1, not {self.shape!r}")
+            raise ContractError(
+                f"the shape of an extra has lengths of at least 1, not {self.shape!r}"
+            )
         if not isinstance(self.data, bytes):
             raise ContractError(f"the data of an extra is bytes, not {type(self.data).__name__}")
         if not self.data or len(self.data) % prod(self.shape):
-            raise ContractError(f"an extra of shape {tuple(self.shape)} cannot be {len(self.data)} bytes")
+            raise ContractError(
+                f"an extra of shape {tuple(self.shape)} cannot be {len(self.data)} bytes"
+            )
         object.__setattr__(self, "shape", tuple(self.shape))
 
     @property
@@ -52,20 +57,30 @@ class Extra:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
-    """The shape of a model's routing, which no engine reports: names and numbers of its `config.json`."""
+    """The shape of a model's routing, which no engine reports: names and numbers of its
+    `config.json`.
+    """
 
     layers: int
     """`num_hidden_layers`, layers without experts included: their entries are 0."""
     top_k: int
     """`num_experts_per_tok`."""
     experts: int
-    """Experts of a layer without shared ones: `num_experts`, `n_routed_experts` or `num_local_experts`."""
+    """Experts of a layer without shared ones: `num_experts`, `n_routed_experts` or
+    `num_local_experts`.
+    """
 
     def __post_init__(self) -> None:
-        for name, most in (("layers", MOST_LAYERS), ("top_k", MOST_EXPERTS), ("experts", MOST_EXPERTS)):
+        for name, most in (
+            ("layers", MOST_LAYERS),
+            ("top_k", MOST_EXPERTS),
+            ("experts", MOST_EXPERTS),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise ContractError(f"routed_experts: {name} must be a whole number from 1 to {most}, not {value!r}")
+                raise ContractError(
+                    f"routed_experts: {name} must be a whole number from 1 to {most}, not {value!r}"
+                )
         if self.top_k > self.experts:
             raise ContractError(f"routed_experts: top_k {self.top_k} of {self.experts} experts")
 
@@ -74,7 +89,9 @@ class ExpertShape:
         """The shape in a job's `routed_experts`. Raises ContractError."""
         names = {field.name for field in fields(cls)}
         if not isinstance(given, Mapping) or given.keys() != names:
-            raise ContractError(f"routed_experts must have {', '.join(sorted(names))}, not {given!r:.100}")
+            raise ContractError(
+                f"routed_experts must have {', '.join(sorted(names))}, not {given!r:.100}"
+            )
         return cls(**given)
 
     @property
@@ -89,11 +106,16 @@ class ExpertShape:
 
     def part(self, data: bytes) -> Extra:
         """The rows in these bytes, which are one part."""
-        return Extra(dtype=self.dtype, shape=(len(data) // self.row_bytes, self.layers, self.top_k), data=data)
+        return Extra(
+            dtype=self.dtype,
+            shape=(len(data) // self.row_bytes, self.layers, self.top_k),
+            data=data,
+        )
 
     def filler(self) -> bytes:
-        """A row that spreads over the experts, for a token whose routing nothing depends on. Its entries in a layer
-        differ, as those of a real row do."""
+        """A row that spreads over the experts, for a token whose routing nothing depends on. Its
+        entries in a layer differ, as those of a real row do.
+        """
         return self.pack(place % self.experts for place in range(self.layers * self.top_k))
 
     def pack(self, ids: Iterable[int]) -> bytes:

@@ -1,8 +1,10 @@
-"""Addresses: checks those of Redis and of HTTP servers, translates those for Celery, masks any. Opens no connection.
+"""Addresses: checks those of Redis and of HTTP servers, translates those for Celery, masks any.
+Opens no connection.
 
 redis://, rediss://, unix://                              one server, as redis-py reads them
 sentinel://[USER:PASSWORD@]HOST:PORT,.../DATABASE?service=NAME[&sentinel_password=...][&ssl=true&ssl_ca_certs=...]
-cluster://[USER:PASSWORD@]HOST:PORT,...[?ssl=true...]      some of the cluster's servers; redis-py finds the others
+cluster://[USER:PASSWORD@]HOST:PORT,...[?ssl=true...]      some of the cluster's servers; redis-py
+finds the others
 """
 
 import re
@@ -20,7 +22,10 @@ EXPECTED = {
     CLUSTER: "cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT",
 }
 DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
-OPTIONS = {SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+", CLUSTER: r"ssl|ssl_\w+"}
+OPTIONS = {
+    SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+",
+    CLUSTER: r"ssl|ssl_\w+",
+}
 """The options of an address. Those that begin with `ssl_` are redis-py's."""
 CELERYS = r"ssl_\w+|connect_timeout|credential_provider|heartbeat|insist|login_method"
 """The options of one server that kombu takes as they are."""
@@ -28,9 +33,12 @@ REDIS_PYS = (
     r"db|username|password|protocol|client_name|lib_\w+|socket_\w+|retry_on_\w+|max_connections|health_check_interval"
     r"|encoding\w*|legacy_responses"
 )
-"""Those that it does not. What a server must be told has a place in the address; the rest is Celery's own choice."""
+"""Those that it does not. What a server must be told has a place in the address; the rest is
+Celery's own choice.
+"""
 HTTP = re.compile(
-    r"https?://([^/?#\\]*@)?(\[[\da-f:.]+(%[\w.~-]+)?\]|[\w.-]+)(:\d*)?([/?#]\S*)?", re.ASCII | re.IGNORECASE
+    r"https?://([^/?#\\]*@)?(\[[\da-f:.]+(%[\w.~-]+)?\]|[\w.-]+)(:\d*)?([/?#]\S*)?",
+    re.ASCII | re.IGNORECASE,
 )
 SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
 """The value ends at `&` only, because `,`, `;`, `@` and white space may be parts of it."""
@@ -57,16 +65,24 @@ class Servers:
     def sentinel_login(self) -> dict[str, str]:
         """User and password of the Sentinels themselves, as far as the address has them."""
         names = {"sentinel_username": "username", "sentinel_password": "password"}
-        return {name: self.options[option] for option, name in names.items() if option in self.options}
+        return {
+            name: self.options[option] for option, name in names.items() if option in self.options
+        }
 
     @property
     def tls_options(self) -> str:
         """The options for redis-py, as a query."""
-        return "&".join(f"{name}={quote(value)}" for name, value in self.options.items() if name.startswith("ssl_"))
+        return "&".join(
+            f"{name}={quote(value)}"
+            for name, value in self.options.items()
+            if name.startswith("ssl_")
+        )
 
 
 def is_http(url: str) -> bool:
-    """Whether `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3 refuses."""
+    """Whether `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3
+    refuses.
+    """
     try:
         parts = urlsplit(url)
         unquote(parts.netloc).encode("latin-1")  # as a login is for its header
@@ -85,28 +101,39 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # which may hold the password, and so is no cause that a traceback shows
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from None
+        raise SettingsError(
+            f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)"
+        ) from None
     _check_login(url, parts)
     if parts.scheme not in ONE_SERVER:
         raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix://, sentinel:// or"
+            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, "
+            "unix://, sentinel:// or"
             " cluster://)"
         )
     if parts.scheme == "unix":
         if not parts.path:
-            raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)")
+            raise SettingsError(
+                f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)"
+            )
     elif not parts.hostname or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)")
+        raise SettingsError(
+            f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)"
+        )
 
 
 def _check_login(url: str, parts: SplitResult) -> None:
-    """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass for host and port,
-    which errors show."""
+    """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass
+    for host and port, which errors show.
+    """
     known = re.compile(f"{CELERYS}|{REDIS_PYS}")
     options = parse_qsl(parts.query, keep_blank_values=True)
     texts = [name if known.fullmatch(name) else name + value for name, value in options]
     if "@" not in parts.netloc and "@" in parts.fragment + "".join(texts):
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login as %23 %3F %2F %40)")
+        raise SettingsError(
+            f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login "
+            "as %23 %3F %2F %40)"
+        )
 
 
 def parse_servers(url: str) -> Servers:
@@ -123,8 +150,14 @@ def parse_servers(url: str) -> Servers:
         or not re.fullmatch(r"\d{0,4}", path)
         or not all(re.fullmatch(OPTIONS[scheme], name) for name in options)
     )
-    if wrong or (scheme == SENTINEL and not options.get("service")) or (scheme == CLUSTER and path not in ("", "0")):
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected {EXPECTED[scheme]})")
+    if (
+        wrong
+        or (scheme == SENTINEL and not options.get("service"))
+        or (scheme == CLUSTER and path not in ("", "0"))
+    ):
+        raise SettingsError(
+            f"not an address of Redis: {mask_url(url)} (expected {EXPECTED[scheme]})"
+        )
     return Servers(
         scheme=scheme,
         hosts=tuple(host for host in found if host),
@@ -144,14 +177,17 @@ def _host(text: str, default_port: int) -> tuple[str, int] | None:
 
 
 def broker_options(url: str) -> tuple[str, dict[str, Any]]:
-    """The address as Celery's Redis transport wants it, and its transport options. Other brokers stay as they are.
+    """The address as Celery's Redis transport wants it, and its transport options. Other brokers
+    stay as they are.
 
-    Raises SettingsError for a cluster, because Celery's queues need one server, and for an unknown option.
+    Raises SettingsError for a cluster, because Celery's queues need one server, and for an unknown
+    option.
     """
     scheme = url.partition("://")[0]
     if scheme == CLUSTER:
         raise SettingsError(
-            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set ROLLQ_BROKER_URL to a Redis of"
+            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set "
+            "ROLLQ_BROKER_URL to a Redis of"
             " its own, redis:// or sentinel://"
         )
     if ";" in url:  # it is written for Celery already
@@ -163,28 +199,42 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     servers = parse_servers(url)
     if servers.tls:
         raise SettingsError(
-            f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set ROLLQ_BROKER_URL to another address"
+            f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set "
+            "ROLLQ_BROKER_URL to another address"
         )
     login = f"{quote(servers.username or '', safe='')}:{quote(servers.password or '', safe='')}@"
-    hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts]
+    hosts = [
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts
+    ]
     own = "" if login == ":@" else login
     address = ";".join(f"sentinel://{own}{host}/{servers.database}" for host in hosts)
-    # Without redis-py's retries, so that a Sentinel that is away does not hold up the question to the next one.
+    # Without redis-py's retries, so that a Sentinel that is away does not hold up the question to
+    # the next one.
     brief: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": None}
-    return address, {"master_name": servers.options["service"], "sentinel_kwargs": brief | servers.sentinel_login}
+    return address, {
+        "master_name": servers.options["service"],
+        "sentinel_kwargs": brief | servers.sentinel_login,
+    }
 
 
 def _for_kombu(url: str) -> str:
-    """The address of one server. Database and login stand where kombu looks for them. Raises SettingsError."""
+    """The address of one server. Database and login stand where kombu looks for them. Raises
+    SettingsError.
+    """
     parts = urlsplit(url)
     _check_login(url, parts)
     options, unix = dict(parse_qsl(parts.query)), parts.scheme == "unix"
-    kept = {name: value for name, value in options.items() if not unix and re.fullmatch(CELERYS, name)}
+    kept = {
+        name: value for name, value in options.items() if not unix and re.fullmatch(CELERYS, name)
+    }
     if kept == options and not unix:
         return url
     for name in options.keys() - kept.keys():
         if not re.fullmatch(REDIS_PYS, name):
-            raise SettingsError(f"not an address of Redis: {mask_url(url)} (Celery takes no option {name}: remove it)")
+            raise SettingsError(
+                f"not an address of Redis: {mask_url(url)} (Celery takes no option "
+                f"{name}: remove it)"
+            )
     user = parts.username or quote(options.get("username", ""), safe="")
     password = parts.password or quote(options.get("password", ""), safe="")
     login = f"{user}:{password}@" if user or password else ""
@@ -195,9 +245,13 @@ def _for_kombu(url: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """The address with every password replaced by `***`. A name without a password is masked too: it may be a token."""
+    """The address with every password replaced by `***`. A name without a password is masked too:
+    it may be a token.
+    """
     address, mark, query = url.partition("?")
-    masked = address + SECRET.sub(r"\1***", mark + query)  # first, because an `@` in it ends no login
+    masked = address + SECRET.sub(
+        r"\1***", mark + query
+    )  # first, because an `@` in it ends no login
     # Also where the scheme is missing, or wrong.
     masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)

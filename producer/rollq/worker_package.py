@@ -1,7 +1,8 @@
-"""Where rollq reaches for rollq_worker, the other half of the distribution. Nothing else of rollq does.
+"""Where rollq reaches for rollq_worker, the other half of the distribution. Nothing else of rollq
+does.
 
-It is a late import by name, because rollq never depends on it: a trainer's machine may have none of the packages that a
-worker needs, and commands do there what they can without them.
+It is a late import by name, because rollq never depends on it: a trainer's machine may have none of
+the packages that a worker needs, and commands do there what they can without them.
 """
 
 from importlib import import_module
@@ -9,5 +10,7 @@ from typing import Any
 
 
 def for_clients() -> Any:
-    """The module `rollq_worker.for_clients`. It and its functions raise ImportError where a package is missing."""
+    """The module `rollq_worker.for_clients`. It and its functions raise ImportError where a package
+    is missing.
+    """
     return import_module("rollq_worker.for_clients")

@@ -1,7 +1,9 @@
-"""An HTTP proxy between the workers and the engine: it records every generation, and can damage replies.
+"""An HTTP proxy between the workers and the engine: it records every generation, and can damage
+replies.
 
-The recording is independent of rollq. It shows which prompts were generated more than once, and whether every sampled
-token of a trajectory was sampled by the engine behind exactly the tokens before it.
+The recording is independent of rollq. It shows which prompts were generated more than once, and
+whether every sampled token of a trajectory was sampled by the engine behind exactly the tokens
+before it.
 """
 
 import asyncio
@@ -22,9 +24,17 @@ from rollq_worker.engine.api.generate import PROBE
 
 GENERATE = "/generate"
 CHAT = "/v1/chat/completions"
-FULL = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+FULL = {
+    "object": "error",
+    "message": "The request queue is full.",
+    "type": "503",
+    "param": None,
+    "code": 503,
+}
 Fault = Callable[[str], str]
-"""From a path to the damage: a name in `_damaged_reply`, "full", "broken", "stall", "reset", or "" for none."""
+"""From a path to the damage: a name in `_damaged_reply`, "full", "broken", "stall", "reset", or ""
+for none.
+"""
 
 
 def prompt_digest(ids: Sequence[int]) -> bytes:
@@ -32,7 +42,9 @@ def prompt_digest(ids: Sequence[int]) -> bytes:
 
 
 class EngineProxy:
-    """Runs in a thread of its own. Tells jobs apart by their request ids, which begin with the job's."""
+    """Runs in a thread of its own. Tells jobs apart by their request ids, which begin with the
+    job's.
+    """
 
     def __init__(self, port: int, upstream: str) -> None:
         self.port = port
@@ -46,7 +58,9 @@ class EngineProxy:
         """Generations that ended with their engine."""
         self.versions: set[str] = set()
         """Weight versions in undamaged replies."""
-        self.replies: dict[str, dict[bytes, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
+        self.replies: dict[str, dict[bytes, list[list[int]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         """job -> digest of the prompt -> the sampled ids of each undamaged reply."""
         self.started: Counter[tuple[str, bytes]] = Counter()
         """(job, digest of the prompt) -> generations that were not refused."""
@@ -69,7 +83,9 @@ class EngineProxy:
     @property
     def regenerated(self) -> int:
         """Generations of jobs from a prompt that was generated before."""
-        return sum(times - 1 for (job, _), times in self.started.items() if times > 1 and job != PROBE)
+        return sum(
+            times - 1 for (job, _), times in self.started.items() if times > 1 and job != PROBE
+        )
 
     @property
     def in_flight(self) -> int:
@@ -99,7 +115,9 @@ class EngineProxy:
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2
+        )
         await self._runner.setup()
 
     async def _listen(self) -> None:
@@ -158,7 +176,11 @@ class EngineProxy:
             self.pending[job] -= 1
 
     async def _ask(self, request: web.Request, body: bytes) -> tuple[int, bytes, str]:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in ("host", "connection")
+        }
         url = self.upstream + request.path_qs
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
             return answer.status, await answer.read(), answer.content_type
@@ -208,7 +230,9 @@ def _damaged_reply(reply: bytes, how: str) -> bytes:
         elif how == "count":
             meta["completion_tokens"] = 10**9
         else:
-            meta["output_token_logprobs"] = [[float("nan"), *rest] for _, *rest in meta["output_token_logprobs"]]
+            meta["output_token_logprobs"] = [
+                [float("nan"), *rest] for _, *rest in meta["output_token_logprobs"]
+            ]
         return json.dumps(body).encode()
     return reply
 

@@ -1,4 +1,5 @@
-"""One run under faults: its jobs, its consumer, the faults that took effect, and how long recovery took.
+"""One run under faults: its jobs, its consumer, the faults that took effect, and how long recovery
+took.
 
 It uses the commands, the light client and signals, nothing else of rollq.
 """
@@ -48,7 +49,9 @@ class FaultRun(Processes):
         self.max_regenerated: int | None = None
         """The most turns that may be generated twice; None: not checked."""
         self.lost_bytes = 0
-        """Bytes of the append-only file that were cut off. Then turns are generated again, and jobs played again."""
+        """Bytes of the append-only file that were cut off. Then turns are generated again, and jobs
+        played again.
+        """
         self.out = folder / "out.jsonl"
         self.consumer: Child | None = None
         self._groups = 0
@@ -58,13 +61,27 @@ class FaultRun(Processes):
         self.expect_jobs(env, range(tasks), size)
         self.run_command(*self.submit_command(0, tasks - 1, size, *flags, "--seal", env=env))
 
-    def submit_command(self, first: int, last: int, size: int, *flags: str, env: str = "shop") -> list[str]:
+    def submit_command(
+        self, first: int, last: int, size: int, *flags: str, env: str = "shop"
+    ) -> list[str]:
         """`rollq submit` for these tasks."""
-        line = ["submit", "--run", RUN, "--env", env, "--tasks", f"{first}-{last}", "--size", str(size)]
+        line = [
+            "submit",
+            "--run",
+            RUN,
+            "--env",
+            env,
+            "--tasks",
+            f"{first}-{last}",
+            "--size",
+            str(size),
+        ]
         return [*line, *flags]
 
     def expect_jobs(self, env: str, tasks: Iterable[int], size: int) -> None:
-        self.expected |= {f"{RUN}/{env}.train.{task}/{sample}" for task in tasks for sample in range(size)}
+        self.expected |= {
+            f"{RUN}/{env}.train.{task}/{sample}" for task in tasks for sample in range(size)
+        }
 
     def stats(self) -> dict[str, Any]:
         return self.client.stats()
@@ -72,7 +89,17 @@ class FaultRun(Processes):
     def start_consumer(self, groups: int = 100_000) -> Child:
         """Start `rollq pull` for that many groups, and again whenever it has them."""
         self._groups = groups
-        line = ["pull", "--run", RUN, "--groups", str(groups), "--wait", "--out", str(self.out), "--json"]
+        line = [
+            "pull",
+            "--run",
+            RUN,
+            "--groups",
+            str(groups),
+            "--wait",
+            "--out",
+            str(self.out),
+            "--json",
+        ]
         self.consumer = self.start_command("pull", *line)
         return self.consumer
 
@@ -84,22 +111,33 @@ class FaultRun(Processes):
         """Wait until all jobs have ended and all groups are delivered."""
         self.wait_for_end()
         if self.consumer is None:
-            self.journals = {job: found for job in sorted(self.expected) if (found := self._journal(job))}
+            self.journals = {
+                job: found for job in sorted(self.expected) if (found := self._journal(job))
+            }
             stats = self.stats()
             readable = stats["done"] - stats["delivered"]
-            self.check(len(self.journals) == readable, f"{len(self.journals)} journals of {readable} jobs can be read")
+            self.check(
+                len(self.journals) == readable,
+                f"{len(self.journals)} journals of {readable} jobs can be read",
+            )
         if self.consumer is None or self.consumer.exit_code is not None:
             self.start_consumer()
         self.wait(self._delivered, "the delivery of all groups")
 
     def dead(self) -> dict[str, str]:
         """The dead jobs and their reasons."""
-        return {letter.job_id: f"{letter.failure}: {letter.reason}" for letter in self.client.dead()}
+        return {
+            letter.job_id: f"{letter.failure}: {letter.reason}" for letter in self.client.dead()
+        }
 
     def dropped(self, jobs: Iterable[str]) -> set[str]:
         """The done jobs among these whose group was dropped."""
         states = {job: self.state(job) for job in jobs}
-        return {job for job, s in states.items() if s and s.state is State.DONE and s.group_state == "dropped"}
+        return {
+            job
+            for job, s in states.items()
+            if s and s.state is State.DONE and s.group_state == "dropped"
+        }
 
     def state(self, job: str) -> JobState | None:
         """None for an unknown job and for an unreadable record."""
@@ -125,10 +163,18 @@ class FaultRun(Processes):
 
     def _journal(self, job: str) -> dict[str, Any] | None:
         state = self.state(job)
-        return record(self.client.trajectory(job)) if state and state.state is State.DONE and state.journal else None
+        return (
+            record(self.client.trajectory(job))
+            if state and state.state is State.DONE and state.journal
+            else None
+        )
 
     def _delivered(self) -> bool:
-        return not self.unacknowledged() and self.consumer is not None and self.consumer.exit_code is not None
+        return (
+            not self.unacknowledged()
+            and self.consumer is not None
+            and self.consumer.exit_code is not None
+        )
 
     # -- faults
 
@@ -140,7 +186,8 @@ class FaultRun(Processes):
     def send_signal(self, child: Child, number: int = signal.SIGKILL) -> None:
         """Send a signal, which must take effect, and count it as a fault."""
         self.count_fault(
-            f"{child.name} that {signal.Signals(number).name} took effect on", self.try_signal(child, number)
+            f"{child.name} that {signal.Signals(number).name} took effect on",
+            self.try_signal(child, number),
         )
 
     def try_signal(self, child: Child, number: int) -> bool:
@@ -153,11 +200,17 @@ class FaultRun(Processes):
             return child.exit_code == -number
         if number == signal.SIGSTOP and Path("/proc/self/stat").exists():
             stat = Path(f"/proc/{child.pid}/stat")
-            self.wait(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", f"{child.name} to stand still", 20)
+            self.wait(
+                lambda: stat.read_text().rpartition(")")[2].split()[0] == "T",
+                f"{child.name} to stand still",
+                20,
+            )
         return True
 
     def cut_power(self) -> None:
-        """Kill Redis and cut its file off at a place that it wrote in the last second. Then Redis comes back."""
+        """Kill Redis and cut its file off at a place that it wrote in the last second. Then Redis
+        comes back.
+        """
         file = append_only_file(self.folder / "redis")
         before = file.stat().st_size
         time.sleep(1.0)
@@ -193,15 +246,23 @@ class FaultRun(Processes):
         return found[0]
 
     def freeze_with_leases(self, worker: Child, least: int = 1) -> Leases:
-        """Freeze the worker, so that it claims and ends nothing more. Returns its jobs, at least that many."""
+        """Freeze the worker, so that it claims and ends nothing more. Returns its jobs, at least
+        that many.
+        """
         self.try_signal(worker, signal.SIGSTOP)
         held = self.leases_of(worker)
-        self.check(len(held) >= least, f"the fault did not happen: to a worker with {len(held)} jobs, not {least}")
+        self.check(
+            len(held) >= least,
+            f"the fault did not happen: to a worker with {len(held)} jobs, not {least}",
+        )
         return held
 
     def taken_over(self, held: Leases) -> bool:
         """Whether others play all of these jobs, or they have ended."""
-        return all(self._has_moved_on(job, attempt, (State.LEASED, State.DONE, State.DEAD)) for job, attempt in held)
+        return all(
+            self._has_moved_on(job, attempt, (State.LEASED, State.DONE, State.DEAD))
+            for job, attempt in held
+        )
 
     def returned(self, held: Leases) -> bool:
         """Whether none of these attempts is still running."""
@@ -211,19 +272,31 @@ class FaultRun(Processes):
         state = self.client.job(job)
         if state.attempt > attempt:
             return state.state in states
-        return state.state in (State.DONE, State.DEAD) or (state.state is State.QUEUED and State.QUEUED in states)
+        return state.state in (State.DONE, State.DEAD) or (
+            state.state is State.QUEUED and State.QUEUED in states
+        )
 
     def wait_for_lost_leases(self, within_s: float) -> None:
-        """Wait until a worker that continues says that it lost a lease: to a write, or to its heartbeat before that."""
+        """Wait until a worker that continues says that it lost a lease: to a write, or to its
+        heartbeat before that.
+        """
         says = re.compile(r"(no longer holds the|lost its) lease")
         logs = [child.log for child in self.children if child.name == "worker"]
-        self.wait(lambda: any(says.search(log.read_text()) for log in logs), "a worker that lost its leases", within_s)
+        self.wait(
+            lambda: any(says.search(log.read_text()) for log in logs),
+            "a worker that lost its leases",
+            within_s,
+        )
 
     def progress(self) -> Callable[[], bool]:
-        """Returns whether, when called later, turns were generated or a job ended since now. Jobs must be left."""
+        """Returns whether, when called later, turns were generated or a job ended since now. Jobs
+        must be left.
+        """
         answered, ended = self.engine_proxy.answered, self.ended()
         if ended >= len(self.expected):
-            self.check(False, "all jobs had ended before the fault was over: nothing was left to recover")
+            self.check(
+                False, "all jobs had ended before the fault was over: nothing was left to recover"
+            )
             return lambda: True
         return lambda: self.engine_proxy.answered > answered + 2 or self.ended() > ended
 
@@ -234,7 +307,9 @@ class FaultRun(Processes):
         time.sleep(seconds / 2)
         self.count_fault(what, int(self.engine_proxy.answered == answered))
 
-    def measure_recovery(self, done: Callable[[], bool], what: str, within_s: float = 60.0, since: float = 0.0) -> None:
+    def measure_recovery(
+        self, done: Callable[[], bool], what: str, within_s: float = 60.0, since: float = 0.0
+    ) -> None:
         """Wait, and record the time since `since` (monotonic), or since now."""
         start = since or time.monotonic()
         self.wait(done, what, within_s)
@@ -244,10 +319,15 @@ class FaultRun(Processes):
         self.wait(self.progress(), "turns before the fault", 40)
 
     def check_leases_expire(self, held: Leases, since: float) -> None:
-        """Wait until a dead worker's jobs are queued again: within a lease and the time of a reap."""
+        """Wait until a dead worker's jobs are queued again: within a lease and the time
+        of a reap.
+        """
         self.wait(lambda: self.returned(held), "the expiry of a dead worker's leases", LEASE_S + 10)
         took = time.monotonic() - since
-        self.check(took <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs came back only after {took:.1f} s")
+        self.check(
+            took <= LEASE_S + EXIT_S + SLACK_S,
+            f"a dead worker's jobs came back only after {took:.1f} s",
+        )
 
     def check_no_failures(self) -> None:
         """Wait for the end of all jobs. A failure that cost budget is a problem."""

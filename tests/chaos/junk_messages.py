@@ -1,4 +1,6 @@
-"""Messages that do not belong on the queue, a second message for every job, and a rate limit for all workers."""
+"""Messages that do not belong on the queue, a second message for every job, and a rate limit for
+all workers.
+"""
 
 import json
 
@@ -35,7 +37,9 @@ WRONG: tuple[list[object], ...] = (
 
 
 def send_junk_messages(run: FaultRun) -> int:
-    """Send messages that no worker may care about, and every job's message again. Returns how many messages."""
+    """Send messages that no worker may care about, and every job's message again. Returns how many
+    messages.
+    """
     with redis.Redis.from_url(run.redis_url) as connection:
         connection.rpush(QUEUE, b'{"body": "!!!"}')
     jobs = [[job] for job in run.rng.sample(sorted(run.expected), len(run.expected))]
@@ -44,7 +48,11 @@ def send_junk_messages(run: FaultRun) -> int:
         for args in (*WRONG, *jobs):
             app.send_task("rollq.play", args=args, queue=QUEUE)
         app.send_task("no.such.task", args=[1], queue=QUEUE)
-        for unwanted in ({"countdown": 3600}, {"expires": 3600}, {"link": app.signature("no.such.task")}):
+        for unwanted in (
+            {"countdown": 3600},
+            {"expires": 3600},
+            {"link": app.signature("no.such.task")},
+        ):
             app.send_task("rollq.play", args=jobs[0], queue=QUEUE, **unwanted)
         app.control.rate_limit("rollq.play", "1/h")
     return 6 + len(WRONG) + len(jobs)

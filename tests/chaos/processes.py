@@ -1,4 +1,5 @@
-"""The processes of one run, all on loopback: Redis, engine, workers, and what a row starts beside them.
+"""The processes of one run, all on loopback: Redis, engine, workers, and what a row starts beside
+them.
 
 One deadline bounds every wait, and `close` ends every process. This module knows nothing of jobs.
 """
@@ -34,7 +35,9 @@ class Skip(Exception):
 
 
 def free_port() -> int:
-    """A free port below the range of outgoing connections, so that a restarted server finds it free again."""
+    """A free port below the range of outgoing connections, so that a restarted server finds it free
+    again.
+    """
     while True:
         number = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as s:
@@ -86,10 +89,14 @@ class Processes:
             self.wait_for_worker(child)
         return children
 
-    def start_command(self, name: str, *args: str, module: str = "rollq", env: dict[str, str] | None = None) -> Child:
+    def start_command(
+        self, name: str, *args: str, module: str = "rollq", env: dict[str, str] | None = None
+    ) -> Child:
         """Start a command in the background."""
         log = self.folder / f"{len(self.children):02}-{name}.log"
-        child = Child(name, [sys.executable, "-m", module, *args], log=log, env={**self.env, **(env or {})})
+        child = Child(
+            name, [sys.executable, "-m", module, *args], log=log, env={**self.env, **(env or {})}
+        )
         self.children.append(child)
         return child
 
@@ -103,7 +110,9 @@ class Processes:
             env={**os.environ, **self.env},
         )
         if done.returncode:
-            raise TimedOut(f"rollq {' '.join(args)}: exit code {done.returncode}: {done.stderr.strip()}")
+            raise TimedOut(
+                f"rollq {' '.join(args)}: exit code {done.returncode}: {done.stderr.strip()}"
+            )
         return json.loads(done.stdout.splitlines()[-1])
 
     def start_redis(self) -> None:
@@ -133,7 +142,8 @@ class Processes:
         self.engine_proxy.listen()
 
     def make_clock_settable(self) -> Path:
-        """Call it before Redis starts. Returns a file: Redis's clock is ahead by the number of seconds in it.
+        """Call it before Redis starts. Returns a file: Redis's clock is ahead by the number of
+        seconds in it.
 
         Raises Skip where the library that this needs cannot be built or preloaded.
         """
@@ -142,12 +152,22 @@ class Processes:
         cc = shutil.which("cc")
         if sys.platform != "linux" or cc is None:
             raise Skip("needs Linux and a C compiler (cc) to set the clock of one process")
-        line = [cc, "-shared", "-fPIC", "-O1", "-o", str(library), str(Path(__file__).with_name("shifted_clock.c"))]
+        line = [
+            cc,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-o",
+            str(library),
+            str(Path(__file__).with_name("shifted_clock.c")),
+        ]
         subprocess.run(line, check=True, timeout=60)
         self.redis_env = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(at)}
         return at
 
-    def start_worker(self, concurrency: int = 8, *, wait: bool = True, env: dict[str, str] | None = None) -> Child:
+    def start_worker(
+        self, concurrency: int = 8, *, wait: bool = True, env: dict[str, str] | None = None
+    ) -> Child:
         child = self.start_command("worker", "worker", "-c", str(concurrency), env=env)
         if wait:
             self.wait_for_worker(child)
@@ -189,7 +209,9 @@ class Processes:
         self.engine_proxy.close()
 
     def _environment(self) -> dict[str, str]:
-        """Addresses, and a folder of packages: the environment `chaos`, and the worker's wrong clock."""
+        """Addresses, and a folder of packages: the environment `chaos`, and the worker's wrong
+        clock.
+        """
         packages = self.folder / "site"
         shutil.copytree(Path(__file__).parent / "site", packages, dirs_exist_ok=True)
         info = packages / "rollq_chaos-1.0.dist-info"
@@ -207,7 +229,9 @@ class Processes:
             "ROLLQ_ENGINE_URL": self.engine_proxy.url,
             "ROLLQ_USER_ENDPOINTS": f"user={self.engine_proxy.url}/v1",
             "ROLLQ_TOKENIZER": "",
-            "PYTHONPATH": os.pathsep.join([str(packages), *filter(None, sys.path), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(packages), *filter(None, sys.path), os.environ.get("PYTHONPATH", "")]
+            ),
             "PYTHONUNBUFFERED": "1",
             "CHAOS_FAULTS_ORDERED": str(self.faults_ordered),
             "CHAOS_FAULTS_DONE": str(self.faults_done),

@@ -1,4 +1,5 @@
-"""A storm: all faults at random, for a given time, then one more death of a worker while all else is well.
+"""A storm: all faults at random, for a given time, then one more death of a worker while all else
+is well.
 
 A seed fixes the choices, but not the moments of the run at which they fall.
 """
@@ -26,7 +27,9 @@ class RandomFaults:
 
     def __init__(self, run: FaultRun) -> None:
         self.run = run
-        self.workers = run.start_processes(latency=0.2, redis_proxy=True, workers=(SLOTS,) * WORKERS)
+        self.workers = run.start_processes(
+            latency=0.2, redis_proxy=True, workers=(SLOTS,) * WORKERS
+        )
         run.start_consumer(GROUPS_PER_SUBMISSION)
         run.max_regenerated = 0
         self.producer: Child | None = None
@@ -35,7 +38,9 @@ class RandomFaults:
         self.frozen: set[int] = set()
         self.leaving: set[int] = set()
         self.resubmit = False
-        """Whether Redis has lost something since, perhaps what a producer submitted that is gone by now."""
+        """Whether Redis has lost something since, perhaps what a producer submitted that is gone by
+        now.
+        """
         self.injected: dict[str, int] = {}
         self.faults: list[Callable[[], None]] = [
             self.kill_worker,
@@ -80,7 +85,9 @@ class RandomFaults:
         """The last groups, or those before that number of tasks."""
         last = (tasks or self.tasks) - 1
         first = max(0, last + 1 - GROUPS_PER_SUBMISSION)
-        line = self.run.submit_command(first, last, SIZE, "--set", f"ahead={AHEAD}", *self.flags, "--json")
+        line = self.run.submit_command(
+            first, last, SIZE, "--set", f"ahead={AHEAD}", *self.flags, "--json"
+        )
         return self.run.start_command("submit", *line)
 
     def wait_until_settled(self) -> None:
@@ -109,15 +116,24 @@ class RandomFaults:
         time.sleep(1.0)
         cut = {job for job, at in engine_proxy.last_abandoned.items() if at >= killed}
         self.run.wait(
-            lambda: all(engine_proxy.last_asked[job] > engine_proxy.last_abandoned[job] for job in cut),
+            lambda: all(
+                engine_proxy.last_asked[job] > engine_proxy.last_abandoned[job] for job in cut
+            ),
             "a dead worker's jobs",
             60,
         )
         took = time.monotonic() - killed
         self.run.recovered_s.append(took)
-        self.run.check(took <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs went on only after {took:.1f} s")
-        again = engine_proxy.regenerated - before  # includes turns that were answered and not yet journaled
-        self.run.check(again <= SLOTS, f"{again} turns again after the death of a worker of {SLOTS} jobs")
+        self.run.check(
+            took <= LEASE_S + EXIT_S + SLACK_S,
+            f"a dead worker's jobs went on only after {took:.1f} s",
+        )
+        again = (
+            engine_proxy.regenerated - before
+        )  # includes turns that were answered and not yet journaled
+        self.run.check(
+            again <= SLOTS, f"{again} turns again after the death of a worker of {SLOTS} jobs"
+        )
         self.wait_until_settled()
 
     def _submitted(self) -> bool:
@@ -137,10 +153,14 @@ class RandomFaults:
     def drain_worker(self) -> None:
         worker = self.run.rng.choice(self.workers)
         if worker.exit_code is None and worker.pid not in self.frozen:
-            self._allow_regenerated(SLOTS)  # its generations, when the engine is away and cannot return them
+            self._allow_regenerated(
+                SLOTS
+            )  # its generations, when the engine is away and cannot return them
             self.leaving.add(worker.pid)
             self._signal(worker, signal.SIGTERM)
-            threading.Thread(target=self._check_exit_time, args=(worker, time.monotonic()), daemon=True).start()
+            threading.Thread(
+                target=self._check_exit_time, args=(worker, time.monotonic()), daemon=True
+            ).start()
 
     def freeze_worker(self) -> None:
         worker, seconds = self.run.rng.choice(self.workers), self.run.rng.choice((2.0, 8.0, 20.0))
@@ -160,7 +180,10 @@ class RandomFaults:
 
     def update_weights(self) -> None:
         self.run.faults += 1
-        self.run.run_later(0.0, lambda: self.run.engine_post("/update_weight_version", new_version=str(time.time())))
+        self.run.run_later(
+            0.0,
+            lambda: self.run.engine_post("/update_weight_version", new_version=str(time.time())),
+        )
 
     def restart_redis(self) -> None:
         self.run.send_signal(self.run.redis, self.run.rng.choice((signal.SIGTERM, signal.SIGKILL)))
@@ -238,4 +261,8 @@ def inject_at_random(run: FaultRun, seconds: float) -> None:
     random_faults.wait_until_settled()
     settled_s = time.monotonic() - start
     random_faults.kill_one_more_worker()
-    print(f"the storm: {run.faults} faults, settled after {settled_s:.1f} s; {random_faults.injected}", flush=True)
+    print(
+        f"the storm: {run.faults} faults, settled after {settled_s:.1f} s; "
+        f"{random_faults.injected}",
+        flush=True,
+    )

@@ -1,4 +1,6 @@
-"""A TCP proxy between Redis and its clients that can reset, delay, freeze and silence connections."""
+"""A TCP proxy between Redis and its clients that can reset, delay, freeze and silence
+connections.
+"""
 
 import asyncio
 import threading
@@ -38,7 +40,9 @@ class RedisProxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def reset_connections(self) -> int:
-        """Resets every connection and accepts new ones. Returns how many ends were reset, 0 when some remained."""
+        """Resets every connection and accepts new ones. Returns how many ends were reset, 0 when
+        some remained.
+        """
 
         async def reset() -> int:
             ends = list(self._ends)
@@ -53,10 +57,11 @@ class RedisProxy:
         return asyncio.run_coroutine_threadsafe(reset(), self._loop).result(10)
 
     def silence(self) -> int:
-        """Drops all bytes of the connections that there are, for good, and closes none of them at the client's end.
+        """Drops all bytes of the connections that there are, for good, and closes none of them at
+        the client's end.
 
-        The server loses them, as if it had come back under another address. Later connections work. Returns how many
-        there were.
+        The server loses them, as if it had come back under another address. Later connections work.
+        Returns how many there were.
         """
 
         async def silence() -> int:
@@ -69,7 +74,9 @@ class RedisProxy:
         return asyncio.run_coroutine_threadsafe(silence(), self._loop).result(10)
 
     def freeze(self) -> None:
-        """Holds all bytes and keeps all connections. After `thaw` all of it arrives, even if the sender gave up."""
+        """Holds all bytes and keeps all connections. After `thaw` all of it arrives, even if the
+        sender gave up.
+        """
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def thaw(self) -> None:

@@ -1,8 +1,8 @@
 """The result of a run: whether the consumer's file, the ledger and the engine's recording agree.
 
-Nothing is lost and nothing comes twice. The replay engine plays perfectly here, so every delivered reward is 1: an
-infrastructure failure that became a reward of 0 would show. Every sampled token was sampled by the engine behind
-exactly the tokens that precede it.
+Nothing is lost and nothing comes twice. The replay engine plays perfectly here, so every delivered
+reward is 1: an infrastructure failure that became a reward of 0 would show. Every sampled token was
+sampled by the engine behind exactly the tokens that precede it.
 """
 
 import json
@@ -44,7 +44,9 @@ class Result:
 
 def read_file(run: FaultRun) -> list[dict[str, Any]]:
     """The lines of the consumer's file."""
-    return [json.loads(line) for line in run.out.read_text().splitlines()] if run.out.exists() else []
+    return (
+        [json.loads(line) for line in run.out.read_text().splitlines()] if run.out.exists() else []
+    )
 
 
 def fill(result: Result, run: FaultRun) -> None:
@@ -65,16 +67,24 @@ def fill(result: Result, run: FaultRun) -> None:
     if not result.faults:
         result.wrong.append("no fault happened")
     result.sums = _sums(stats, run, lines, len(dropped), len(dead))
-    result.wrong += [f"{what}: {ours}, not {theirs}" for what, (ours, theirs) in result.sums.items() if ours != theirs]
+    result.wrong += [
+        f"{what}: {ours}, not {theirs}"
+        for what, (ours, theirs) in result.sums.items()
+        if ours != theirs
+    ]
     result.wrong += _check_lines(lines, run)
     bound = run.max_regenerated
     if bound is not None and not run.lost_bytes and result.regenerated > bound:
-        result.wrong.append(f"{result.regenerated} turns were generated again, where {bound} were disturbed")
+        result.wrong.append(
+            f"{result.regenerated} turns were generated again, where {bound} were disturbed"
+        )
     if strangers := set(delivered) - run.expected:
         result.wrong.append(f"delivered, but never submitted: {sorted(strangers)[:3]}")
     if set(dead) != run.expected_dead:
         odd = [f"{job}: {why[:300]}" for job, why in dead.items()]
-        result.wrong.append(f"{len(dead)} dead where {len(run.expected_dead)} were to die: {odd[:2]}")
+        result.wrong.append(
+            f"{len(dead)} dead where {len(run.expected_dead)} were to die: {odd[:2]}"
+        )
     if both := set(dead) & set(delivered):
         result.wrong.append(f"dead and delivered: {sorted(both)[:3]}")
     if missing:
@@ -91,7 +101,10 @@ def _sums(
     delivered = len({line["job"] for line in lines})
     sums = {
         "submitted": (stats["submitted"], len(run.expected)),
-        "done + dead + surplus = submitted": (stats["done"] + stats["dead"] + stats["surplus"], len(run.expected)),
+        "done + dead + surplus = submitted": (
+            stats["done"] + stats["dead"] + stats["surplus"],
+            len(run.expected),
+        ),
         "delivered = jobs in the file": (stats["delivered"], delivered),
         "done = jobs in the file + members of dropped groups": (stats["done"], delivered + dropped),
         "dead = dead letters": (stats["dead"], dead),
@@ -100,7 +113,10 @@ def _sums(
     }
     if not dropped and not stats["dead"] and not run.lost_bytes:
         sums["turns = turns in the file"] = stats["turns"], sum(line["turns"] for line in lines)
-        sums["tokens sampled = in the file"] = stats["sampled_tokens"], sum(sum(line["mask"]) for line in lines)
+        sums["tokens sampled = in the file"] = (
+            stats["sampled_tokens"],
+            sum(sum(line["mask"]) for line in lines),
+        )
     return sums
 
 
@@ -110,7 +126,9 @@ def _check_lines(lines: list[dict[str, Any]], run: FaultRun) -> list[str]:
     for line in lines:
         job = line["job"]
         if (line["reward"], line["stop"], line["failure"]) != (1.0, "done", None):
-            wrong.append(f"{job}: stop {line['stop']}, reward {line['reward']}, failure {line['failure']}")
+            wrong.append(
+                f"{job}: stop {line['stop']}, reward {line['reward']}, failure {line['failure']}"
+            )
         if run.journals.get(job, line) != line:
             wrong.append(f"{job}: the file has another trajectory than the journal had")
         if (at := _first_unsampled(line, run.engine_proxy)) is not None:
@@ -127,21 +145,25 @@ def _first_unsampled(line: dict[str, Any], engine_proxy: EngineProxy) -> int | N
             at += 1
             continue
         sampled = replies.get(prompt_digest(tokens[:at]), [])
-        same = [ids for ids in sampled if ids and tokens[at : at + len(ids)] == ids and all(mask[at : at + len(ids)])]
+        same = [
+            ids
+            for ids in sampled
+            if ids and tokens[at : at + len(ids)] == ids and all(mask[at : at + len(ids)])
+        ]
         if not same:
             return at
         at += max(map(len, same))
     return None
 
 
-TITLES = ("row", "seed", "faults", "jobs", "done", "dead", "delivered", "lost", "duplicated", "turns again",
+TITLES = ("row", "seed", "faults", "jobs", "done", "dead", "delivered", "lost", "duplicated", "turns again",  # noqa: E501
           "resumed", "recovered s", "wall s")  # fmt: skip
 
 
 def table(results: list[Result]) -> str:
     """The results as a Markdown table, one line each."""
     rows = [
-        (a.row, a.seed, a.faults, a.jobs, a.done, a.dead, a.delivered, a.lost, a.duplicated, a.regenerated, a.resumed,
+        (a.row, a.seed, a.faults, a.jobs, a.done, a.dead, a.delivered, a.lost, a.duplicated, a.regenerated, a.resumed,  # noqa: E501
          "-" if a.recovered_s is None else f"{a.recovered_s:.1f}", f"{a.wall_s:.0f}")
         for a in results
     ]  # fmt: skip
@@ -151,11 +173,19 @@ def table(results: list[Result]) -> str:
 def sums(result: Result) -> str:
     """The sums of one result as a Markdown table."""
     return _markdown(
-        [(result.row, "rollq stats", "counted"), *[(what, str(a), str(b)) for what, (a, b) in result.sums.items()]]
+        [
+            (result.row, "rollq stats", "counted"),
+            *[(what, str(a), str(b)) for what, (a, b) in result.sums.items()],
+        ]
     )
 
 
 def _markdown(texts: Sequence[Sequence[str]]) -> str:
     widths = [max(len(text[n]) for text in texts) for n in range(len(texts[0]))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(t, widths, strict=True)) + " |" for t in texts]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(t, widths, strict=True)) + " |"
+        for t in texts
+    ]
+    return "\n".join(
+        [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+    )

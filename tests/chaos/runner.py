@@ -44,7 +44,9 @@ def run_row(row: Row, seed: int, folder: Path) -> Result:
 
 
 def run_by_name(name: str, seed: int, folder: Path, storm_s: float = 0.0) -> Result:
-    """Run a row, or a storm. Call it in a process of its own: children end with the thread that started them."""
+    """Run a row, or a storm. Call it in a process of its own: children end with the thread that
+    started them.
+    """
     if storm_s:
         inject = partial(inject_at_random, seconds=storm_s)
         row = Row(name="storm", inject=inject, deadline_s=storm_s * 2 + GRACE_S)

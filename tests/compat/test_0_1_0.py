@@ -1,7 +1,8 @@
-"""What rollq 0.1.0 left in Redis and in exported files is read, resumed, handed out and acknowledged by this one.
+"""What rollq 0.1.0 left in Redis and in exported files is read, resumed, handed out and
+acknowledged by this one.
 
-Where a test fails, a release would lose what users have. Change the code so that it reads both, or give the wire
-another schema: then 0.1.0's runs are refused by name.
+Where a test fails, a release would lose what users have. Change the code so that it reads both, or
+give the wire another schema: then 0.1.0's runs are refused by name.
 """
 
 import json
@@ -29,8 +30,12 @@ from tests.compat.make import EXPORTED, FINISHED, FOLDER, HALF, agent_jobs
 from tests.rollq.samples import claim, events, group, reap
 
 DATA = FOLDER / "0.1.0"
-LINES = {line["job"]: line for line in map(json.loads, (DATA / "export.jsonl").read_text().splitlines())}
-in_redis = pytest.mark.skipif(SCHEMA != 2, reason="0.1.0 wrote schema 2, which this rollq refuses by name")
+LINES = {
+    line["job"]: line for line in map(json.loads, (DATA / "export.jsonl").read_text().splitlines())
+}
+in_redis = pytest.mark.skipif(
+    SCHEMA != 2, reason="0.1.0 wrote schema 2, which this rollq refuses by name"
+)
 
 
 @pytest.fixture
@@ -62,7 +67,11 @@ def test_the_finished_run_is_pulled_and_acknowledged(restored: str) -> None:
     with Client(restored, run=FINISHED) as client, client.consumer(extras=["scores"]) as consumer:
         batch = consumer.next(2, timeout=10)
         assert sorted(names(batch)) == ["agent", "chat"]
-        found = {trajectory.job.id: trajectory for group in batch.groups for trajectory in group.trajectories}
+        found = {
+            trajectory.job.id: trajectory
+            for group in batch.groups
+            for trajectory in group.trajectories
+        }
         assert sorted(found) == sorted(EXPORTED)
         for job_id, trajectory in found.items():
             agrees(LINES[job_id], json.loads(json.dumps(record(trajectory))))
@@ -91,7 +100,9 @@ def test_the_half_played_run_goes_on(restored: str) -> None:
             client.seal()
             batch = consumer.next(1, timeout=10)
             assert batch and (batch.step, names(batch)) == (3, ["playing"])
-            played = {trajectory.job.sample: trajectory for trajectory in batch.groups[0].trajectories}
+            played = {
+                trajectory.job.sample: trajectory for trajectory in batch.groups[0].trajectories
+            }
             assert played[0].tokens.tolist() == [*range(3000), 7, 8, 4, 5, 7, 8, 4, 5]
             assert played[0].messages[0]["content"] == "Hello " * 500
             consumer.ack(3)
@@ -109,13 +120,18 @@ def resume(ledger: Ledger, job_id: str, some: Sequence[Event]) -> None:
 @in_redis
 def test_a_producer_that_starts_again_submits_nothing_twice(restored: str) -> None:
     with Client(restored, run=FINISHED) as client:
-        assert client.submit(agent_jobs()).known == [f"{FINISHED}/agent/{sample}" for sample in range(3)]
+        assert client.submit(agent_jobs()).known == [
+            f"{FINISHED}/agent/{sample}" for sample in range(3)
+        ]
     with Client(restored, run=HALF) as client:
-        assert client.submit(group("trained", run=HALF)).acked == [f"{HALF}/trained/{sample}" for sample in range(2)]
+        assert client.submit(group("trained", run=HALF)).acked == [
+            f"{HALF}/trained/{sample}" for sample in range(2)
+        ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "left_out"), [(jsonl, "export.jsonl", ""), (parquet, "export.parquet", "pieces times")]
+    ("kind", "name", "left_out"),
+    [(jsonl, "export.jsonl", ""), (parquet, "export.parquet", "pieces times")],
 )
 def test_exported_files(kind: Any, name: str, left_out: str) -> None:
     checked = list(check(DATA / name))
@@ -123,5 +139,6 @@ def test_exported_files(kind: Any, name: str, left_out: str) -> None:
     for head in kind.heads(DATA / name, None):
         old = LINES[head.fields["job"]]
         agrees(
-            {field: old[field] for field in old if field not in left_out.split()}, kind.read_at(DATA / name, head.where)
+            {field: old[field] for field in old if field not in left_out.split()},
+            kind.read_at(DATA / name, head.where),
         )

@@ -27,7 +27,12 @@ class BackgroundRequests:
         self.pool.shutdown()
 
     def start(self, rid: str, **sampling: Any) -> "Future[requests.Response]":
-        body = {"input_ids": self.server.prompt(), "rid": rid, "return_logprob": True, "sampling_params": sampling}
+        body = {
+            "input_ids": self.server.prompt(),
+            "rid": rid,
+            "return_logprob": True,
+            "sampling_params": sampling,
+        }
         return self.pool.submit(self.server.post, "/generate", body)
 
     def start_long(self, rid: str) -> "Future[requests.Response]":

@@ -1,8 +1,10 @@
-"""The two servers that the contract holds for: the replay engine, and a real SGLang server on the CPU.
+"""The two servers that the contract holds for: the replay engine, and a real SGLang server on the
+CPU.
 
-The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER. Without that address it is started from
-a folder with `install.sh`, `tiny_model.py` and `serve.sh` (sglang_cpu in the folder ROLLQ_SHARED, or in `shared` beside
-the checkout), in ROLLQ_SGLANG_VENV and with the model ROLLQ_SGLANG_MODEL.
+The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER. Without that address
+it is started from a folder with `install.sh`, `tiny_model.py` and `serve.sh` (sglang_cpu in the
+folder ROLLQ_SHARED, or in `shared` beside the checkout), in ROLLQ_SGLANG_VENV and with the model
+ROLLQ_SGLANG_MODEL.
 """
 
 import fcntl
@@ -77,7 +79,9 @@ class Server:
 
     def prompt(self, text: str = "Hello, I would like to know where my order is.") -> list[int]:
         """A conversation with one user message, ready for the first turn."""
-        return list(self.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"))
+        return list(
+            self.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        )
 
     def close_gate(self) -> None:
         """Have generations stop on their way, if the server has a gate."""
@@ -109,16 +113,27 @@ class Process:
     """A server's process group, at one address."""
 
     def __init__(self, command: list[str], url: str, seconds: float, log: Path, ready: str) -> None:
-        self.command, self.url, self.seconds, self.log, self.ready = command, url, seconds, log, ready
+        self.command, self.url, self.seconds, self.log, self.ready = (
+            command,
+            url,
+            seconds,
+            log,
+            ready,
+        )
 
     def start(self) -> None:
         """Wait until it is ready."""
         with self.log.open("wb") as out:
-            self.popen = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            self.popen = subprocess.Popen(
+                self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
         until = time.monotonic() + self.seconds
         while not _ready(self.url + self.ready):
             if self.popen.poll() is not None or time.monotonic() > until:
-                pytest.fail(f"{self.command[:3]} did not come up; its log ends with:\n{self.log.read_text()[-2000:]}")
+                pytest.fail(
+                    f"{self.command[:3]} did not come up; its log ends "
+                    f"with:\n{self.log.read_text()[-2000:]}"
+                )
             time.sleep(0.2)
 
     def signal(self, number: int) -> None:
@@ -141,7 +156,9 @@ class Process:
 
 
 @contextmanager
-def running(command: list[str], url: str, seconds: float, log: Path, ready: str = "/ready") -> Iterator[Process]:
+def running(
+    command: list[str], url: str, seconds: float, log: Path, ready: str = "/ready"
+) -> Iterator[Process]:
     """The server, ready, as its path `ready` says."""
     process = Process(command, url, seconds, log, ready)
     try:
@@ -161,9 +178,14 @@ def _ready(url: str) -> bool:
 @contextmanager
 def replay(folder: Path, **options: Any) -> Iterator[Server]:
     port, gate = free_port(), Gate(folder / "gate")
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.gated_engine import main; "
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPO)!r}); from "
+        "tests.contract.gated_engine import main; "
+    )
     code += f"main({str(gate.path)!r}, port={port}, **{options!r})"
-    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 120, folder / "log") as process:
+    with running(
+        [sys.executable, "-c", code], f"http://127.0.0.1:{port}", 120, folder / "log"
+    ) as process:
         yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), process, gate)
 
 
@@ -176,7 +198,9 @@ def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def slow_replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Takes its time, so that there is something to abort; four requests run, four may queue."""
-    with replay(tmp_path_factory.mktemp("slow_replay"), latency=0.5, max_running=4, max_queued=4) as server:
+    with replay(
+        tmp_path_factory.mktemp("slow_replay"), latency=0.5, max_running=4, max_queued=4
+    ) as server:
         yield server
 
 
@@ -196,7 +220,14 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> Iterator[Server]:
     url = f"http://127.0.0.1:{(port := free_port())}"
     # An idle scheduler would spin on a whole core, beside the servers that are tested.
-    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), "--sleep-on-idle", *flags]
+    command = [
+        str(scripts / "serve.sh"),
+        str(venv),
+        str(model),
+        str(port),
+        "--sleep-on-idle",
+        *flags,
+    ]
     with running(command, url, START_S, log) as process:
         yield Server(url, load_tokenizer(str(model)), process)
 
@@ -206,16 +237,23 @@ def wrapped(venv: Path, folder: Path, script: Path) -> Path:
     python = folder / "bin" / "python"
     python.parent.mkdir()
     # serve.sh calls `python -m sglang.launch_server FLAGS`.
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {shlex.join([f"{venv}/bin/python", str(script)])} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nshift 2\nexec {shlex.join([f"{venv}/bin/python", str(script)])} "$@"\n'
+    )
     python.chmod(0o755)
     return folder
 
 
 def sglang_scripts() -> Path:
-    """Where the server's scripts are. Without them the test is skipped; on CI it fails, unless a server is given."""
+    """Where the server's scripts are. Without them the test is skipped; on CI it fails, unless a
+    server is given.
+    """
     scripts = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu"
     if not scripts.exists():
-        message = f"{scripts} is missing, so no real SGLang server can be started: see ROLLQ_SHARED in {__file__}"
+        message = (
+            f"{scripts} is missing, so no real SGLang server can be started: see "
+            f"ROLLQ_SHARED in {__file__}"
+        )
         given = "ROLLQ_TEST_ENGINE_URL" in os.environ
         pytest.fail(message) if os.environ.get("CI") and not given else pytest.skip(message)
     return scripts
@@ -228,7 +266,9 @@ def installed(scripts: Path) -> tuple[Path, Path]:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "installing").open("w") as one_at_a_time:
         fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-        subprocess.run([scripts / "install.sh", venv], check=True)  # at once when it is there, and whole
+        subprocess.run(
+            [scripts / "install.sh", venv], check=True
+        )  # at once when it is there, and whole
         if not (model / "config.json").exists():
             subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
     return venv, model
@@ -246,7 +286,9 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(params=PARAMS)
 def slow_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server whose generations last, with room for four and a queue of four; reset after each test."""
+    """A server whose generations last, with room for four and a queue of four; reset after each
+    test.
+    """
     prefix = "slow_" if request.param == "replay" else ""
     found: Server = request.getfixturevalue(f"{prefix}{request.param}_server")
     yield found

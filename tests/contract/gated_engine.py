@@ -1,6 +1,8 @@
-"""The replay engine with a gate: while the gate is closed, every generation stops after half of its tokens.
+"""The replay engine with a gate: while the gate is closed, every generation stops after half of its
+tokens.
 
-So a test has all the time it needs to interrupt a turn, however busy the machine. The gate is a file.
+So a test has all the time it needs to interrupt a turn, however busy the machine. The gate is a
+file.
 """
 
 from pathlib import Path
@@ -11,8 +13,9 @@ from rollq_worker.replay_engine.scheduler import Generation
 from rollq_worker.replay_engine.server import serve
 
 SHARE = 1 / 2
-"""Share of a generation's tokens that are out as soon as it runs; the others come when the gate opens.
-A half is exact in floating point, so it is the same number of tokens every time."""
+"""Share of a generation's tokens that are out as soon as it runs; the others come when the gate
+opens. A half is exact in floating point, so it is the same number of tokens every time.
+"""
 CHECK_S = 0.05
 
 

@@ -27,7 +27,9 @@ from tests.contract.conftest import Server
 from tests.recorder import Recorder, recording
 
 UNFLUSHED = "Weights were updated, but the cache was not flushed"
-"""SGLang answers 400 with these words when the new weights are in use, but a turn ran before it could flush."""
+"""SGLang answers 400 with these words when the new weights are in use, but a turn ran before it
+could flush.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,27 @@ class RecordedEngine:
         ]
 
     def check(self, trajectory: Trajectory) -> None:
-        """The trajectory is, id for id, what the proxy saw, and holds what every trajectory must."""
+        """The trajectory is, id for id, what the proxy saw, and holds what every
+        trajectory must.
+        """
         seen = self.replies(trajectory.job)
         sent = [ids for ids, _ in seen]
         said = [reply["output_ids"] for _, reply in seen]
         for before, reply, after in zip(sent, said, sent[1:], strict=False):
             assert after[: len(before) + len(reply)] == before + reply
         assert trajectory.tokens.tolist() == sent[-1] + said[-1]
-        assert [t for t, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if bit] == list(chain(*said))
-        entries = [entry for _, reply in seen for entry in reply["meta_info"].get("output_token_logprobs", ())]
+        assert [
+            t for t, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if bit
+        ] == list(chain(*said))
+        entries = [
+            entry
+            for _, reply in seen
+            for entry in reply["meta_info"].get("output_token_logprobs", ())
+        ]
         recorded = [p for p, bit in zip(trajectory.logprobs, trajectory.mask, strict=True) if bit]
         assert recorded == [entry[0] for entry in entries] or all(
-            abs(p - entry[0]) < 1e-6 * max(1.0, abs(p)) for p, entry in zip(recorded, entries, strict=True)
+            abs(p - entry[0]) < 1e-6 * max(1.0, abs(p))
+            for p, entry in zip(recorded, entries, strict=True)
         )
         spans = [
             version
@@ -85,7 +96,9 @@ class RecordedEngine:
 
 
 def check_invariants(trajectory: Trajectory, server: Server) -> None:
-    renderer = checked_renderer(server.tokenizer, list(domain(trajectory.job.env).open("train", 0, {}).tools))
+    renderer = checked_renderer(
+        server.tokenizer, list(domain(trajectory.job.env).open("train", 0, {}).tools)
+    )
     checks = TokenChecks(trajectory.job, renderer)
     for event in trajectory.events:
         checks.check_event(event)
@@ -139,13 +152,20 @@ class Operator:
         self.post("/abort_request", abort_all=True)
 
     def rename(self) -> None:
-        self.post("/update_weight_version", new_version=self.new_version(), abort_all_requests=False)
+        self.post(
+            "/update_weight_version", new_version=self.new_version(), abort_all_requests=False
+        )
 
     def rename_and_abort(self) -> None:
         self.post("/update_weight_version", new_version=self.new_version())
 
     def load(self, **body: Any) -> None:
-        self.post("/update_weights_from_disk", model_path=self.model, weight_version=self.new_version(), **body)
+        self.post(
+            "/update_weights_from_disk",
+            model_path=self.model,
+            weight_version=self.new_version(),
+            **body,
+        )
 
     def load_and_abort(self) -> None:
         self.load(abort_all_requests=True)
@@ -178,7 +198,9 @@ def play_interrupted(
     at_once: int,
     seconds: float,
 ) -> list[Trajectory]:
-    """Play the jobs while the operator interrupts them, with random pauses of about so many seconds between."""
+    """Play the jobs while the operator interrupts them, with random pauses of about so many seconds
+    between.
+    """
     done = threading.Event()
     rng = random.Random(5)
 

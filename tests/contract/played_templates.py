@@ -1,8 +1,9 @@
 """Episodes that a perfect policy plays through any chat template, with or without a server.
 
-The vocabulary is Qwen's, with the template's control tokens at ids that are free there. So one small model, whose
-embedding has a row for each of these ids, serves every template: a server takes ids and knows no template. The policy
-writes each ground-truth move as the template itself writes it, and every token of it is forced.
+The vocabulary is Qwen's, with the template's control tokens at ids that are free there. So one
+small model, whose embedding has a row for each of these ids, serves every template: a server takes
+ids and knows no template. The policy writes each ground-truth move as the template itself writes
+it, and every token of it is forced.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -45,7 +46,7 @@ CONTROL = re.compile(
       | <\|?[A-Z_]{3,}\|?> | </?[a-z_:]*(?:think|tool_call|tool_calls|tool_response|TOOLCALL|TOOL_RESPONSE)>
       | <(?:bos|eos|s)> | </s>
       | <(?:begin|beginning|end)_of_(?:document|sentence)> | </assistant> | <sep> | </?\w+:opensource>
-      | <(?:start|end)_of_turn> | <SPECIAL_\d+> | <seed:\w+> | \]~!?b\[? | \[e~\[ | \[gMASK\] | <sop>""",
+      | <(?:start|end)_of_turn> | <SPECIAL_\d+> | <seed:\w+> | \]~!?b\[? | \[e~\[ | \[gMASK\] | <sop>""",  # noqa: E501
     re.VERBOSE,
 )
 """Texts that are control tokens in chat templates."""
@@ -66,27 +67,42 @@ NAMED = (
 
 
 def on_qwen(
-    name: str, template: str, added: Sequence[str] | None = None, config: Mapping[str, Any] | None = None
+    name: str,
+    template: str,
+    added: Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
     """A template on Qwen's vocabulary with more control tokens; None: those that its text shows."""
-    named = config if config is not None else next(named for mark, named in NAMED if mark in template)
-    control = added if added is not None else [token for token in CONTROL.findall(template) if token]
+    named = (
+        config if config is not None else next(named for mark, named in NAMED if mark in template)
+    )
+    control = (
+        added if added is not None else [token for token in CONTROL.findall(template) if token]
+    )
     spec = json.loads(qwen_spec())
     tokens = spec["added_tokens"]
     known = {token["content"] for token in tokens}
     next_id = 1 + max(token["id"] for token in tokens)
-    new = [text for text in dict.fromkeys([*control, *map(str, named.values())]) if text not in known]
+    new = [
+        text for text in dict.fromkeys([*control, *map(str, named.values())]) if text not in known
+    ]
     assert next_id + len(new) <= ROWS, f"{name} has {len(new)} control tokens"
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokens += [{"id": next_id + n, "content": text, "special": True} | flags for n, text in enumerate(new)]
+    tokens += [
+        {"id": next_id + n, "content": text, "special": True} | flags for n, text in enumerate(new)
+    ]
     return Tokenizer(name, json.dumps(spec).encode(), named, template)
 
 
 class PerfectPolicy:
     """Writes moves as the template of a renderer writes them."""
 
-    def __init__(self, renderer: ChatRenderer, form: TextForm | None, tools: Sequence[Json]) -> None:
-        """`form`: actions are written as text; None: as calls. `tools` are those that the template shows."""
+    def __init__(
+        self, renderer: ChatRenderer, form: TextForm | None, tools: Sequence[Json]
+    ) -> None:
+        """`form`: actions are written as text; None: as calls. `tools` are those that the template
+        shows.
+        """
         self.renderer = renderer
         self._form = form
         self._tools = tools
@@ -101,21 +117,31 @@ class PerfectPolicy:
             text = f"I know what to do.\n{closed}\n\n{text}"
         if end not in family.stops:
             role = "user" if move.name == RESPOND or self._form else "tool"
-            end = next((stop for stop, next_role in family.header_stops.items() if next_role == role), "")
+            end = next(
+                (stop for stop, next_role in family.header_stops.items() if next_role == role), ""
+            )
         stop = tokenizer.added_tokens[end] if end else self.renderer.stop_ids[0]
         return array("I", [*tokenizer.encode(text), stop])
 
     def _turn(self, move: Action) -> tuple[str, str]:
         """The text of a turn, and the token with which the template ends it."""
         tokenizer, family = self.renderer.tokenizer, self.renderer.family
-        said = write_action(move, self._form) if self._form else str(move.arguments.get("content", ""))
+        said = (
+            write_action(move, self._form) if self._form else str(move.arguments.get("content", ""))
+        )
         turn: Message = {"role": "assistant", "content": said}
         if not self._form and move.name != RESPOND:
             turn = example_call(move.name, dict(move.arguments))
-        messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": USER}, turn]
+        messages: list[Message] = [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": USER},
+            turn,
+        ]
         shown = in_known_roles(self.renderer.shown(messages), family)
         header, whole = (
-            tokenizer.render(conversation, self._tools, add_generation_prompt=more, **family.template_kwargs)
+            tokenizer.render(
+                conversation, self._tools, add_generation_prompt=more, **family.template_kwargs
+            )
             for conversation, more in ((shown[:-1], True), (shown, False))
         )
         header, whole = (text.rpartition(USER)[2] for text in (header, whole))
@@ -130,7 +156,9 @@ class PerfectPolicy:
         return (text[:cut], end) if cut >= 0 else (text.rstrip("\n"), "")
 
     def _common(self, header: str, whole: str) -> int:
-        """The number of characters with which both begin, without the first part of a control token."""
+        """The number of characters with which both begin, without the first part of a control
+        token.
+        """
         same = common_prefix(header, whole)
         for token in self.renderer.tokenizer.added_tokens:
             at = whole.rfind(token, 0, same + len(token))
@@ -143,8 +171,9 @@ class PerfectPolicy:
 class ForcedEngine:
     """Samples the policy's moves one after the other from `engine`; None: without a server.
 
-    The server samples the tokens in which templates differ: each control token, and a turn's first and last one. With
-    `every` it samples all. Those between are Qwen's in each template; the server reads them in the next prompt.
+    The server samples the tokens in which templates differ: each control token, and a turn's first
+    and last one. With `every` it samples all. Those between are Qwen's in each template; the server
+    reads them in the next prompt.
     """
 
     policy: PerfectPolicy
@@ -170,15 +199,25 @@ class ForcedEngine:
                     said.append(token)
                     continue
                 forced = {**request.sampling, "logit_bias": {str(token): FORCED}}
-                piece = self.engine.generate(replace(request, ids=said, sampling=forced, max_new_tokens=1))
+                piece = self.engine.generate(
+                    replace(request, ids=said, sampling=forced, max_new_tokens=1)
+                )
                 assert piece.ids == array("I", [token])
                 said.append(token)
                 logprobs[at] = piece.logprobs[0]
                 version, finish = piece.versions[-1].version, piece.finish
-        return Generated(ids=turn, logprobs=logprobs, versions=[VersionSpan(version, 0, len(turn))], finish=finish)
+        return Generated(
+            ids=turn,
+            logprobs=logprobs,
+            versions=[VersionSpan(version, 0, len(turn))],
+            finish=finish,
+        )
 
     def _differs(self, turn: array[int], at: int) -> bool:
-        return at in (0, len(turn) - 1) or turn[at] in self.policy.renderer.tokenizer.added_tokens.values()
+        return (
+            at in (0, len(turn) - 1)
+            or turn[at] in self.policy.renderer.tokenizer.added_tokens.values()
+        )
 
 
 class FewTools:
@@ -201,10 +240,12 @@ def play_template(
     every: bool = False,
     **job: Any,
 ) -> Trajectory:
-    """A whole episode as a worker plays it, of a policy that makes the task's ground-truth moves with their tools.
+    """A whole episode as a worker plays it, of a policy that makes the task's ground-truth moves
+    with their tools.
 
-    `connect` gives the engine for a renderer's stop tokens; None: no server. `every`: the engine samples every token.
-    `job`: more of the job, such as `agent` and `history`. Raises JobFailure for a template that is refused.
+    `connect` gives the engine for a renderer's stop tokens; None: no server. `every`: the engine
+    samples every token. `job`: more of the job, such as `agent` and `history`. Raises JobFailure
+    for a template that is refused.
     """
     world = domain(env) if isinstance(env, str) else env
     played = Job(run="r", group="g", env=world.name, task=task, **job)
@@ -225,5 +266,7 @@ def play_template(
     )
     if played.history is History.KEEP:
         # what was sampled stands where the next turns saw it
-        assert trajectory.tokens[: len(engine.requests[-1])].tolist() == engine.requests[-1].tolist()
+        assert (
+            trajectory.tokens[: len(engine.requests[-1])].tolist() == engine.requests[-1].tolist()
+        )
     return trajectory

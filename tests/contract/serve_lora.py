@@ -1,7 +1,8 @@
-"""serve_lora.py FLAGS: `python -m sglang.launch_server FLAGS` with LoRA adapters on a machine without CUDA.
+"""serve_lora.py FLAGS: `python -m sglang.launch_server FLAGS` with LoRA adapters on a machine
+without CUDA.
 
-SGLang locks the memory of adapters by a call of CUDA, for copies to the GPU, even where there is none. Nothing else is
-changed. Processes that the server spawns import this file too.
+SGLang locks the memory of adapters by a call of CUDA, for copies to the GPU, even where there is
+none. Nothing else is changed. Processes that the server spawns import this file too.
 """
 
 import sys

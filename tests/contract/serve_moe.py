@@ -1,7 +1,9 @@
-"""serve_moe.py FLAGS: `python -m sglang.launch_server FLAGS` with routed experts on a machine without CUDA.
+"""serve_moe.py FLAGS: `python -m sglang.launch_server FLAGS` with routed experts on a machine
+without CUDA.
 
-SGLang locks the buffer of routed experts in memory by a call of CUDA, for its copies from the GPU, even where there is
-none. Nothing else is changed. Processes that the server spawns import this file too.
+SGLang locks the buffer of routed experts in memory by a call of CUDA, for its copies from the GPU,
+even where there is none. Nothing else is changed. Processes that the server spawns import this file
+too.
 """
 
 import sys

@@ -1,7 +1,9 @@
-"""serve_vision.py FLAGS: `python -m sglang.launch_server FLAGS` on a CPU without sgl_kernel's compiled operators.
+"""serve_vision.py FLAGS: `python -m sglang.launch_server FLAGS` on a CPU without sgl_kernel's
+compiled operators.
 
-SGLang's module for Qwen-VL images imports Qwen3.5's model, which looks four operators up as it is imported. Qwen2.5-VL
-and Qwen3-VL never call them, so declaring them is enough. Processes that the server spawns import this file too.
+SGLang's module for Qwen-VL images imports Qwen3.5's model, which looks four operators up as it is
+imported. Qwen2.5-VL and Qwen3-VL never call them, so declaring them is enough. Processes that the
+server spawns import this file too.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""LoRA adapters of the replay engine and of a real SGLang server on a CPU: versions by name, and runs."""
+"""LoRA adapters of the replay engine and of a real SGLang server on a CPU: versions by name, and
+runs.
+"""
 
 import json
 import subprocess
@@ -20,7 +22,15 @@ from rollq.servers.connection import connect
 from rollq.trajectory import Trajectory
 from rollq.weights import Fleet
 from rollq_worker.process.job_task import JobRunner
-from tests.contract.conftest import PARAMS, Server, installed, replay, sglang, sglang_scripts, wrapped
+from tests.contract.conftest import (
+    PARAMS,
+    Server,
+    installed,
+    replay,
+    sglang,
+    sglang_scripts,
+    wrapped,
+)
 from tests.contract.interrupted_episodes import write
 from tests.contract.refusal_shapes import value_refusal
 from tests.rollq.samples import reader
@@ -28,7 +38,10 @@ from tests.rollq_worker.process.ledgers import running
 from tests.waiting import until
 
 HERE = Path(__file__).parent
-FLAGS = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj --lora-backend torch_native".split()
+FLAGS = (
+    "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj "
+    "--lora-backend torch_native".split()
+)
 EPISODES = 8
 
 
@@ -39,7 +52,9 @@ class Serving:
     """Where the folders 1 and 2 of adapters are."""
 
     def load(self, name: str, folder: str) -> requests.Response:
-        return self.server.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(self.folders / folder)})
+        return self.server.post(
+            "/load_lora_adapter", {"lora_name": name, "lora_path": str(self.folders / folder)}
+        )
 
     def unload(self, name: str) -> requests.Response:
         return self.server.post("/unload_lora_adapter", {"lora_name": name})
@@ -50,7 +65,11 @@ class Serving:
         return {model["id"]: model["root"] for model in models if model["parent"]}
 
     def ask(self, name: str) -> requests.Response:
-        body = {"input_ids": self.server.prompt(), "sampling_params": {"max_new_tokens": 2}, "lora_path": name}
+        body = {
+            "input_ids": self.server.prompt(),
+            "sampling_params": {"max_new_tokens": 2},
+            "lora_path": name,
+        }
         return self.server.post("/generate", body)
 
 
@@ -68,7 +87,9 @@ def sglang_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder, scripts = tmp_path_factory.mktemp("sglang_lora"), sglang_scripts()
     venv, model = installed(scripts)
     subprocess.run([venv / "bin/python", HERE / "tiny_adapters.py", model, folder], check=True)
-    with sglang(scripts, wrapped(venv, folder, HERE / "serve_lora.py"), model, folder / "log", *FLAGS) as server:
+    with sglang(
+        scripts, wrapped(venv, folder, HERE / "serve_lora.py"), model, folder / "log", *FLAGS
+    ) as server:
         yield Serving(server, folder)
 
 
@@ -100,8 +121,12 @@ def test_a_name_is_loaded_once(lora: Serving) -> None:
 
 
 def test_an_adapter_that_was_never_loaded(lora: Serving) -> None:
-    assert value_refusal(lora.ask("never@1")).startswith("Got LoRA adapter that has never been loaded: never@1\n")
-    assert refused(lora.unload("never@1")).startswith("LoRA with name never@1 does not exist. Loaded LoRAs: ")
+    assert value_refusal(lora.ask("never@1")).startswith(
+        "Got LoRA adapter that has never been loaded: never@1\n"
+    )
+    assert refused(lora.unload("never@1")).startswith(
+        "LoRA with name never@1 does not exist. Loaded LoRAs: "
+    )
 
 
 def test_a_request_loads_again_what_was_unloaded(lora: Serving) -> None:
@@ -114,22 +139,40 @@ def test_a_request_loads_again_what_was_unloaded(lora: Serving) -> None:
 
 def test_a_reply_tells_the_version_of_the_model(lora: Serving) -> None:
     lora.load("told@7", "1")
-    assert {span["version"] for span in lora.ask("told@7").json()["meta_info"]["weight_versions"]} == {"default"}
+    assert {
+        span["version"] for span in lora.ask("told@7").json()["meta_info"]["weight_versions"]
+    } == {"default"}
 
 
 @pytest.mark.sglang
 def test_an_engine_without_adapters_refuses_to_load_one(sglang_server: Server) -> None:
-    answer = sglang_server.post("/generate", {"input_ids": sglang_server.prompt(), "lora_path": "a@1"})
-    assert value_refusal(answer).startswith("LoRA adapter 'a@1' was requested, but LoRA is not enabled.")
+    answer = sglang_server.post(
+        "/generate", {"input_ids": sglang_server.prompt(), "lora_path": "a@1"}
+    )
+    assert value_refusal(answer).startswith(
+        "LoRA adapter 'a@1' was requested, but LoRA is not enabled."
+    )
     answer = sglang_server.post("/load_lora_adapter", {"lora_name": "a@1", "lora_path": "/x"})
     assert refused(answer).startswith("LoRA is not enabled. Please set `--enable-lora`")
 
 
 def submit(ledger: Ledger, adapter: str) -> list[str]:
     """Episodes of several turns, with sampling that the audit can repeat."""
-    more: dict[str, Any] = {"budget": Budget(max_turns=4, max_new_tokens=200), "sampling": {"temperature": 1.0}}
+    more: dict[str, Any] = {
+        "budget": Budget(max_turns=4, max_new_tokens=200),
+        "sampling": {"temperature": 1.0},
+    }
     jobs = [
-        Job(run=ledger.run, group="g", sample=i, size=EPISODES, env="shop", task=1, adapter=adapter, **more)
+        Job(
+            run=ledger.run,
+            group="g",
+            sample=i,
+            size=EPISODES,
+            env="shop",
+            task=1,
+            adapter=adapter,
+            **more,
+        )
         for i in range(EPISODES)
     ]
     ledger.submit(jobs)
@@ -157,17 +200,26 @@ def test_two_runs_are_sampled_by_their_published_versions_as_the_audit_proves(
 ) -> None:
     with connect(redis_url) as client:
         math, code = Ledger(client, "math"), Ledger(client, "code")
-        with running(math, lora.server.url, lora.server.tokenizer) as runner, ThreadPoolExecutor(4) as pool:
+        with (
+            running(math, lora.server.url, lora.server.tokenizer) as runner,
+            ThreadPoolExecutor(4) as pool,
+        ):
             sync(lora, math, "math", "1", 0)
             sync(lora, code, "code", "2", 0)
-            ids = [id for pair in zip(submit(math, "math"), submit(code, "code"), strict=True) for id in pair]
+            ids = [
+                id
+                for pair in zip(submit(math, "math"), submit(code, "code"), strict=True)
+                for id in pair
+            ]
             played = [pool.submit(JobRunner.run, runner, id) for id in ids]
             until(lambda: sum(job.done() for job in played) >= 4, 300)
             sync(lora, math, "math", "2", 1)  # in the middle of episodes
             assert {job.result(600)["stop"] for job in played} <= GRADED
         told = {}
         for ledger in (math, code):
-            told[ledger.run] = [reader(ledger).trajectory(f"{ledger.run}/g/{i}") for i in range(EPISODES)]
+            told[ledger.run] = [
+                reader(ledger).trajectory(f"{ledger.run}/g/{i}") for i in range(EPISODES)
+            ]
             write(tmp_path / f"{ledger.run}.jsonl", told[ledger.run])
     assert versions(told["math"]) == {"0", "1"} and versions(told["code"]) == {"0"}
     for run, trajectories in told.items():

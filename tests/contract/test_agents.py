@@ -1,4 +1,6 @@
-"""Agent programs on a server behind a recording proxy: the openai package, sub-agents, interruptions, resumes."""
+"""Agent programs on a server behind a recording proxy: the openai package, sub-agents,
+interruptions, resumes.
+"""
 
 import threading
 import time
@@ -42,9 +44,25 @@ class Played:
         journal: FakeJournal | None = None,
         **budget: Any,
     ) -> Trajectory:
-        limits = Budget(**{"max_turns": 30, "max_tokens": 3000, "max_new_tokens": 40, "deadline_s": 300, **budget})
+        limits = Budget(
+            **{
+                "max_turns": 30,
+                "max_tokens": 3000,
+                "max_new_tokens": 40,
+                "deadline_s": 300,
+                **budget,
+            }
+        )
         return play_with_agent(
-            Job(run="r", group="g", env="fake", split="train", task=0, agent="program", budget=limits),
+            Job(
+                run="r",
+                group="g",
+                env="fake",
+                split="train",
+                task=0,
+                agent="program",
+                budget=limits,
+            ),
             lambda given, on_end: AgentThread("program", agent, given, {}, on_end),
             self.endpoint,
             engine=self.engine,
@@ -56,21 +74,35 @@ class Played:
         )
 
     def check(self, played: Trajectory, *, calls: int | None = None) -> None:
-        """Each reply that the proxy saw is trained in one segment, right behind what was sent for it."""
-        seen = [call for call in self.proxy.calls() if call["status"] == 200 and call["reply"]["output_ids"]]
+        """Each reply that the proxy saw is trained in one segment, right behind what was sent for
+        it.
+        """
+        seen = [
+            call
+            for call in self.proxy.calls()
+            if call["status"] == 200 and call["reply"]["output_ids"]
+        ]
         assert len(seen) == (calls or len(seen))
         rows = [
             (list(row.prompt_ids + row.response_ids), bytes(len(row.prompt_ids)) + row.mask)
             for row in played.segments()
         ]
-        logprobs = [list(bytes(len(row.prompt_ids))) + row.logprobs.tolist() for row in played.segments()]
+        logprobs = [
+            list(bytes(len(row.prompt_ids))) + row.logprobs.tolist() for row in played.segments()
+        ]
         for call in seen:
             sent, said = call["request"]["input_ids"], call["reply"]["output_ids"]
             end = len(sent) + len(said)
-            homes = [n for n, (ids, mask) in enumerate(rows) if ids[:end] == sent + said and all(mask[len(sent) : end])]
+            homes = [
+                n
+                for n, (ids, mask) in enumerate(rows)
+                if ids[:end] == sent + said and all(mask[len(sent) : end])
+            ]
             assert len(homes) >= 1
             reported = [entry[0] for entry in call["reply"]["meta_info"]["output_token_logprobs"]]
-            assert any(logprobs[n][len(sent) : end] == pytest.approx(reported, abs=1e-6) for n in homes)
+            assert any(
+                logprobs[n][len(sent) : end] == pytest.approx(reported, abs=1e-6) for n in homes
+            )
         assert sum(len(call["reply"]["output_ids"]) for call in seen) == played.sampled_tokens
 
 
@@ -88,7 +120,9 @@ def asks(episode: Episode) -> Callable[..., dict[str, Any]]:
     import openai  # a second
 
     def ask(messages: Sequence[Any], **more: Any) -> dict[str, Any]:
-        with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, timeout=300) as client:
+        with openai.OpenAI(
+            base_url=episode.base_url, api_key=episode.api_key, timeout=300
+        ) as client:
             reply = client.chat.completions.create(model=episode.model, messages=messages, **more)  # type: ignore[call-overload]
         return dict(reply.choices[0].message.model_dump(exclude_none=True))
 
@@ -103,14 +137,19 @@ def sub_agents(episode: Episode) -> str:
     """A conversation, a helper's beside it, a branch, and a summary in place of the history."""
     ask = asks(episode)
     main: Conversation = [*episode.messages, ask(episode.messages, tools=episode.tools)]
-    helper: Conversation = [{"role": "system", "content": "You look things up."}, user("What is this about?")]
+    helper: Conversation = [
+        {"role": "system", "content": "You look things up."},
+        user("What is this about?"),
+    ]
     helper.append(ask(helper, temperature=0.7))
     main += [user("go on"), ask([*main, user("go on")], tools=episode.tools)]
     ask([*main[:-2], user("or rather")], tools=episode.tools)
     helper += [user("more"), ask([*helper, user("more")], temperature=0.7)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda n: ask([user(f"question {n}")], max_tokens=8), range(3)))
-    return str(ask([{"role": "system", "content": "In short."}, user("and?")])["content"] or "nothing")
+    return str(
+        ask([{"role": "system", "content": "In short."}, user("and?")])["content"] or "nothing"
+    )
 
 
 def test_each_reply_is_trained_in_one_trace(played: Played) -> None:
@@ -124,7 +163,9 @@ def test_streams(played: Played) -> None:
 
     def agent(episode: Episode) -> None:
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
-            chunks = client.chat.completions.create(model="m", messages=[user("hello")], stream=True)  # type: ignore[list-item]
+            chunks = client.chat.completions.create(
+                model="m", messages=[user("hello")], stream=True
+            )  # type: ignore[list-item]
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         asks(episode)([user("hello"), {"role": "assistant", "content": text}, user("again")])
 
@@ -141,7 +182,14 @@ def test_the_first_turn_is_the_own_loops(played: Played) -> None:
 
     found = played.play(agent)
     own = play_own_loop(
-        Job(run="r", group="own", env="fake", split="train", task=0, budget=Budget(max_turns=1, max_new_tokens=40)),
+        Job(
+            run="r",
+            group="own",
+            env="fake",
+            split="train",
+            task=0,
+            budget=Budget(max_turns=1, max_new_tokens=40),
+        ),
         engine=played.engine,
         renderer=checked_renderer(played.server.tokenizer, FakeEnvironment().tools),
         environment=FakeEnvironment(),
@@ -156,10 +204,16 @@ def test_a_second_attempt_asks_only_what_is_missing(played: Played) -> None:
     whole = played.play(sub_agents, journal=first)
     before = len(played.proxy.calls())
     again = played.play(sub_agents, recorded=first.events)
-    assert (again.tokens, again.mask, len(played.proxy.calls())) == (whole.tokens, whole.mask, before)
+    assert (again.tokens, again.mask, len(played.proxy.calls())) == (
+        whole.tokens,
+        whole.mask,
+        before,
+    )
     half = first.events[: len(first.events) // 2]
     with_rest = played.play(sub_agents, recorded=half)
-    assert len(played.proxy.calls()) - before == 9 - len({event.turn for event in half if isinstance(event, Sampled)})
+    assert len(played.proxy.calls()) - before == 9 - len(
+        {event.turn for event in half if isinstance(event, Sampled)}
+    )
     assert with_rest.turns == 9
 
 

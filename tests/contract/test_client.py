@@ -1,4 +1,6 @@
-"""`SGLangEngine` against a real SGLang server and the replay engine: what an episode sees of an engine."""
+"""`SGLangEngine` against a real SGLang server and the replay engine: what an episode sees of an
+engine.
+"""
 
 import time
 from array import array
@@ -31,9 +33,13 @@ class Client:
         )
         self.prompt = array("I", server.prompt())
 
-    def generate(self, ids: "array[int] | None" = None, max_new_tokens: int = 2000, **sampling: Any) -> Generated:
+    def generate(
+        self, ids: "array[int] | None" = None, max_new_tokens: int = 2000, **sampling: Any
+    ) -> Generated:
         prompt = self.prompt if ids is None else ids
-        return self.engine.generate(sample_request(prompt, sampling=sampling, max_new_tokens=max_new_tokens))
+        return self.engine.generate(
+            sample_request(prompt, sampling=sampling, max_new_tokens=max_new_tokens)
+        )
 
 
 @pytest.fixture
@@ -60,7 +66,10 @@ def assert_whole(got: Generated) -> None:
 def test_a_turn(client: Client) -> None:
     got = client.generate()
     assert got.finish is Finish.STOP
-    assert got.ids[-1] in (client.server.tokenizer.added_tokens["<|im_end|>"], *client.server.tokenizer.eos_ids)
+    assert got.ids[-1] in (
+        client.server.tokenizer.added_tokens["<|im_end|>"],
+        *client.server.tokenizer.eos_ids,
+    )
     assert len(got.ids) > 1 and got.text
     assert got.versions[0].version == client.server.weight_version()
     assert_whole(got)
@@ -95,7 +104,9 @@ def test_a_full_context_ends_the_turn_by_length(client: Client) -> None:
     assert (got.finish, len(got.ids)) == (Finish.LENGTH, 0)
 
 
-def test_an_unknown_context_is_learnt_from_the_refusal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_context_is_learnt_from_the_refusal(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = client.server.get("/server_info").json()["context_length"]
     monkeypatch.setattr(client.engine._limits, "_get", lambda path: None)  # as behind a router
     assert client.engine.room(1) > context
@@ -120,7 +131,9 @@ def test_a_refused_request_fails_its_job(client: Client) -> None:
 
 def test_aborted_in_mid_turn(slow_client: Client) -> None:
     with BackgroundRequests(slow_client.server) as running:
-        reply: Future[Generated] = running.pool.submit(slow_client.generate, max_new_tokens=4000, ignore_eos=True)
+        reply: Future[Generated] = running.pool.submit(
+            slow_client.generate, max_new_tokens=4000, ignore_eos=True
+        )
         running.wait_for(1)
         while not reply.done():
             slow_client.engine.abort_running()
@@ -149,7 +162,9 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
         reply = pool.submit(
             slow_client.engine.generate,
             sample_request(
-                slow_client.prompt, max_new_tokens=3, check=lambda: checks.append(slow_client.engine.available)
+                slow_client.prompt,
+                max_new_tokens=3,
+                check=lambda: checks.append(slow_client.engine.available),
             ),
         )
         until(lambda: False in checks or reply.done())
@@ -163,7 +178,9 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
 def test_new_weights_in_mid_turn(slow_client: Client) -> None:
     slow_client.server.close_gate()
     with BackgroundRequests(slow_client.server) as running:
-        reply: Future[Generated] = running.pool.submit(slow_client.generate, max_new_tokens=60, ignore_eos=True)
+        reply: Future[Generated] = running.pool.submit(
+            slow_client.generate, max_new_tokens=60, ignore_eos=True
+        )
         running.wait_for(1)
         slow_client.server.post("/pause_generation", {"mode": "in_place"})
         assert not slow_client.engine.ready()

@@ -1,4 +1,6 @@
-"""Aborts, pauses, weights and information: the same on a real SGLang server and on the replay engine."""
+"""Aborts, pauses, weights and information: the same on a real SGLang server and on the replay
+engine.
+"""
 
 import time
 from typing import Any
@@ -34,8 +36,13 @@ class TestInformation:
         assert {"num_used_tokens", "token_usage"} <= set(load)
 
     def test_chat_completions(self, server: Server) -> None:
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
-        reply = server.post("/v1/chat/completions", {"model": "any", "messages": messages, "max_tokens": 30}).json()
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello!"},
+        ]
+        reply = server.post(
+            "/v1/chat/completions", {"model": "any", "messages": messages, "max_tokens": 30}
+        ).json()
         choice = reply["choices"][0]
         assert choice["message"]["role"] == "assistant"
         assert isinstance(choice["message"]["content"], str | None)
@@ -58,7 +65,12 @@ class TestAbort:
             answer = reply.result(60)
         meta, ids = answer.json()["meta_info"], answer.json()["output_ids"]
         assert answer.status_code == 200
-        assert meta["finish_reason"] == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        assert meta["finish_reason"] == {
+            "type": "abort",
+            "message": "Aborted",
+            "status_code": None,
+            "err_type": None,
+        }
         assert 0 < len(ids) < LONG["max_new_tokens"]
         assert [entry[1] for entry in meta["output_token_logprobs"]] == ids
         spans_of(meta)
@@ -68,7 +80,10 @@ class TestAbort:
             reply = requests.start("abc-2", max_new_tokens=3)
             for body in ({"rid": "abc"}, {"rid": "no-such-request"}, {}):
                 assert slow_server.post("/abort_request", body).status_code == 200
-            assert reply.result(60).json()["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+            assert reply.result(60).json()["meta_info"]["finish_reason"]["type"] in (
+                "stop",
+                "length",
+            )
 
     def test_a_queued_request_answers_with_nothing(self, slow_server: Server) -> None:
         with BackgroundRequests(slow_server) as requests:
@@ -86,7 +101,13 @@ class TestAbort:
         with BackgroundRequests(slow_server) as requests:
             requests.fill(queued=4)
             answer = requests.start("too-many", **LONG).result(60)
-        body = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+        body = {
+            "object": "error",
+            "message": "The request queue is full.",
+            "type": "503",
+            "param": None,
+            "code": 503,
+        }
         assert (answer.status_code, answer.json()) == (503, body)
 
     def test_a_request_id_is_taken_while_it_runs(self, slow_server: Server) -> None:
@@ -102,7 +123,9 @@ class TestAbort:
 
 class TestPause:
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
-    def test_a_pause_stops_everything_and_new_weights_show(self, slow_server: Server, mode: str) -> None:
+    def test_a_pause_stops_everything_and_new_weights_show(
+        self, slow_server: Server, mode: str
+    ) -> None:
         slow_server.close_gate()
         length = 60 if slow_server.gate else 600  # without a gate it goes on until the pause
         with BackgroundRequests(slow_server) as requests:
@@ -115,7 +138,9 @@ class TestPause:
             slow_server.post("/abort_request", {"abort_all": False, "rid": "during-the-pause"})
             time.sleep(0.5)
             assert not reply.done() and not late.done()
-            updated = slow_server.post("/update_weight_version", {"new_version": "v2", "abort_all_requests": False})
+            updated = slow_server.post(
+                "/update_weight_version", {"new_version": "v2", "abort_all_requests": False}
+            )
             assert updated.json()["new_version"] == "v2"
             assert slow_server.post("/continue_generation", {}).json()["status"] == "ok"
             slow_server.open_gate()
@@ -149,7 +174,9 @@ class TestPause:
             reply = requests.start("both", max_new_tokens=200, ignore_eos=True)
             requests.wait_for(1)
             time.sleep(0.2 if slow_server.real else 0)  # for tokens of the old weights
-            slow_server.post("/update_weight_version", {"new_version": "v4", "abort_all_requests": False})
+            slow_server.post(
+                "/update_weight_version", {"new_version": "v4", "abort_all_requests": False}
+            )
             slow_server.open_gate()
             spans = spans_of(reply.result(60).json()["meta_info"])
         assert [version for version, _, _ in spans] == ["default", "v4"]

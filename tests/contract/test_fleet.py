@@ -1,4 +1,6 @@
-"""A fleet's weight update while episodes are played, on a real SGLang server and on replay engines."""
+"""A fleet's weight update while episodes are played, on a real SGLang server and on
+replay engines.
+"""
 
 import json
 import signal
@@ -27,7 +29,16 @@ def jobs() -> list[Job]:
     """Episodes of several turns, with sampling that the audit can repeat."""
     budget, sampling = Budget(max_turns=4, max_new_tokens=200), {"temperature": 1.0}
     return [
-        Job(run="r", group="g", sample=i, size=EPISODES, env="shop", task=1, sampling=sampling, budget=budget)
+        Job(
+            run="r",
+            group="g",
+            sample=i,
+            size=EPISODES,
+            env="shop",
+            task=1,
+            sampling=sampling,
+            budget=budget,
+        )
         for i in range(EPISODES)
     ]
 
@@ -43,11 +54,15 @@ def model_path(server: Server) -> str:
 
 def engine_versions(recorded: RecordedEngine, job: Job) -> list[str]:
     """The version of each sampled token, as the engine gave it to the proxy."""
-    spans = [span for _, reply in recorded.replies(job) for span in reply["meta_info"]["weight_versions"]]
+    spans = [
+        span for _, reply in recorded.replies(job) for span in reply["meta_info"]["weight_versions"]
+    ]
     return [span["version"] for span in spans for _ in range(span["end"] - span["start"])]
 
 
-@pytest.mark.parametrize("mode", ["retract", *(pytest.param(m, marks=pytest.mark.slow) for m in ("in_place", "abort"))])
+@pytest.mark.parametrize(
+    "mode", ["retract", *(pytest.param(m, marks=pytest.mark.slow) for m in ("in_place", "abort"))]
+)
 def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
     slow_server: Server, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +72,12 @@ def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
         episodes = [pool.submit(playing.play, job) for job in jobs()]
         # The first turn of a real server has ended, or four are half-way on a replay engine.
         until(
-            lambda: any(map(sampled, playing.proxy.calls())) if slow_server.real else slow_server.load() == (4, 4), 300
+            lambda: (
+                any(map(sampled, playing.proxy.calls()))
+                if slow_server.real
+                else slow_server.load() == (4, 4)
+            ),
+            300,
         )
         [done] = Fleet([slow_server.url], pause=mode).update(path, "w1")
         slow_server.open_gate()
@@ -68,11 +88,19 @@ def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
     assert done.loaded and done.checksum
     assert [[v for v in t.versions if v is not None] for t in trajectories] == versions
     assert {name for each in versions for name in each} == {"default", "w1"}
-    assert all(each == sorted(each, key=["default", "w1"].index) for each in versions)  # no older weights came back
+    assert all(
+        each == sorted(each, key=["default", "w1"].index) for each in versions
+    )  # no older weights came back
     assert all(trajectory.reward is not None for trajectory in trajectories)
 
     write(file := tmp_path / "x.jsonl", trajectories)
-    flags = ["--engine", slow_server.url, "--json", "--versions", "default,w1"]  # they are the same weights
+    flags = [
+        "--engine",
+        slow_server.url,
+        "--json",
+        "--versions",
+        "default,w1",
+    ]  # they are the same weights
     capsys.readouterr()
     assert cli.main(["audit", str(file), *flags]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -85,7 +113,9 @@ def test_requests_that_come_during_a_transfer_wait_and_nothing_is_lost(slow_serv
         with Fleet([slow_server.url]).paused("sent"):
             assert slow_server.get("/ready").status_code == 503
             body = {"sampling_params": {"max_new_tokens": 2}}
-            replies = [pool.submit(slow_server.generate, slow_server.prompt(), **body) for _ in range(4)]
+            replies = [
+                pool.submit(slow_server.generate, slow_server.prompt(), **body) for _ in range(4)
+            ]
             time.sleep(0.3)
             assert not any(reply.done() for reply in replies)
         spans = [reply.result(60)["meta_info"]["weight_versions"] for reply in replies]
@@ -105,7 +135,9 @@ def process(server: Server) -> Any:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_engine_that_dies_is_named_and_the_same_update_repairs(pair: list[Server], step: str) -> None:
+def test_an_engine_that_dies_is_named_and_the_same_update_repairs(
+    pair: list[Server], step: str
+) -> None:
     good, victim = pair
     fleet = Fleet([server.url for server in pair])
     old, new = f"before-{step}", f"after-{step}"
@@ -125,13 +157,23 @@ def test_an_engine_that_dies_is_named_and_the_same_update_repairs(pair: list[Ser
     assert fleet.versions() == {good.url: new, victim.url: None}
 
     process(victim).start()
-    assert fleet.versions() == {good.url: new, victim.url: "default"}  # it came back with the weights it started with
+    assert fleet.versions() == {
+        good.url: new,
+        victim.url: "default",
+    }  # it came back with the weights it started with
     assert [done.loaded for done in fleet.update("weights/new", new)] == [False, True]
     assert fleet.versions() == {good.url: new, victim.url: new}
-    assert victim.generate(victim.prompt(), sampling_params={"max_new_tokens": 1})["meta_info"]["weight_version"] == new
+    assert (
+        victim.generate(victim.prompt(), sampling_params={"max_new_tokens": 1})["meta_info"][
+            "weight_version"
+        ]
+        == new
+    )
 
 
-def test_an_engine_that_freezes_while_it_loads_is_repaired_when_it_wakes(pair: list[Server]) -> None:
+def test_an_engine_that_freezes_while_it_loads_is_repaired_when_it_wakes(
+    pair: list[Server],
+) -> None:
     victim = pair[1]
     fleet = Fleet([server.url for server in pair], update_timeout_s=5)
 
@@ -144,7 +186,9 @@ def test_an_engine_that_freezes_while_it_loads_is_repaired_when_it_wakes(pair: l
             fleet.update("weights/frozen", "frozen", freeze)
     finally:
         process(victim).signal(signal.SIGCONT)
-    assert caught.value.failed == {victim.url: "update: no answer to /update_weights_from_disk within 5 s"}
+    assert caught.value.failed == {
+        victim.url: "update: no answer to /update_weights_from_disk within 5 s"
+    }
     assert victim.get("/ready").status_code == 503  # it stays paused
     assert [done.loaded for done in fleet.update("weights/frozen", "frozen")] == [False, True]
     assert victim.get("/ready").status_code == 200

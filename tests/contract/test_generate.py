@@ -1,4 +1,6 @@
-"""POST /generate: what rollq relies on in a reply, the same on a real SGLang server and on the replay engine."""
+"""POST /generate: what rollq relies on in a reply, the same on a real SGLang server and on the
+replay engine.
+"""
 
 import math
 
@@ -32,11 +34,15 @@ class TestReply:
         reply = server.generate(server.prompt(), sampling_params={"max_new_tokens": 20})
         entries = reply["meta_info"]["output_token_logprobs"]
         assert [entry[1] for entry in entries] == reply["output_ids"]
-        assert all(math.isfinite(entry[0]) and entry[0] <= 0 and entry[2] is None for entry in entries)
+        assert all(
+            math.isfinite(entry[0]) and entry[0] <= 0 and entry[2] is None for entry in entries
+        )
         assert reply["meta_info"]["input_token_logprobs"] == []
 
     def test_without_logprobs(self, server: Server) -> None:
-        reply = server.generate(server.prompt(), return_logprob=False, sampling_params={"max_new_tokens": 3})
+        reply = server.generate(
+            server.prompt(), return_logprob=False, sampling_params={"max_new_tokens": 3}
+        )
         assert len(reply["output_ids"]) == 3
         assert "output_token_logprobs" not in reply["meta_info"]
 
@@ -56,8 +62,12 @@ class TestReply:
         assert len(reply["output_ids"]) == 128
 
     @pytest.mark.parametrize("room", [2, 0])
-    def test_the_requests_own_stop_token_ends_the_turn_and_is_kept(self, server: Server, room: int) -> None:
-        first = server.generate(server.prompt(), sampling_params={**GREEDY, "max_new_tokens": 6})["output_ids"]
+    def test_the_requests_own_stop_token_ends_the_turn_and_is_kept(
+        self, server: Server, room: int
+    ) -> None:
+        first = server.generate(server.prompt(), sampling_params={**GREEDY, "max_new_tokens": 6})[
+            "output_ids"
+        ]
         stop = first[3]
         ids = first[: first.index(stop) + 1]
         sampling = {**GREEDY, "max_new_tokens": len(ids) + room, "stop_token_ids": [stop]}
@@ -85,12 +95,20 @@ class TestReply:
         assert by_text["meta_info"]["prompt_tokens"] == len(prompt)
 
     def test_three_turns_extend_each_other_id_for_id(self, server: Server) -> None:
-        """Sampled ids are sent back as they are, followed by a bridge; the server finds the prefix in its cache."""
+        """Sampled ids are sent back as they are, followed by a bridge; the server finds the prefix
+        in its cache.
+        """
         ids = server.prompt()
-        bridge = list(server.tokenizer.encode("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"))
+        bridge = list(
+            server.tokenizer.encode(
+                "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+            )
+        )
         end = server.tokenizer.added_tokens["<|im_end|>"]
         for turn in range(3):
-            reply = server.generate(ids, sampling_params={"max_new_tokens": 40, "stop_token_ids": [end]})
+            reply = server.generate(
+                ids, sampling_params={"max_new_tokens": 40, "stop_token_ids": [end]}
+            )
             assert reply["meta_info"]["prompt_tokens"] == len(ids)
             if turn:
                 assert reply["meta_info"]["cached_tokens"] > 0
@@ -125,7 +143,9 @@ class TestScoring:
         prompt = server.prompt()
         reply = server.generate(prompt, sampling_params={"max_new_tokens": 30})
         ids = reply["output_ids"]
-        again = server.generate(prompt + ids, logprob_start_len=len(prompt) - 1, sampling_params={"max_new_tokens": 0})
+        again = server.generate(
+            prompt + ids, logprob_start_len=len(prompt) - 1, sampling_params={"max_new_tokens": 0}
+        )
         sampled = [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
         scored = [entry[0] for entry in again["meta_info"]["input_token_logprobs"][1:]]
         assert scored == pytest.approx(sampled, abs=0.1)  # bfloat16

@@ -1,4 +1,6 @@
-"""An interrupted turn continues from its partial ids, against a real SGLang server and the replay engine."""
+"""An interrupted turn continues from its partial ids, against a real SGLang server and the replay
+engine.
+"""
 
 import json
 import os
@@ -41,7 +43,16 @@ def long_turn(recorded: RecordedEngine, sample: int = 0) -> Job:
     tokens = TURN[recorded.server.real]
     budget = Budget(max_new_tokens=tokens, max_turns=1)
     sampling = {"min_new_tokens": tokens, "temperature": 1.0}
-    return Job(run="r", group="long", sample=sample, size=16, env="shop", task=1, sampling=sampling, budget=budget)
+    return Job(
+        run="r",
+        group="long",
+        sample=sample,
+        size=16,
+        env="shop",
+        task=1,
+        sampling=sampling,
+        budget=budget,
+    )
 
 
 @pytest.fixture
@@ -87,8 +98,12 @@ class BackgroundEpisodes:
         until(loaded)
 
 
-def interrupted(recorded: RecordedEngine, scenario: Callable[[int], Trajectory], least_pieces: int = 2) -> Trajectory:
-    """Play the scenario, given the number of the sample, until the interruption came during a turn."""
+def interrupted(
+    recorded: RecordedEngine, scenario: Callable[[int], Trajectory], least_pieces: int = 2
+) -> Trajectory:
+    """Play the scenario, given the number of the sample, until the interruption came
+    during a turn.
+    """
     for sample in range(TRIES):
         with suppress(TurnOver):
             trajectory = scenario(sample)
@@ -114,7 +129,9 @@ PAUSES = ["pause_in_place", "pause_retract", "rename"]
 
 
 @pytest.mark.parametrize("interruption", ABORTS)
-def test_an_aborted_turn_continues_with_the_rest_of_its_budget(gated: RecordedEngine, interruption: str) -> None:
+def test_an_aborted_turn_continues_with_the_rest_of_its_budget(
+    gated: RecordedEngine, interruption: str
+) -> None:
     operator = Operator(gated)
 
     def aborted_twice(sample: int) -> Trajectory:
@@ -125,7 +142,9 @@ def test_an_aborted_turn_continues_with_the_rest_of_its_budget(gated: RecordedEn
             for times in (1, 2):  # the continuation is interrupted as well
                 playing.wait_for(1)
                 getattr(operator, interruption)()
-                until(lambda times=times: reply.done() or len(gated.proxy.calls()) >= before + times)
+                until(
+                    lambda times=times: reply.done() or len(gated.proxy.calls()) >= before + times
+                )
             playing.wait_for(1)
             gated.server.open_gate()
             return reply.result(150)
@@ -133,7 +152,11 @@ def test_an_aborted_turn_continues_with_the_rest_of_its_budget(gated: RecordedEn
     trajectory = interrupted(gated, aborted_twice)
     assert_whole_turn(gated, trajectory)
     if not gated.server.real:
-        assert [len(piece.ids) for piece in sampled_pieces(trajectory)] == [128, 64, 64]  # half, half of the rest, all
+        assert [len(piece.ids) for piece in sampled_pieces(trajectory)] == [
+            128,
+            64,
+            64,
+        ]  # half, half of the rest, all
     used = list(dict.fromkeys(version for version in trajectory.versions if version))
     assert used == [version for version in operator.versions if version in used]  # in their order
     if len(operator.versions) > 1:
@@ -141,7 +164,9 @@ def test_an_aborted_turn_continues_with_the_rest_of_its_budget(gated: RecordedEn
 
 
 @pytest.mark.parametrize("interruption", PAUSES)
-def test_a_turn_over_a_pause_is_one_reply_with_both_versions(gated: RecordedEngine, interruption: str) -> None:
+def test_a_turn_over_a_pause_is_one_reply_with_both_versions(
+    gated: RecordedEngine, interruption: str
+) -> None:
     operator = Operator(gated)
 
     def paused(sample: int) -> Trajectory:
@@ -154,7 +179,10 @@ def test_a_turn_over_a_pause_is_one_reply_with_both_versions(gated: RecordedEngi
             getattr(operator, interruption)()
             gated.server.open_gate()
             trajectory = reply.result(150)
-        if [span.version for span in sampled_pieces(trajectory)[0].versions] != [before, operator.versions[-1]]:
+        if [span.version for span in sampled_pieces(trajectory)[0].versions] != [
+            before,
+            operator.versions[-1],
+        ]:
             raise TurnOver
         return trajectory
 
@@ -186,7 +214,9 @@ def own_process(recorded: RecordedEngine) -> Process:
     return recorded.server.process
 
 
-def test_a_hang_costs_the_request_and_not_the_episode(gated: RecordedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_costs_the_request_and_not_the_episode(
+    gated: RecordedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, watch = own_process(gated), HangWatch(gated.engine)
     monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
     monkeypatch.setattr("rollq_worker.engine.api.control.QUESTION_TIMEOUT_S", 1.0)
@@ -209,7 +239,9 @@ def test_a_hang_costs_the_request_and_not_the_episode(gated: RecordedEngine, mon
 
 
 def test_a_crash_costs_the_request_and_not_the_episode(gated: RecordedEngine) -> None:
-    """What was sampled since the last reply is lost with the engine; the turn is sampled again from there."""
+    """What was sampled since the last reply is lost with the engine; the turn is sampled again from
+    there.
+    """
     process = own_process(gated)
     operator = Operator(gated)
 
@@ -244,10 +276,15 @@ def jobs(first: int, count: int) -> list[Job]:
 def interrupted_enough(trajectories: Sequence[Trajectory]) -> bool:
     """Enough of them were interrupted, under enough versions."""
     aborts = sum(piece.finish is Finish.ABORT for t in trajectories for piece in sampled_pieces(t))
-    return aborts >= 5 and len({version for t in trajectories for version in t.versions if version}) >= 4
+    return (
+        aborts >= 5
+        and len({version for t in trajectories for version in t.versions if version}) >= 4
+    )
 
 
-def audited(capsys: pytest.CaptureFixture[str], file: Path, server: Server, *flags: str) -> tuple[int, dict[str, Any]]:
+def audited(
+    capsys: pytest.CaptureFixture[str], file: Path, server: Server, *flags: str
+) -> tuple[int, dict[str, Any]]:
     code = cli.main(["audit", str(file), "--engine", server.url, "--json", *flags])
     captured = capsys.readouterr()
     assert captured.out, captured.err
@@ -255,7 +292,9 @@ def audited(capsys: pytest.CaptureFixture[str], file: Path, server: Server, *fla
 
 
 def shift(file: Path, to: Path, by: int) -> Path:
-    """Some of the trajectories, with the logprobs of the sampled tokens moved along by so many of them."""
+    """Some of the trajectories, with the logprobs of the sampled tokens moved along by so many of
+    them.
+    """
     with to.open("w") as out:
         for text in file.read_text().splitlines()[:16]:
             line = json.loads(text)
@@ -271,19 +310,26 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     slow_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A real server on a CPU takes some seconds to a minute for every 32.
-    count, pause_s = (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), 3.0) if slow_server.real else (8, 0.35)
+    count, pause_s = (
+        (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), 3.0) if slow_server.real else (8, 0.35)
+    )
     trajectories: list[Trajectory] = []
     with recorded_engine(slow_server, tmp_path) as playing:
         operator = Operator(playing)
-        while not interrupted_enough(trajectories):  # by chance, or on a busy machine, the operator came too late
+        while not interrupted_enough(
+            trajectories
+        ):  # by chance, or on a busy machine, the operator came too late
             assert len(trajectories) < TRIES * count
             started = time.monotonic()
             batch = jobs(len(trajectories), count)
             trajectories += play_interrupted(playing, operator, batch, at_once=8, seconds=pause_s)
-            pause_s = min(pause_s, (time.monotonic() - started) / 8)  # on a quick machine the operator must be quick
+            pause_s = min(
+                pause_s, (time.monotonic() - started) / 8
+            )  # on a quick machine the operator must be quick
         for trajectory in trajectories:
             playing.check(trajectory)
-        operator.rename()  # /model_info does not name weights whose update was answered with UNFLUSHED
+        # /model_info does not name weights whose update was answered with UNFLUSHED
+        operator.rename()
     used = {version for trajectory in trajectories for version in trajectory.versions if version}
     write(file := tmp_path / "x.jsonl", trajectories)
 
@@ -297,6 +343,8 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     code, own = audited(capsys, file, slow_server)
     assert code == 1 and own["verdict"] == "incomplete" and own["skipped"] > 0
     for by in (1, -1):
-        code, moved = audited(capsys, shift(file, tmp_path / "moved.jsonl", by), slow_server, *versions)
+        code, moved = audited(
+            capsys, shift(file, tmp_path / "moved.jsonl", by), slow_server, *versions
+        )
         assert (code, moved["verdict"], moved["shift"]) == (1, "bad", -by)
     assert threading.active_count() < 50

@@ -1,5 +1,6 @@
-"""A model's folder learns the shop on a real SGLang server: warm start, two steps, an evaluation before and after, and
-an audit of what the last policy played."""
+"""A model's folder learns the shop on a real SGLang server: warm start, two steps, an evaluation
+before and after, and an audit of what the last policy played.
+"""
 
 import json
 from collections.abc import Iterator
@@ -36,10 +37,14 @@ def test_two_steps_in_the_shop(untaught: Path, server: Server, tmp_path: Path) -
     options = replace(SHOP, steps=2, groups=2, size=2, held_out=4, evaluate_every=2)
     course, lines = Course(options, untaught, warm_steps=3, warm_rate=1e-3), list[str]()
     start = course.start(tmp_path, lines.append)
-    history = run(start, tmp_path / "run", options, lines.append, engine_url=server.url, audited=True)
+    history = run(
+        start, tmp_path / "run", options, lines.append, engine_url=server.url, audited=True
+    )
     assert [numbers["step"] for numbers in history] == [0, 1, 2] and "held_out" in history[2]
     for numbers in history[:2]:
         assert numbers["staleness_max"] == 0 and numbers["sampled_tokens"] > 0
-        assert numbers["mean_abs_log_ratio"] < (0.02 if SHOP.bf16 else 1e-4), "the engine's logprobs are the trainer's"
+        assert numbers["mean_abs_log_ratio"] < (0.02 if SHOP.bf16 else 1e-4), (
+            "the engine's logprobs are the trainer's"
+        )
     audit = json.loads((tmp_path / "run/results.json").read_text())["audit"]
     assert audit["verdict"] == "ok" and audit["trajectories"] == 4

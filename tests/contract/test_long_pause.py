@@ -1,5 +1,6 @@
-"""A pause of any length is no hang, also on a server without /ready (SGLang 0.5.15). A real hang still is one. A server
-that took itself for unhealthy meanwhile is told that it is not."""
+"""A pause of any length is no hang, also on a server without /ready (SGLang 0.5.15). A real hang
+still is one. A server that took itself for unhealthy meanwhile is told that it is not.
+"""
 
 import os
 import signal
@@ -27,7 +28,10 @@ TOKENS = {False: 256, True: 2000}
 
 @pytest.fixture(params=[(), ("/ready",)], ids=["with /ready", "without"])
 def patient_client(
-    request: pytest.FixtureRequest, slow_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    slow_server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Client]:
     """A client that reaches the server through a proxy, and takes every wait for a long one."""
     monkeypatch.setattr(hang_watch, "SLOW_S", 0.0)
@@ -42,7 +46,9 @@ def patient_client(
 def start_long(client: Client, running: BackgroundRequests) -> "Future[Generated]":
     client.server.close_gate()
     tokens = TOKENS[client.server.real]
-    reply: Future[Generated] = running.pool.submit(client.generate, max_new_tokens=tokens, ignore_eos=True)
+    reply: Future[Generated] = running.pool.submit(
+        client.generate, max_new_tokens=tokens, ignore_eos=True
+    )
     running.wait_for(1)
     return reply
 
@@ -53,7 +59,9 @@ def test_a_long_pause_is_no_hang(patient_client: Client, mode: str) -> None:
     with BackgroundRequests(patient_client.server) as running:
         reply = start_long(patient_client, running)
         patient_client.server.post("/pause_generation", {"mode": mode})
-        at_the_door: Future[Generated] = running.pool.submit(patient_client.generate, max_new_tokens=8)
+        at_the_door: Future[Generated] = running.pool.submit(
+            patient_client.generate, max_new_tokens=8
+        )
         until(lambda: len(patient_client.engine._in_flight.rids()) == (1 if mode == "abort" else 2))
         for _ in range(2 * FAILURES):
             watch.check()
@@ -67,7 +75,9 @@ def test_a_long_pause_is_no_hang(patient_client: Client, mode: str) -> None:
         assert mode == "abort" or len(got.ids) == TOKENS[patient_client.server.real]
 
 
-def assert_given_up_until_it_goes_on(client: Client, stop: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_given_up_until_it_goes_on(
+    client: Client, stop: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """These processes are stopped in mid-generation. The reply comes once they go on."""
     watch = HangWatch(client.engine)
     with BackgroundRequests(client.server) as running:
@@ -101,18 +111,27 @@ def processes(process: Process, name: str = "") -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getpgid(int(folder.name)) == process.popen.pid and name in (folder / "cmdline").read_text():
+            if (
+                os.getpgid(int(folder.name)) == process.popen.pid
+                and name in (folder / "cmdline").read_text()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue  # it has just ended
     return found
 
 
-def test_a_server_that_is_stopped_hangs(patient_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_given_up_until_it_goes_on(patient_client, processes(own_process(patient_client.server)), monkeypatch)
+def test_a_server_that_is_stopped_hangs(
+    patient_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_given_up_until_it_goes_on(
+        patient_client, processes(own_process(patient_client.server)), monkeypatch
+    )
 
 
-def test_a_server_whose_scheduler_is_stuck_hangs(patient_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_scheduler_is_stuck_hangs(
+    patient_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It accepts requests, and answers whatever its scheduler is not asked for."""
     if not patient_client.server.real:
         pytest.skip("the replay engine is one process")

@@ -14,7 +14,10 @@ JSON = {"Content-Type": "application/json"}
 
 
 def ask(server: Server, sampling: dict[str, Any], **body: Any) -> requests.Response:
-    return server.post("/generate", {"input_ids": server.prompt(), "sampling_params": {**SHORT, **sampling}, **body})
+    return server.post(
+        "/generate",
+        {"input_ids": server.prompt(), "sampling_params": {**SHORT, **sampling}, **body},
+    )
 
 
 class TestSamplingParameters:
@@ -47,7 +50,9 @@ class TestSamplingParameters:
         ],
         ids=lambda value: repr(value)[:30],
     )
-    def test_what_it_refuses_no_job_can_have(self, server: Server, sampling: dict[str, Any]) -> None:
+    def test_what_it_refuses_no_job_can_have(
+        self, server: Server, sampling: dict[str, Any]
+    ) -> None:
         [name] = sampling
         assert objection(sampling, SHORT["max_new_tokens"])
         answer = ask(server, sampling)
@@ -92,7 +97,8 @@ class TestBody:
         assert_body_refused(server.post("/generate", body))
 
     @pytest.mark.parametrize(
-        "path", ["/generate", "/tokenize", "/abort_request", "/pause_generation", "/continue_generation"]
+        "path",
+        ["/generate", "/tokenize", "/abort_request", "/pause_generation", "/continue_generation"],
     )
     def test_no_json(self, server: Server, path: str) -> None:
         assert_body_refused(requests.post(server.url + path, data="{", headers=JSON, timeout=10))

@@ -1,4 +1,6 @@
-"""Routed experts of the replay engine and of a real SGLang server with a tiny mixture of experts on a CPU."""
+"""Routed experts of the replay engine and of a real SGLang server with a tiny mixture of experts on
+a CPU.
+"""
 
 import base64
 import subprocess
@@ -26,7 +28,15 @@ from rollq_worker.protocols import Routing
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
-from tests.contract.conftest import PARAMS, Server, installed, replay, sglang, sglang_scripts, wrapped
+from tests.contract.conftest import (
+    PARAMS,
+    Server,
+    installed,
+    replay,
+    sglang,
+    sglang_scripts,
+    wrapped,
+)
 from tests.sample_requests import sample_request
 from tests.waiting import until
 
@@ -47,7 +57,9 @@ def replay_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def sglang_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, scripts = tmp_path_factory.mktemp("sglang_moe"), sglang_scripts()
     venv, text_model = installed(scripts)
-    subprocess.run([venv / "bin/python", HERE / "tiny_moe_model.py", text_model, folder / "model"], check=True)
+    subprocess.run(
+        [venv / "bin/python", HERE / "tiny_moe_model.py", text_model, folder / "model"], check=True
+    )
     serving = wrapped(venv, folder, HERE / "serve_moe.py")
     with sglang(scripts, serving, folder / "model", folder / "log", FLAG) as server:
         yield server
@@ -66,7 +78,9 @@ class Client:
 
     def generate(self, ids: "array[int]", start: int, most: int = 8, **sampling: Any) -> Any:
         routing = Routing(start=start, shape=SHAPE)
-        return self.engine.generate(sample_request(ids, sampling=sampling, max_new_tokens=most, routing=routing))
+        return self.engine.generate(
+            sample_request(ids, sampling=sampling, max_new_tokens=most, routing=routing)
+        )
 
     def rows(self, ids: "array[int]", start: int = 0) -> list[list[list[int]]]:
         """The rows of all these tokens from there on, in a request that samples one more."""
@@ -104,7 +118,10 @@ def test_the_next_turn_brings_only_what_is_new(client: Client) -> None:
 
 def test_the_start_is_checked(client: Client) -> None:
     ids = client.server.prompt()
-    for start, said in ((len(ids) + 1, "is higher than the number of input tokens"), (-1, "is lower than 0")):
+    for start, said in (
+        (len(ids) + 1, "is higher than the number of input tokens"),
+        (-1, "is lower than 0"),
+    ):
         body = {"input_ids": ids, "return_routed_experts": True, "routed_experts_start_len": start}
         answer = client.server.post("/generate", body)
         assert answer.status_code == 400 and said in answer.text
@@ -131,7 +148,9 @@ def test_an_aborted_reply_has_the_rows_of_what_it_has(sglang_moe: Server) -> Non
     engine = SGLangEngine(sglang_moe.url, vocab_size=sglang_moe.tokenizer.vocab_size)
     client, prompt, found = Client(sglang_moe, engine), array("I", sglang_moe.prompt("Count.")), []
     options = {"ignore_eos": True, "min_new_tokens": 4000}
-    thread = threading.Thread(target=lambda: found.append(client.generate(prompt, 0, 4000, **options)))
+    thread = threading.Thread(
+        target=lambda: found.append(client.generate(prompt, 0, 4000, **options))
+    )
     thread.start()
     until(lambda: sglang_moe.load()[0] == 1)
     until(lambda: engine.abort_running() > 0)
@@ -147,14 +166,34 @@ def play_shop(client: Client, **changes: Any) -> Trajectory:
     budget = Budget(max_turns=4, max_new_tokens=48)
     [end] = client.server.tokenizer.encode("<|im_end|>")
     ends = {"logit_bias": {str(end): 10.0}}  # a random model would hardly ever end a turn by itself
-    job = Job(run="r", group="g", env="shop", task=0, budget=budget, sampling=ends, routed_experts=ASKED, **changes)
+    job = Job(
+        run="r",
+        group="g",
+        env="shop",
+        task=0,
+        budget=budget,
+        sampling=ends,
+        routed_experts=ASKED,
+        **changes,
+    )
     shop = domain(job.env)
     environment = shop.open(job.split, job.task, {})
     renderer: ChatRenderer = checked_renderer(client.server.tokenizer, environment.tools)
-    user = user_factory(job.user, shop.task(job.split, job.task), seed=0, endpoints={}, check=lambda: None)
-    engine = SGLangEngine(client.server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size)
+    user = user_factory(
+        job.user, shop.task(job.split, job.task), seed=0, endpoints={}, check=lambda: None
+    )
+    engine = SGLangEngine(
+        client.server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
+    )
     try:
-        return play(job, engine=engine, renderer=renderer, environment=environment, user=user, journal=FakeJournal())
+        return play(
+            job,
+            engine=engine,
+            renderer=renderer,
+            environment=environment,
+            user=user,
+            journal=FakeJournal(),
+        )
     finally:
         engine.close()
 
@@ -170,5 +209,7 @@ def test_the_rows_of_an_episode_are_those_of_its_tokens(client: Client) -> None:
     until(lambda: client.server.post("/flush_cache").status_code == 200)
     again = client.rows(trajectory.tokens[:last])
     same = sum(left == right for left, right in zip(again, rows.tolist(), strict=False)) / last
-    shifted = sum(left == right for left, right in zip(again[1:], rows.tolist(), strict=False)) / last
+    shifted = (
+        sum(left == right for left, right in zip(again[1:], rows.tolist(), strict=False)) / last
+    )
     assert same > 0.9 > 0.5 > shifted, (same, shifted)

@@ -1,4 +1,5 @@
-"""sglang-router and smg in front of engines: what they pass on, what they drop, and what happens when an engine dies.
+"""sglang-router and smg in front of engines: what they pass on, what they drop, and what happens
+when an engine dies.
 
 The routers are in ROLLQ_ROUTERS, a virtual environment (`make test-routers` makes it).
 """
@@ -55,7 +56,9 @@ Route = Callable[..., str]
 def route(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Route]:
     """Starts a router with flags, and gives its address when it knows that many engines."""
     with ExitStack() as stack:
-        yield lambda engines, *flags: stack.enter_context(_router(request.param, engines, flags, tmp_path / "router"))
+        yield lambda engines, *flags: stack.enter_context(
+            _router(request.param, engines, flags, tmp_path / "router")
+        )
 
 
 @contextmanager
@@ -76,32 +79,50 @@ def _router(module: str, engines: int, flags: Sequence[str], log: Path) -> Itera
     ]
     command += ["--prometheus-port", str(free_port()), "--policy", POLICIES[module], *flags]
     with running(command, url := f"http://127.0.0.1:{port}", 60, log, "/readiness"):
-        until(lambda: requests.get(f"{url}/readiness", timeout=5).json()["healthy_workers"] == engines)
+        until(
+            lambda: requests.get(f"{url}/readiness", timeout=5).json()["healthy_workers"] == engines
+        )
         yield url
 
 
 def recorded(stack: ExitStack, servers: Sequence[Server], folder: Path) -> list[Recorder]:
-    return [stack.enter_context(recording(server.url, folder / f"engine{n}")) for n, server in enumerate(servers)]
+    return [
+        stack.enter_context(recording(server.url, folder / f"engine{n}"))
+        for n, server in enumerate(servers)
+    ]
 
 
 def generate(url: str, prompt: Sequence[int], **sampling: Any) -> Generated:
     engine = SGLangEngine(url)
     try:
-        return engine.generate(sample_request(array("I", prompt), sampling=sampling, max_new_tokens=8))
+        return engine.generate(
+            sample_request(array("I", prompt), sampling=sampling, max_new_tokens=8)
+        )
     finally:
         engine.close()
 
 
-def test_a_turn_and_what_it_asks_for_pass_unchanged(route: Route, server: Server, tmp_path: Path) -> None:
+def test_a_turn_and_what_it_asks_for_pass_unchanged(
+    route: Route, server: Server, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         (engine,) = recorded(stack, [server], tmp_path)
         url, prompt = route(1, "--worker-urls", engine.url), server.prompt()
         direct, routed = (generate(at, prompt, temperature=0.0) for at in (server.url, url))
-        assert routed.ids == direct.ids and routed.versions == direct.versions and routed.finish == direct.finish
+        assert (
+            routed.ids == direct.ids
+            and routed.versions == direct.versions
+            and routed.finish == direct.finish
+        )
         assert routed.logprobs.tolist() == pytest.approx(direct.logprobs.tolist(), abs=0.05)
         assert engine.calls()[-1]["headers"]["x-smg-routing-key"]
 
-        body = {"input_ids": prompt, "rid": "a/b/0/1", "return_logprob": True, "sampling_params": EVERYTHING}
+        body = {
+            "input_ids": prompt,
+            "rid": "a/b/0/1",
+            "return_logprob": True,
+            "sampling_params": EVERYTHING,
+        }
         assert requests.post(f"{url}/generate", json=body, timeout=60).status_code == 200
         arrived = engine.calls()[-1]["request"]
         assert set(EVERYTHING) - set(arrived["sampling_params"]) == set(DROPPED)
@@ -113,7 +134,10 @@ def test_a_turn_and_what_it_asks_for_pass_unchanged(route: Route, server: Server
         answer = requests.post(f"{url}/generate", json=body | {"lora_path": "math@7"}, timeout=60)
         assert engine.calls()[-1]["request"]["lora_path"] == "math@7"
         assert ADAPTER_MISSING.match(read_error(answer.content))
-        for sampling, says in (({"temperature": -1.0}, "temperature must be"), ({"logit_bias": {"1": 1.0}}, "drop")):
+        for sampling, says in (
+            ({"temperature": -1.0}, "temperature must be"),
+            ({"logit_bias": {"1": 1.0}}, "drop"),
+        ):
             with pytest.raises(JobFailure, match=says):
                 generate(url, prompt, **sampling)
 
@@ -122,13 +146,18 @@ def test_a_group_stays_together_and_an_engine_may_die(route: Route, tmp_path: Pa
     with ExitStack() as stack:
         for number in range(2):
             (tmp_path / str(number)).mkdir()
-        servers = [stack.enter_context(replay(tmp_path / str(number), latency=0.2)) for number in range(2)]
+        servers = [
+            stack.enter_context(replay(tmp_path / str(number), latency=0.2)) for number in range(2)
+        ]
         engines = recorded(stack, servers, tmp_path)
         url = route(2, "--worker-urls", *(engine.url for engine in engines))
         pool = stack.enter_context(recorded_pool([Server(url, servers[0].tokenizer)], tmp_path))
         with ThreadPoolExecutor(16) as threads:
             first = list(threads.map(pool.play, samples(0, turns=2, tokens=64)))
-            where = [{call["headers"]["x-smg-routing-key"] for call in engine.calls()} for engine in engines]
+            where = [
+                {call["headers"]["x-smg-routing-key"] for call in engine.calls()}
+                for engine in engines
+            ]
             assert where[0] and where[1] and not where[0] & where[1]
             playing = [threads.submit(pool.play, job) for job in samples(1, turns=3, tokens=64)]
             until(lambda: len(pool.proxy.calls()) >= 40)
@@ -142,8 +171,12 @@ def test_a_group_stays_together_and_an_engine_may_die(route: Route, tmp_path: Pa
 def test_prefill_and_decode_servers(route: Route, replay_server: Server, tmp_path: Path) -> None:
     with ExitStack() as stack:
         prefill, decode = recorded(stack, [replay_server] * 2, tmp_path)
-        url = route(2, "--pd-disaggregation", "--prefill", prefill.url, "8998", "--decode", decode.url)
+        url = route(
+            2, "--pd-disaggregation", "--prefill", prefill.url, "8998", "--decode", decode.url
+        )
         got = generate(url, replay_server.prompt())
-        (one,), (other,) = ([call["request"] for call in engine.calls()] for engine in (prefill, decode))
+        (one,), (other,) = (
+            [call["request"] for call in engine.calls()] for engine in (prefill, decode)
+        )
         assert one == other and one["bootstrap_port"] == 8998 and one["bootstrap_room"]
         assert len(got.ids) == len(got.logprobs) == 8

@@ -1,4 +1,6 @@
-"""Episodes over two engines, of which one dies and comes back. Replay engines, because two real ones need 4 GB."""
+"""Episodes over two engines, of which one dies and comes back. Replay engines, because two real
+ones need 4 GB.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +58,9 @@ def recorded_pool(servers: Sequence[Server], folder: Path) -> Iterator[RecordedP
             stack.enter_context(recording(server.url, folder / f"calls{number}.jsonl"))
             for number, server in enumerate(servers)
         ]
-        pool = EnginePool([proxy.url for proxy in proxies], stop_ids=stops, vocab_size=tokenizer.vocab_size)
+        pool = EnginePool(
+            [proxy.url for proxy in proxies], stop_ids=stops, vocab_size=tokenizer.vocab_size
+        )
         stack.callback(pool.close)
         pool.watch()
         yield RecordedPool(servers[0], proxies[0], pool, proxies)
@@ -70,7 +74,16 @@ def samples(sample: int, turns: int, tokens: int) -> list[Job]:
     """That sample of each group."""
     budget, sampling = Budget(max_turns=turns, max_new_tokens=tokens), {"temperature": 1.0}
     return [
-        Job(run="r", group=f"g{i}", sample=sample, size=2, env="shop", task=i, sampling=sampling, budget=budget)
+        Job(
+            run="r",
+            group=f"g{i}",
+            sample=sample,
+            size=2,
+            env="shop",
+            task=i,
+            sampling=sampling,
+            budget=budget,
+        )
         for i in range(GROUPS)
     ]
 
@@ -90,8 +103,9 @@ def groups_of(proxy: Recorder, proxies: Sequence[Recorder]) -> set[str]:
 def play_through_a_crash(
     recorded: RecordedPool, victim: Process, early: Sequence[Job], late: Sequence[Job]
 ) -> list[Trajectory]:
-    """Play all early jobs at once. The first server is killed when it has answered some, and started again. Then play
-    the late ones."""
+    """Play all early jobs at once. The first server is killed when it has answered some, and
+    started again. Then play the late ones.
+    """
     dying, other = recorded.proxies
     with ThreadPoolExecutor(GROUPS) as threads:
         playing = [threads.submit(recorded.play, job) for job in early]
@@ -104,7 +118,9 @@ def play_through_a_crash(
         before = len(dying.calls())
     with ThreadPoolExecutor(8) as threads:  # so few that no engine has too many
         trajectories += threads.map(recorded.play, late)
-    assert groups_at(dying, since=before) >= groups_of(dying, recorded.proxies), "its groups came back to the engine"
+    assert groups_at(dying, since=before) >= groups_of(dying, recorded.proxies), (
+        "its groups came back to the engine"
+    )
     return trajectories
 
 
@@ -119,7 +135,9 @@ def test_an_engine_dies_under_16_episodes_and_comes_back(tmp_path: Path) -> None
     with ExitStack() as stack:
         for number in range(2):
             (tmp_path / str(number)).mkdir()
-        servers = [stack.enter_context(replay(tmp_path / str(number), latency=0.3)) for number in range(2)]
+        servers = [
+            stack.enter_context(replay(tmp_path / str(number), latency=0.3)) for number in range(2)
+        ]
         recorded = stack.enter_context(recorded_pool(servers, tmp_path))
         early, late = (samples(number, turns=3, tokens=256) for number in range(2))
         assert servers[0].process is not None
@@ -135,7 +153,12 @@ def test_siblings_find_their_prefix_in_one_engine(tmp_path: Path) -> None:
         servers = [stack.enter_context(replay(tmp_path / str(number))) for number in range(2)]
         recorded = stack.enter_context(recorded_pool(servers, tmp_path))
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(recorded.play, [job for number in range(2) for job in samples(number, 2, tokens=64)]))
+            list(
+                threads.map(
+                    recorded.play,
+                    [job for number in range(2) for job in samples(number, 2, tokens=64)],
+                )
+            )
         where = [groups_at(proxy) for proxy in recorded.proxies]
         assert where[0] and where[1] and not where[0] & where[1]
         assert where[0] | where[1] == {f"r/g{number}" for number in range(GROUPS)}

@@ -1,6 +1,8 @@
-"""A perfect policy plays the shop to reward 1 through every kind of chat template, alone and on a real SGLang server.
+"""A perfect policy plays the shop to reward 1 through every kind of chat template, alone and on a
+real SGLang server.
 
-ROLLQ_TEST_TEMPLATES names a folder of further templates (`*.jinja`), such as the real ones of models.
+ROLLQ_TEST_TEMPLATES names a folder of further templates (`*.jinja`), such as the real ones of
+models.
 """
 
 import os
@@ -72,7 +74,9 @@ def connect(sglang_server: Server) -> Iterator[Connect]:
     with ExitStack() as opened:
 
         def engine(renderer: ChatRenderer) -> Engine:
-            found = SGLangEngine(sglang_server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size)
+            found = SGLangEngine(
+                sglang_server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
+            )
             opened.callback(found.close)
             return found
 

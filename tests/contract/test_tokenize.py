@@ -6,7 +6,9 @@ from tests.contract.conftest import Server
 from tests.contract.refusal_shapes import assert_body_refused
 
 
-@pytest.mark.parametrize("text", ["hi there", "", "<|im_start|>user\n你好 — 12.5 🙂<|im_end|>\n", " a\n\n\tb "])
+@pytest.mark.parametrize(
+    "text", ["hi there", "", "<|im_start|>user\n你好 — 12.5 🙂<|im_end|>\n", " a\n\n\tb "]
+)
 def test_a_text(server: Server, text: str) -> None:
     found = server.post("/tokenize", {"prompt": text}).json()
     ours = list(server.tokenizer.encode(text))

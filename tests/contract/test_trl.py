@@ -1,4 +1,6 @@
-"""TRL's trainers on a real SGLang server: their steps, and logprobs of the sampled tokens as their model has them."""
+"""TRL's trainers on a real SGLang server: their steps, and logprobs of the sampled tokens as their
+model has them.
+"""
 
 import os
 from collections.abc import Iterator
@@ -37,8 +39,9 @@ pytestmark = [
 
 @pytest.fixture
 def small_server(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    """A real server and the folder of its model: random weights in float32, and the small vocabulary that rollq ships,
-    so that a trainer's logits take little memory."""
+    """A real server and the folder of its model: random weights in float32, and the small
+    vocabulary that rollq ships, so that a trainer's logits take little memory.
+    """
     scripts = sglang_scripts()
     venv, _ = installed(scripts)
     model = Path(save(make(load_tokenizer(), seed=1), tmp_path / "model"))
@@ -48,13 +51,17 @@ def small_server(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 
 
 def gaps(model: Any, rows: dict[str, list[Any]]) -> tuple[float, float]:
-    """How far the model's logprobs are from the engine's at most, and on average when they are moved by one token."""
+    """How far the model's logprobs are from the engine's at most, and on average when they are
+    moved by one token.
+    """
     most, moved = 0.0, []
     for prompt, completion, engine, mask in zip(
         rows["prompt_ids"], rows["completion_ids"], rows["logprobs"], rows["env_mask"], strict=True
     ):
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + completion]), logits_to_keep=len(completion) + 1).logits[0, :-1]
+            logits = model(
+                torch.tensor([prompt + completion]), logits_to_keep=len(completion) + 1
+            ).logits[0, :-1]
         own = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
         sampled = torch.tensor(mask).bool()
         most = max(most, (own - torch.tensor(engine))[sampled].abs().max().item())
@@ -131,7 +138,9 @@ def test_the_trainer_steps_on_episodes_of_the_policy_of_the_step_before(
         stack.worker(6, "--tokenizer", str(path), engine_url=server.url)
         with Client(redis_url, run="r") as client:
             job = Job(env="shop:desk", task=0, budget=Budget(max_turns=3, max_new_tokens=24))
-            rollouts = RolloutFunc(client, job=job, fleet=Fleet([server.url]), weights=tmp_path / "weights")
+            rollouts = RolloutFunc(
+                client, job=job, fleet=Fleet([server.url]), weights=tmp_path / "weights"
+            )
             training = trainer(
                 rollouts,
                 tmp_path / "out",
@@ -148,15 +157,21 @@ def test_the_trainer_steps_on_episodes_of_the_policy_of_the_step_before(
     assert published is not None and published.step == 1
     assert (stats["done"], stats["groups_acked"], stats["dead"]) == (4 * SIZE, 4, 0)
     trained = training.model.state_dict()
-    assert all(not torch.equal(tensor, trained[name]) for name, tensor in start.state_dict().items())
+    assert all(
+        not torch.equal(tensor, trained[name]) for name, tensor in start.state_dict().items()
+    )
     for step, (trajectories, inputs) in enumerate(zip(played, training.inputs, strict=True)):
-        versions = {version for each in trajectories for version in each.versions if version is not None}
+        versions = {
+            version for each in trajectories for version in each.versions if version is not None
+        }
         assert versions == {str(step)}
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         assert sorted(mask.sum(1).tolist()) == sorted(each.sampled_tokens for each in trajectories)
         engine, own = inputs["sampling_per_token_logps"][mask], training.logprobs[step][mask]
         assert (engine - own).abs().mean() < 0.01
-    assert mean(gap(start, each) for each in played[1]) > 0.05, "step 1 changed the policy, and the engine has it"
+    assert mean(gap(start, each) for each in played[1]) > 0.05, (
+        "step 1 changed the policy, and the engine has it"
+    )
 
 
 class Producer(TrainerCallback):
@@ -172,9 +187,13 @@ class Producer(TrainerCallback):
 def test_the_async_trainer_gives_the_engine_its_weights(
     small_server: tuple[Server, Path], redis_url: str, tmp_path: Path
 ) -> None:
-    """Random weights earn nothing, so no step changes them: the trainer begins with others than the engine has."""
+    """Random weights earn nothing, so no step changes them: the trainer begins with others than the
+    engine has.
+    """
     server, path = small_server
-    options = Options(steps=2, groups=2, size=2, staleness=1, budget=Budget(max_turns=3, max_new_tokens=24))
+    options = Options(
+        steps=2, groups=2, size=2, staleness=1, budget=Budget(max_turns=3, max_new_tokens=24)
+    )
     other = save(make(load_tokenizer(), seed=2), tmp_path / "other")
     stack, fleet = Stack(tmp_path, redis_url), Fleet([server.url])
     try:
@@ -192,6 +211,8 @@ def test_the_async_trainer_gives_the_engine_its_weights(
         stack.close()
     assert published is not None and published.step == 2 and set(last.versions) <= {None, "2"}
     steps = [step for step in training.state.log_history if "kl" in step]
-    assert len(steps) == 2 and max(step["kl"] for step in steps) < 1e-4, "the engine's logprobs are the trainer's"
+    assert len(steps) == 2 and max(step["kl"] for step in steps) < 1e-4, (
+        "the engine's logprobs are the trainer's"
+    )
     theirs, ours = (AutoModelForCausalLM.from_pretrained(folder) for folder in (path, other))
     assert gap(ours, last) < 0.01 < 0.05 < gap(theirs, last)

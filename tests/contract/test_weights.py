@@ -25,7 +25,9 @@ def flush(server: Server) -> int:
 
 
 def start_half_a_turn(server: Server, requests: BackgroundRequests) -> Any:
-    """A request that has tokens, and gets the others when the gate opens; on a real server it runs for a second."""
+    """A request that has tokens, and gets the others when the gate opens; on a real server it runs
+    for a second.
+    """
 
     def used() -> int:
         return int(server.get("/v1/loads").json()["loads"][0]["num_used_tokens"])
@@ -47,7 +49,9 @@ class TestPausedInPlace:
             slow_server.post("/pause_generation", {"mode": "in_place"})
             assert flush(slow_server) == 400
             status, body = update(slow_server, "unshown")
-            assert status == 400 and body["success"] is False and body["message"].startswith(UNFLUSHED)
+            assert (
+                status == 400 and body["success"] is False and body["message"].startswith(UNFLUSHED)
+            )
             assert info(slow_server)[0] == "default"
             slow_server.post("/continue_generation", {})
             slow_server.open_gate()
@@ -100,7 +104,8 @@ class TestPausedByRetraction:
         meta = body["meta_info"]
         finish = meta["finish_reason"]
         assert (finish["type"], finish["message"]) == ("abort", "Abort in waiting queue")
-        # A real server hands its tokens on by the fifty, and those that it has not handed on yet are lost.
+        # A real server hands its tokens on by the fifty, and those that it has not handed on yet
+        # are lost.
         assert len(body["output_ids"]) == meta["completion_tokens"]
         assert "prompt_tokens" not in meta
         spans_of(meta)
@@ -136,7 +141,15 @@ class TestVerification:
 
     def test_server_info_tells_how_the_weights_are_laid_out(self, server: Server) -> None:
         found = server.get("/server_info").json()
-        assert {"version", "tp_size", "dp_size", "pp_size", "ep_size", "dtype", "quantization"} <= set(found)
+        assert {
+            "version",
+            "tp_size",
+            "dp_size",
+            "pp_size",
+            "ep_size",
+            "dtype",
+            "quantization",
+        } <= set(found)
 
 
 def test_continuing_what_is_not_paused_changes_nothing(slow_server: Server) -> None:

@@ -1,4 +1,5 @@
-"""tiny_adapters.py MODEL OUT: two LoRA adapters of random weights in OUT/1 and OUT/2, as PEFT writes them.
+"""tiny_adapters.py MODEL OUT: two LoRA adapters of random weights in OUT/1 and OUT/2, as PEFT
+writes them.
 
 Run it with an interpreter that has torch.
 """
@@ -26,7 +27,13 @@ def main(model: Path, out: Path) -> None:
                 tensors[f"{at}.lora_B.weight"] = torch.randn(size, RANK, generator=random) * 0.3
         (folder := out / str(seed)).mkdir(parents=True)
         save_file(tensors, folder / "adapter_model.safetensors")
-        peft = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
+        peft = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": RANK,
+            "lora_alpha": 2 * RANK,
+            "bias": "none",
+        }
         peft |= {"target_modules": [*outputs], "base_model_name_or_path": str(model)}
         (folder / "adapter_config.json").write_text(json.dumps(peft))
 

@@ -1,7 +1,9 @@
-"""tiny_moe_model.py TEXT_MODEL OUT: a tiny Qwen3-MoE of random experts, which samples the tokens of the text model.
+"""tiny_moe_model.py TEXT_MODEL OUT: a tiny Qwen3-MoE of random experts, which samples the tokens of
+the text model.
 
-Vocabulary, embeddings and head are those of the small model in TEXT_MODEL. Run it with an interpreter that has torch
-and transformers. It writes what SGLang needs: weights, configuration, tokenizer, chat template.
+Vocabulary, embeddings and head are those of the small model in TEXT_MODEL. Run it with an
+interpreter that has torch and transformers. It writes what SGLang needs: weights, configuration,
+tokenizer, chat template.
 """
 
 import shutil
@@ -19,10 +21,21 @@ SHAPE = {"num_hidden_layers": 3, "num_experts_per_tok": 2, "num_experts": 8}
 def main(source: Path, out: Path) -> None:
     torch.manual_seed(0)
     small = AutoModelForCausalLM.from_pretrained(source)
-    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    )
     names += ("eos_token_id", "bos_token_id")
     same = {name: getattr(small.config, name) for name in names}
-    sizes = {"intermediate_size": 128, "moe_intermediate_size": 64, "head_dim": 16, "decoder_sparse_step": 1}
+    sizes = {
+        "intermediate_size": 128,
+        "moe_intermediate_size": 64,
+        "head_dim": 16,
+        "decoder_sparse_step": 1,
+    }
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**same, **sizes, **SHAPE, tie_word_embeddings=False))
     model.model.embed_tokens.weight.copy_(small.model.embed_tokens.weight)
     model.lm_head.weight.copy_(small.lm_head.weight)
@@ -35,7 +48,12 @@ def main(source: Path, out: Path) -> None:
         elif name.endswith("gate.weight"):
             weight.mul_(50)  # clear choices: rounding must not change them
     model.to(torch.bfloat16).save_pretrained(out)
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+    for file in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ):
         shutil.copy(source / file, out / file)
 
 

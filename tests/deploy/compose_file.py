@@ -31,4 +31,8 @@ def filled(text: str, env: dict[str, str]) -> str:
 
 def secret(name: str, folder: Path) -> str:
     """What the file of a secret holds."""
-    return Path(filled(FILE["secrets"][name]["file"], {"ROLLQ_SECRETS": str(folder)})).read_text().strip()
+    return (
+        Path(filled(FILE["secrets"][name]["file"], {"ROLLQ_SECRETS": str(folder)}))
+        .read_text()
+        .strip()
+    )

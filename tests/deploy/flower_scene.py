@@ -1,4 +1,6 @@
-"""A real Flower with deploy's settings, on a Redis with users, beside a worker that played rollouts of every kind."""
+"""A real Flower with deploy's settings, on a Redis with users, beside a worker that played rollouts
+of every kind.
+"""
 
 import json
 import os
@@ -71,20 +73,32 @@ class Flower:
         body = urllib.parse.urlencode(data).encode() if data is not None else None
         headers = {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=30) as reply:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, body, headers), timeout=30
+            ) as reply:
                 return Reply(reply.status, reply.url, reply.read().decode())
         except urllib.error.HTTPError as e:
             return Reply(e.code, e.url, e.read().decode())
 
     def tasks(self, search: str = "") -> list[dict[str, Any]]:
         """What the table of the page of tasks holds."""
-        query = {"draw": 1, "start": 0, "length": 100, "search[value]": search, "order[0][column]": 0}
+        query = {
+            "draw": 1,
+            "start": 0,
+            "length": 100,
+            "search[value]": search,
+            "order[0][column]": 0,
+        }
         query |= {"order[0][dir]": "desc", "columns[0][data]": "received"}
-        rows: list[dict[str, Any]] = json.loads(self.ask("/tasks/datatable", query, LOGIN).text)["data"]
+        rows: list[dict[str, Any]] = json.loads(self.ask("/tasks/datatable", query, LOGIN).text)[
+            "data"
+        ]
         return rows
 
     def workers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.ask("/workers?json=1", login=LOGIN).text)["data"]
+        found: list[dict[str, Any]] = json.loads(self.ask("/workers?json=1", login=LOGIN).text)[
+            "data"
+        ]
         return found
 
     def close(self) -> None:
@@ -104,7 +118,17 @@ def scene(folder: Path) -> Iterator[Scene]:
     """All rollouts have ended, and Flower has heard of it."""
     port, made = free_port(), made_passwords()
     (folder / "users.acl").write_text(users_file(made))
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command = [
+        redis_binary(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(folder),
+    ]
     redis_server = started_redis([*command, "--aclfile", str(folder / "users.acl")], port)
     address = {
         user: f"redis://{user}:{made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{port}/0"
@@ -135,7 +159,9 @@ def _play(stack: Stack, folder: Path) -> None:
         client.submit([Job(task=40, group="g0040", **once)])  # type: ignore[arg-type]
         client.submit([Job(task=41, group="g0041", **fault)])  # type: ignore[arg-type]
         client.seal()
-    stack.wait(lambda: not {stack.stats(RUN)[name] for name in ("queued", "leased")} - {0}, 120, "the end")
+    stack.wait(
+        lambda: not {stack.stats(RUN)[name] for name in ("queued", "leased")} - {0}, 120, "the end"
+    )
 
 
 def _ended(flower: Flower) -> int:

@@ -1,4 +1,6 @@
-"""The objects of deploy/k8s, as the kustomize in kubectl renders them. kubectl comes from the package index."""
+"""The objects of deploy/k8s, as the kustomize in kubectl renders them. kubectl comes from the
+package index.
+"""
 
 import subprocess
 import sys
@@ -20,7 +22,9 @@ Object = dict[str, Any]
 @cache
 def rendered(folder: str) -> tuple[Object, ...]:
     """What `kubectl apply -k` would send."""
-    said = subprocess.run([KUBECTL, "kustomize", str(FOLDER / folder)], capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [KUBECTL, "kustomize", str(FOLDER / folder)], capture_output=True, text=True, timeout=60
+    )
     assert said.returncode == 0, said.stderr
     return tuple(yaml.load_all(said.stdout, yaml.CSafeLoader))
 

@@ -1,4 +1,6 @@
-"""Reads the files of deploy/monitoring: every expression, and the metrics and labels that it names."""
+"""Reads the files of deploy/monitoring: every expression, and the metrics and labels
+that it names.
+"""
 
 import json
 from collections.abc import Iterator
@@ -11,14 +13,20 @@ from tests.conftest import REPO
 
 FOLDER = REPO / "deploy" / "monitoring"
 PANELS = json.loads((FOLDER / "grafana" / "rollq.json").read_text())["panels"]
-RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+RULES = [
+    rule
+    for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
 PARTS = ("lhs", "rhs", "expr", "param", "vector_selector")
 
 
 def expressions() -> dict[str, str]:
     """Every expression, by where it is."""
     of_panels = {
-        f"{panel['id']}: {panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "1m")
+        f"{panel['id']}: {panel['title']} {target['refId']}": target["expr"].replace(
+            "$__rate_interval", "1m"
+        )
         for panel in PANELS
         for target in panel.get("targets", ())
     }
@@ -26,13 +34,21 @@ def expressions() -> dict[str, str]:
 
 
 def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
-    """The metrics that an expression reads, each with its label matchers. Raises ValueError for no PromQL."""
-    return [(node.name, _matchers(node)) for node in _nodes(promql_parser.parse(expression)) if hasattr(node, "name")]
+    """The metrics that an expression reads, each with its label matchers. Raises ValueError for no
+    PromQL.
+    """
+    return [
+        (node.name, _matchers(node))
+        for node in _nodes(promql_parser.parse(expression))
+        if hasattr(node, "name")
+    ]
 
 
 def grouped_by(expression: str) -> set[str]:
     """The labels that it groups by."""
-    modifiers = [node.modifier for node in _nodes(promql_parser.parse(expression)) if hasattr(node, "param")]
+    modifiers = [
+        node.modifier for node in _nodes(promql_parser.parse(expression)) if hasattr(node, "param")
+    ]
     return {label for modifier in modifiers if modifier is not None for label in modifier.labels}
 
 

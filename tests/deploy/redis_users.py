@@ -10,7 +10,9 @@ DEPLOY = REPO / "deploy" / "redis"
 
 
 def made_passwords() -> dict[str, str]:
-    out = subprocess.run([DEPLOY / "passwords.sh"], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [DEPLOY / "passwords.sh"], capture_output=True, text=True, check=True
+    ).stdout
     return dict(line.split("=", 1) for line in out.splitlines())
 
 
@@ -21,7 +23,9 @@ def users(env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
 
 def reads_are_apart() -> bool:
     """Whether this server knows keys that may only be read, or only be written."""
-    version = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run(
+        [redis_binary(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     return int(version.split("v=")[1].split(".")[0]) >= 7
 
 

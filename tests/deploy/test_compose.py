@@ -1,4 +1,6 @@
-"""docker-compose.yml: each part comes to Redis as its own user, an image is built once, and Redis starts as it says."""
+"""docker-compose.yml: each part comes to Redis as its own user, an image is built once, and Redis
+starts as it says.
+"""
 
 import re
 import shlex
@@ -45,7 +47,9 @@ def make_secrets(folder: Path) -> None:
         ("flower", "flower"),
     ],
 )
-def test_each_part_is_its_own_user(folder: Path, service: str, user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_is_its_own_user(
+    folder: Path, service: str, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = SERVICES[service]["environment"]["ROLLQ_REDIS_URL_FILE"]
     name = path.removeprefix("/run/secrets/")
     assert SERVICES[service]["secrets"][0] == name
@@ -57,10 +61,12 @@ def test_each_part_is_its_own_user(folder: Path, service: str, user: str, monkey
 def test_no_password_is_in_an_environment_or_has_a_default() -> None:
     for name, service in SERVICES.items():
         for variable in service.get("environment", {}):
-            assert not re.search("PASSWORD|BASIC_AUTH|REDIS_URL|BROKER_URL", variable) or variable.endswith("_FILE"), (
-                name
-            )
-    assert all(":?run deploy/secrets.sh first}/" in where["file"] for where in FILE["secrets"].values())
+            assert not re.search(
+                "PASSWORD|BASIC_AUTH|REDIS_URL|BROKER_URL", variable
+            ) or variable.endswith("_FILE"), name
+    assert all(
+        ":?run deploy/secrets.sh first}/" in where["file"] for where in FILE["secrets"].values()
+    )
     with pytest.raises(AssertionError, match="ROLLQ_SECRETS: run"):
         filled(FILE["secrets"]["worker-url"]["file"], {})
 
@@ -68,7 +74,10 @@ def test_no_password_is_in_an_environment_or_has_a_default() -> None:
 class TestSecrets:
     def test_they_are_for_this_machines_user_and_containers_only(self, folder: Path) -> None:
         assert (folder / "secrets").stat().st_mode & 0o777 == 0o700
-        assert {path.name for path in (folder / "secrets").iterdir()} == {*FILE["secrets"], "admin-url"}
+        assert {path.name for path in (folder / "secrets").iterdir()} == {
+            *FILE["secrets"],
+            "admin-url",
+        }
         assert all(path.stat().st_mode & 0o777 == 0o644 for path in (folder / "secrets").iterdir())
         ignored = (REPO / ".gitignore").read_text().split()
         assert "/secrets/" in ignored and "/.env" in ignored
@@ -91,19 +100,31 @@ class TestSecrets:
             path.unlink()
             path.write_text(f"rediss://{user}:secret@redis.example.com:6380/0\n")
         make_secrets(folder)
-        assert secret("worker-url", folder / "secrets") == "rediss://worker:secret@redis.example.com:6380/0"
+        assert (
+            secret("worker-url", folder / "secrets")
+            == "rediss://worker:secret@redis.example.com:6380/0"
+        )
 
     def test_they_are_where_compose_looks(self, folder: Path) -> None:
         """Wherever the script is called from, and in a folder that .env names."""
         before = (folder / "secrets" / "worker-url").read_text()
-        subprocess.run(["../deploy/secrets.sh"], cwd=folder / "deploy", check=True, capture_output=True)
+        subprocess.run(
+            ["../deploy/secrets.sh"], cwd=folder / "deploy", check=True, capture_output=True
+        )
         assert (folder / "secrets" / "worker-url").read_text() == before
         (folder / ".env").write_text(f"ROLLQ_SECRETS={folder}/safe\n")
         make_secrets(folder)
-        assert {path.name for path in (folder / "safe").iterdir()} == {*FILE["secrets"], "admin-url"}
+        assert {path.name for path in (folder / "safe").iterdir()} == {
+            *FILE["secrets"],
+            "admin-url",
+        }
         assert not (folder / "deploy" / "secrets").exists()
-        refused = subprocess.run(["deploy/secrets.sh", "./other"], cwd=folder, capture_output=True, text=True)
-        assert refused.returncode == 1 and f".env says ROLLQ_SECRETS={folder}/safe" in refused.stderr
+        refused = subprocess.run(
+            ["deploy/secrets.sh", "./other"], cwd=folder, capture_output=True, text=True
+        )
+        assert (
+            refused.returncode == 1 and f".env says ROLLQ_SECRETS={folder}/safe" in refused.stderr
+        )
 
     def test_settings_of_the_operator_are_kept(self, folder: Path) -> None:
         assert "ROLLQ_SECRETS=./secrets" in (folder / ".env").read_text()
@@ -143,11 +164,15 @@ def test_a_service_is_confined_and_says_how_it_is(name: str) -> None:
     assert service["logging"]["options"]["max-size"] == "10m"
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service.get("read_only") or name == "grafana"
-    assert service.get("cap_drop") == ["ALL"] or name == "redis"  # its image starts as root and becomes `redis`
+    assert (
+        service.get("cap_drop") == ["ALL"] or name == "redis"
+    )  # its image starts as root and becomes `redis`
     assert ("healthcheck" in service, service["restart"]) == (
         (False, "no") if name in ONCE else (True, "unless-stopped")
     )
-    assert not re.search(r":latest|:\d+$", filled(service["image"], {})), "pinned to less than a minor version"
+    assert not re.search(r":latest|:\d+$", filled(service["image"], {})), (
+        "pinned to less than a minor version"
+    )
 
 
 def test_a_worker_scales() -> None:
@@ -162,7 +187,8 @@ def test_prometheus_reads_the_ports_that_services_serve() -> None:
     config = yaml.safe_load((REPO / "deploy/monitoring/prometheus.yml").read_text())
     ledger, worker = config["scrape_configs"]
     assert (
-        ledger["static_configs"] == [{"targets": ["metrics:9464"]}] and "0.0.0.0:9464" in SERVICES["metrics"]["command"]
+        ledger["static_configs"] == [{"targets": ["metrics:9464"]}]
+        and "0.0.0.0:9464" in SERVICES["metrics"]["command"]
     )
     assert worker["dns_sd_configs"][0]["names"] == ["worker"]
     assert f"0.0.0.0:{worker['dns_sd_configs'][0]['port']}" in SERVICES["worker"]["command"]
@@ -170,7 +196,10 @@ def test_prometheus_reads_the_ports_that_services_serve() -> None:
 
 def test_what_is_mounted_is_there() -> None:
     mounts = [
-        volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("./")
+        volume
+        for service in SERVICES.values()
+        for volume in service.get("volumes", [])
+        if volume.startswith("./")
     ]
     assert len(mounts) >= 4
     for mount in mounts:
@@ -188,13 +217,20 @@ def test_redis_starts_as_it_says_and_a_restart_loses_nothing(folder: Path) -> No
         rules = re.sub("%[RW]~", "~", users.read_text())
         users.unlink()
         users.write_text(rules)
-    line = filled(SERVICES["redis"]["command"], {}).replace("/run/secrets/redis-users.acl", str(users))
+    line = filled(SERVICES["redis"]["command"], {}).replace(
+        "/run/secrets/redis-users.acl", str(users)
+    )
     said = shlex.split(line.replace("--dir /data", f"--dir {data}"))
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", *said]
     address = secret("worker-url", folder / "secrets").replace("@redis:6379", f"@127.0.0.1:{port}")
     with started_redis(command, port) as process, redis.Redis.from_url(address) as client:
         assert check_redis(client) == []  # it keeps everything and evicts nothing
-        client.eval("for _, key in ipairs(KEYS) do redis.call('SET', key, 'kept') end", 2, "rollq:a", "rollq:b")
+        client.eval(
+            "for _, key in ipairs(KEYS) do redis.call('SET', key, 'kept') end",
+            2,
+            "rollq:a",
+            "rollq:b",
+        )
         with redis.Redis(port=port, username="health", password="health") as health:
             assert health.ping()
             for forbidden in ("INFO", "GET rollq:a", "CLIENT LIST"):
@@ -209,18 +245,33 @@ def test_redis_starts_as_it_says_and_a_restart_loses_nothing(folder: Path) -> No
 
 
 def test_everything_in_an_image_is_locked() -> None:
-    lines = [line for line in (REPO / "deploy/constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (REPO / "deploy/constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     locked = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
-    assert all(re.fullmatch(r"==[\w.+!]+", str(line.specifier)) and not line.url for line in locked.values())
+    assert all(
+        re.fullmatch(r"==[\w.+!]+", str(line.specifier)) and not line.url
+        for line in locked.values()
+    )
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    (extras,) = re.findall(r"^extras=.* %s' (.*)\)$", (REPO / "deploy/lock.sh").read_text(), re.MULTILINE)
+    (extras,) = re.findall(
+        r"^extras=.* %s' (.*)\)$", (REPO / "deploy/lock.sh").read_text(), re.MULTILINE
+    )
     wanted = [
         *project["dependencies"],
-        *(r for extra in ("producer", *extras.split()) for r in project["optional-dependencies"][extra]),
+        *(
+            r
+            for extra in ("producer", *extras.split())
+            for r in project["optional-dependencies"][extra]
+        ),
     ]
     for path in ("deploy/build-requirements.in", "deploy/flower/requirements.in"):
         wanted += (REPO / path).read_text().split("\n")
     for requirement in map(Requirement, filter(None, wanted)):
         found = locked.get(canonicalize_name(requirement.name))
         version = str(found.specifier).removeprefix("==") if found else "none"
-        assert found and requirement.specifier.contains(version), f"{requirement}: {version}; run deploy/lock.sh"
+        assert found and requirement.specifier.contains(version), (
+            f"{requirement}: {version}; run deploy/lock.sh"
+        )

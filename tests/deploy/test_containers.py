@@ -1,6 +1,8 @@
-"""docker-compose.yml brought up for real: built, played to its end, scaled, killed and restarted. Nothing is lost.
+"""docker-compose.yml brought up for real: built, played to its end, scaled, killed and restarted.
+Nothing is lost.
 
-It needs Docker with compose, or podman with podman-compose; ROLLQ_COMPOSE names another. Run `make test-containers`.
+It needs Docker with compose, or podman with podman-compose; ROLLQ_COMPOSE names another. Run `make
+test-containers`.
 """
 
 import json
@@ -26,11 +28,17 @@ GROUPS, SIZE = 96, 4
 def compose_command() -> list[str]:
     if named := os.environ.get("ROLLQ_COMPOSE"):
         return shlex.split(named)
-    if shutil.which("docker") and subprocess.run(["docker", "compose", "ls"], capture_output=True).returncode == 0:
+    if (
+        shutil.which("docker")
+        and subprocess.run(["docker", "compose", "ls"], capture_output=True).returncode == 0
+    ):
         return ["docker", "compose"]
     if found := shutil.which("podman-compose"):
         return [found]
-    pytest.fail("no container engine: install Docker with compose, or podman and podman-compose, or set ROLLQ_COMPOSE")
+    pytest.fail(
+        "no container engine: install Docker with compose, or podman and podman-compose, "
+        "or set ROLLQ_COMPOSE"
+    )
 
 
 class Project:
@@ -50,15 +58,24 @@ class Project:
     def compose(self, *arguments: str, check: bool = True) -> str:
         """What the command says on stdout."""
         command = [*self.command, "-p", PROJECT, "--profile", "demo", *arguments]
-        ended = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=1200)
-        assert not check or ended.returncode == 0, f"{command}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+        ended = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=1200
+        )
+        assert not check or ended.returncode == 0, (
+            f"{command}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+        )
         return ended.stdout
 
     def ask(self, *arguments: str) -> str:
-        return subprocess.run([self.engine, *arguments], check=True, capture_output=True, text=True, timeout=120).stdout
+        return subprocess.run(
+            [self.engine, *arguments], check=True, capture_output=True, text=True, timeout=120
+        ).stdout
 
     def containers(self, service: str) -> list[str]:
-        labels = [f"label=com.docker.compose.{name}" for name in (f"project={PROJECT}", f"service={service}")]
+        labels = [
+            f"label=com.docker.compose.{name}"
+            for name in (f"project={PROJECT}", f"service={service}")
+        ]
         filters = [part for label in labels for part in ("--filter", label)]
         return sorted(self.ask("ps", "-a", *filters, "--format", "{{.Names}}").split())
 
@@ -73,8 +90,9 @@ class Project:
         return self.compose("run", "--rm", "-T", "--no-deps", service, *arguments)
 
     def remove(self) -> None:
-        """All of it. Some implementations of `down` leave the containers of a service that was scaled, and what these
-        depend on."""
+        """All of it. Some implementations of `down` leave the containers of a service that was
+        scaled, and what these depend on.
+        """
         self.compose("down", "-v", check=False)
         for service in ("worker", "redis"):
             for container in self.containers(service):
@@ -111,8 +129,15 @@ def test_the_demo_ends_and_a_second_up_does_too(project: Project) -> None:
 def test_what_runs_for_long_is_healthy(project: Project) -> None:
     def healthy(container: str) -> bool:
         if project.engine == "podman":  # where nothing runs them
-            return subprocess.run(["podman", "healthcheck", "run", container], capture_output=True).returncode == 0
-        return project.ask("inspect", "-f", "{{.State.Health.Status}}", container).strip() == "healthy"
+            return (
+                subprocess.run(
+                    ["podman", "healthcheck", "run", container], capture_output=True
+                ).returncode
+                == 0
+            )
+        return (
+            project.ask("inspect", "-f", "{{.State.Health.Status}}", container).strip() == "healthy"
+        )
 
     for service in ("redis", "worker", "flower", "engine"):
         for container in project.containers(service):
@@ -142,7 +167,11 @@ def test_kills_a_restart_of_redis_and_more_workers_lose_nothing(project: Project
     out = ["--out", "/out/faults.jsonl", "--timeout", "300"]
     project.rollq("trainer", "rollq", "pull", "--run", "faults", "--groups", str(GROUPS), *out)
     stats = json.loads(project.rollq("trainer", "rollq", "stats", "--run", "faults", "--json"))
-    assert [stats[name] for name in ("done", "delivered", "dead")] == [GROUPS * SIZE, GROUPS * SIZE, 0]
+    assert [stats[name] for name in ("done", "delivered", "dead")] == [
+        GROUPS * SIZE,
+        GROUPS * SIZE,
+        0,
+    ]
     assert int(project.rollq("trainer", "sh", "-c", "wc -l < /out/faults.jsonl")) == GROUPS * SIZE
 
 
@@ -155,7 +184,19 @@ def test_a_backup_of_redis_is_enough_to_go_on(project: Project) -> None:
     tar = ["run", "--rm", "--name", client, "--user", "0", "--entrypoint", "tar", "-v", volume]
     keep = ["-v", f"{project.folder}:/backup", image]
     project.ask(*tar, *keep, "czf", "/backup/redis.tar.gz", "-C", "/data", ".")
-    project.ask("run", "--rm", "--user", "0", "--entrypoint", "sh", "-v", volume, image, "-c", "rm -r /data/*")
+    project.ask(
+        "run",
+        "--rm",
+        "--user",
+        "0",
+        "--entrypoint",
+        "sh",
+        "-v",
+        volume,
+        image,
+        "-c",
+        "rm -r /data/*",
+    )
     project.ask(*tar, *keep, "xzf", "/backup/redis.tar.gz", "-C", "/data")
     project.compose("start", "redis")
     stats = json.loads(project.rollq("trainer", "rollq", "stats", "--run", "demo", "--json"))

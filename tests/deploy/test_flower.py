@@ -1,4 +1,6 @@
-"""A real Flower: every rollout is legible, nothing is shown without a password, and no button does nothing."""
+"""A real Flower: every rollout is legible, nothing is shown without a password, and no button does
+nothing.
+"""
 
 import os
 import re
@@ -13,7 +15,17 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPO
-from tests.deploy.flower_scene import ATTEMPTS_OF_DEAD, DEAD, DONE, LOGIN, RETRIED, RUN, Flower, Scene, scene
+from tests.deploy.flower_scene import (
+    ATTEMPTS_OF_DEAD,
+    DEAD,
+    DONE,
+    LOGIN,
+    RETRIED,
+    RUN,
+    Flower,
+    Scene,
+    scene,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -41,7 +53,9 @@ def test_each_attempt_is_a_line(shown: Scene) -> None:
     assert dead.popitem()[1].startswith("env: environment.step(")
     again = [row for row in rows if row["state"] == "RETRY"]
     assert all(row["args"].endswith(", attempt 1") for row in again)
-    assert all(row["result"].startswith("env: ") and row["exception"] == row["result"] for row in again)
+    assert all(
+        row["result"].startswith("env: ") and row["exception"] == row["result"] for row in again
+    )
 
 
 def test_rollouts_are_found_by_what_is_shown(shown: Scene) -> None:
@@ -54,7 +68,9 @@ def test_a_workers_counts_tell_dead_from_done(shown: Scene) -> None:
     assert (worker["task-failed"], worker["task-succeeded"]) == (DEAD, DONE + RETRIED)
 
 
-@pytest.mark.parametrize("page", ["/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/worker/any"])
+@pytest.mark.parametrize(
+    "page", ["/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/worker/any"]
+)
 def test_nothing_is_shown_without_the_password(shown: Scene, page: str) -> None:
     assert shown.flower.ask(page).status == 401
     assert shown.flower.ask(page, login="operator:wrong").status == 401
@@ -68,7 +84,12 @@ def test_with_the_password_metrics_and_queues_are_shown(shown: Scene) -> None:
 
 def test_flower_gives_no_orders(shown: Scene) -> None:
     name = shown.flower.workers()[0]["hostname"]
-    for order in (f"worker/shutdown/{name}", f"worker/pool/grow/{name}", "task/revoke/x", "task/send-task/rollq.play"):
+    for order in (
+        f"worker/shutdown/{name}",
+        f"worker/pool/grow/{name}",
+        "task/revoke/x",
+        "task/send-task/rollq.play",
+    ):
         assert shown.flower.ask(f"/api/{order}", {"n": 1}, LOGIN).status == 403, order
     uuid = shown.flower.tasks()[0]["uuid"]
     for page in (f"/task/{uuid}", "/workers", "/tasks"):
@@ -79,7 +100,10 @@ def test_flower_gives_no_orders(shown: Scene) -> None:
 def test_a_worker_leads_to_its_rollouts(shown: Scene) -> None:
     name = shown.flower.workers()[0]["hostname"]
     reply = shown.flower.ask(f"/worker/{name}", login=LOGIN)
-    assert (reply.status, reply.url) == (200, f"{shown.flower.url}/tasks?worker={name.replace('@', '%40')}")
+    assert (reply.status, reply.url) == (
+        200,
+        f"{shown.flower.url}/tasks?worker={name.replace('@', '%40')}",
+    )
 
 
 def test_its_log_has_no_errors(shown: Scene) -> None:
@@ -114,10 +138,20 @@ def test_in_a_browser_a_rollout_is_legible_at_a_glance(shown: Scene, browser: An
     page = browser.new_page(http_credentials={"username": user, "password": password})
     page.goto(f"{shown.flower.url}/tasks")
     page.get_by_text("reward").first.wait_for()
-    heads = [head.strip().lower() for head in page.locator("#tasks-table_wrapper th").all_inner_texts()]
+    heads = [
+        head.strip().lower() for head in page.locator("#tasks-table_wrapper th").all_inner_texts()
+    ]
     assert heads[:3] == ["state", "args", "result"]
-    dead = page.locator("tr", has_text="g0041").filter(has_text="attempt 2").locator(".badge.text-bg-danger")
-    again = page.locator("tr", has_text="g0041").filter(has_text="attempt 1").locator(".badge.text-bg-warning")
+    dead = (
+        page.locator("tr", has_text="g0041")
+        .filter(has_text="attempt 2")
+        .locator(".badge.text-bg-danger")
+    )
+    again = (
+        page.locator("tr", has_text="g0041")
+        .filter(has_text="attempt 1")
+        .locator(".badge.text-bg-warning")
+    )
     assert (dead.inner_text(), again.inner_text()) == ("FAILURE", "RETRY")
     page.get_by_role("button", name="Succeeded").click()
     page.get_by_text("ZeroDivisionError").first.wait_for(state="detached")

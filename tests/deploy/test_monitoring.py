@@ -36,7 +36,16 @@ def test_metrics_follow_the_conventions_of_prometheus() -> None:
         assert re.fullmatch(r"rollq_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER)
         assert metric.says.endswith(".")
-        assert set(metric.labels) <= {"run", "class", "state", "stop", "waiting_for", "then", "why", "finish"}
+        assert set(metric.labels) <= {
+            "run",
+            "class",
+            "state",
+            "stop",
+            "waiting_for",
+            "then",
+            "why",
+            "finish",
+        }
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
@@ -46,7 +55,12 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert set(rule["annotations"]) == {"summary", "remedy"}
-        known = {label for name, _ in selectors(rule["expr"]) if name in METRICS for label in METRICS[name].labels}
+        known = {
+            label
+            for name, _ in selectors(rule["expr"])
+            if name in METRICS
+            for label in METRICS[name].labels
+        }
         used = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
         assert set(used) <= known | OF_PROMETHEUS
 
@@ -68,9 +82,17 @@ def test_panels_and_their_expressions_have_names_of_their_own() -> None:
 
 def test_prometheus_and_grafana_find_what_the_files_name() -> None:
     prometheus = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    assert [job["job_name"] for job in prometheus["scrape_configs"]] == ["rollq-ledger", "rollq-worker"]
+    assert [job["job_name"] for job in prometheus["scrape_configs"]] == [
+        "rollq-ledger",
+        "rollq-worker",
+    ]
     assert [rule.rpartition("/")[2] for rule in prometheus["rule_files"]] == ["alerts.yml"]
-    jobs = {matchers["job"] for e in expressions().values() for _, matchers in selectors(e) if "job" in matchers}
+    jobs = {
+        matchers["job"]
+        for e in expressions().values()
+        for _, matchers in selectors(e)
+        if "job" in matchers
+    }
     assert jobs <= {"rollq-ledger", "rollq-worker"}
     (source,) = yaml.safe_load((FOLDER / "grafana" / "datasource.yml").read_text())["datasources"]
     assert source["type"] == "prometheus"

@@ -42,14 +42,26 @@ class Server:
         self.port, self.made = port, made
 
     def url(self, user: str) -> str:
-        return f"redis://{user}:{self.made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{self.port}/0"
+        return (
+            f"redis://{user}:{self.made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{self.port}/0"
+        )
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, port, made = tmp_path_factory.mktemp("users"), free_port(), made_passwords()
     (folder / "users.acl").write_text(users_file(made))
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command = [
+        redis_binary(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(folder),
+    ]
     command += ["--lua-time-limit", "100"]
     with started_redis([*command, "--aclfile", str(folder / "users.acl")], port) as process:
         yield Server(port, made)
@@ -94,7 +106,8 @@ def test_a_user_has_the_rights_that_its_part_asks_for(server: Server, part: Part
 def test_the_rights_of_a_trainer_are_not_those_of_a_worker(server: Server) -> None:
     with connect(server.url("trainer")) as client:
         assert any(
-            lacking.startswith("LPUSH rollq:") for lacking in missing_at_broker(client, Part.WORKER, "rollq") or ()
+            lacking.startswith("LPUSH rollq:")
+            for lacking in missing_at_broker(client, Part.WORKER, "rollq") or ()
         )
 
 
@@ -120,7 +133,10 @@ FORBIDDEN: list[list[Any]] = [
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command[:2])))
 def test_what_no_user_may(server: Server, user: str, command: list[Any]) -> None:
-    with redis.Redis.from_url(server.url(user)) as client, pytest.raises(redis.ResponseError) as caught:
+    with (
+        redis.Redis.from_url(server.url(user)) as client,
+        pytest.raises(redis.ResponseError) as caught,
+    ):
         client.execute_command(*command)
     assert REFUSED.search(str(caught.value)), caught.value
 
@@ -174,7 +190,10 @@ def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
             with pytest.raises(LedgerError, match=REFUSED):
                 Ledger(trainer, run).submit(group("h", run=run))
         letters = DeadLetters(trainer, "refused")
-        for call in (lambda: letters.cancel("refused/g0/0"), lambda: letters.requeue("refused/g0/1")):
+        for call in (
+            lambda: letters.cancel("refused/g0/0"),
+            lambda: letters.requeue("refused/g0/1"),
+        ):
             with pytest.raises(LedgerError, match=REFUSED):
                 call()
     assert reader(Ledger(worker, "refused")).stats() == before
@@ -183,9 +202,15 @@ def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
 def test_a_producer_takes_no_messages(server: Server, worker: "redis.Redis") -> None:
     submitted(server, "sent")
     if not reads_are_apart():
-        pytest.skip("Redis 6.2 has no keys that may only be written: there, a producer can take messages")
+        pytest.skip(
+            "Redis 6.2 has no keys that may only be written: there, a producer can take messages"
+        )
     with redis.Redis.from_url(server.url("producer")) as producer:
-        for command in (["RPOP", "rollq"], ["LRANGE", "rollq\x06\x166", 0, -1], ["BRPOP", "rollq", 1]):
+        for command in (
+            ["RPOP", "rollq"],
+            ["LRANGE", "rollq\x06\x166", 0, -1],
+            ["BRPOP", "rollq", 1],
+        ):
             with pytest.raises(NoPermissionError):
                 producer.execute_command(*command)
     broker = Broker(server.url("worker"))
@@ -212,7 +237,11 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
         place = RedisPlace(client, "redis://here")
         assert [run["queued"] for run in place.runs() if run["run"] == "read"] == [2]
         listing = place.listing("read")
-        assert (len(listing.rows), listing.facts["states"], listing.facts["trouble"]) == (2, {"queued": 2}, "")
+        assert (len(listing.rows), listing.facts["states"], listing.facts["trouble"]) == (
+            2,
+            {"queued": 2},
+            "",
+        )
         assert place.rollout("read", "read/g0/0", None)["state"] == "queued"
         run = RolloutReader(client, "read")
         assert [len(each.jobs) for each in late_groups(run, run.fleet(), 5)] == [2]
@@ -220,10 +249,19 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
         assert RunMetrics(client).read()[0].value == 1
         assert [run.counts["queued"] for run in read_fleet(client, "read").runs] == [2]
         letters = DeadLetters(client, "read")
-        for call in (ledger.reap, letters.forget_run, lambda: letters.cancel("read/g0/0"), ledger.seal):
+        for call in (
+            ledger.reap,
+            letters.forget_run,
+            lambda: letters.cancel("read/g0/0"),
+            ledger.seal,
+        ):
             with pytest.raises((LedgerError, NoPermissionError), match=REFUSED):
                 call()
-        for command in (["HSET", ledger.keys.meta, "x", 1], ["DEL", "rollq:runs"], ["LPUSH", "rollq", "x"]):
+        for command in (
+            ["HSET", ledger.keys.meta, "x", 1],
+            ["DEL", "rollq:runs"],
+            ["LPUSH", "rollq", "x"],
+        ):
             with pytest.raises(NoPermissionError):
                 client.execute_command(*command)
     assert reader(Ledger(worker, "read")).stats()["queued"] == 2
@@ -236,7 +274,10 @@ def test_an_administrator_ends_a_script_that_loops(server: Server, worker: "redi
 
     looping = Thread(target=loop)
     looping.start()
-    with redis.Redis.from_url(server.url("worker")) as other, redis.Redis.from_url(server.url("admin")) as admin:
+    with (
+        redis.Redis.from_url(server.url("worker")) as other,
+        redis.Redis.from_url(server.url("admin")) as admin,
+    ):
         until(lambda: _busy(other))
         with pytest.raises(NoPermissionError):
             other.script_kill()
@@ -254,15 +295,44 @@ def _busy(client: "redis.Redis") -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_each_part_as_its_own_user(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A worker plays what a producer submits and a trainer pulls; nothing is refused, and no password is logged."""
+def test_each_part_as_its_own_user(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker plays what a producer submits and a trainer pulls; nothing is refused, and no
+    password is logged.
+    """
     log = tmp_path / "log"
     with replaying() as engine, log.open("wb") as out:
-        line = [sys.executable, "-m", "rollq", "worker", "-c", "2", "--redis", server.url("worker"), "--engine", engine]
+        line = [
+            sys.executable,
+            "-m",
+            "rollq",
+            "worker",
+            "-c",
+            "2",
+            "--redis",
+            server.url("worker"),
+            "--engine",
+            engine,
+        ]
         worker = subprocess.Popen(line, stdout=out, stderr=out)
         try:
             for user, command in (
-                ("producer", ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]),
+                (
+                    "producer",
+                    [
+                        "submit",
+                        "--run",
+                        "w",
+                        "--env",
+                        "shop",
+                        "--tasks",
+                        "0-1",
+                        "--size",
+                        "2",
+                        "--seal",
+                    ],
+                ),
                 ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
                 ("trainer", ["stats", "--run", "w"]),
                 ("producer", ["jobs", "drop", "w", "--whole-run", "--yes"]),
@@ -281,9 +351,15 @@ def test_each_part_as_its_own_user(server: Server, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("user", ["trainer", "worker"])
-def test_metrics_are_read_with_the_rights_of(server: Server, user: str, worker: "redis.Redis") -> None:
+def test_metrics_are_read_with_the_rights_of(
+    server: Server, user: str, worker: "redis.Redis"
+) -> None:
     Ledger(worker, "shown").submit(group(run="shown"))
     reader = connect(server.url(user))
-    found = {sample.metric.name: sample.value for sample in RunMetrics(reader).read() if "shown" in sample.labels}
+    found = {
+        sample.metric.name: sample.value
+        for sample in RunMetrics(reader).read()
+        if "shown" in sample.labels
+    }
     assert found["rollq_jobs_queued"] == 2
     reader.close()

@@ -1,4 +1,6 @@
-"""A replay engine that kills itself when a prompt contains TEXT: `python crashing_engine.py PORT TEXT LATENCY`."""
+"""A replay engine that kills itself when a prompt contains TEXT: `python crashing_engine.py PORT
+TEXT LATENCY`.
+"""
 
 import asyncio
 import os

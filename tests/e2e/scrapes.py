@@ -33,9 +33,15 @@ class Scrapes:
         """The sum of a metric over all pages that answer now, for these labels."""
         wanted, total = set(labels.items()), 0.0
         for port in sorted(self.ports):
-            total += sum(value for (of, has), value in self.read(port).items() if of == name and wanted <= set(has))
+            total += sum(
+                value
+                for (of, has), value in self.read(port).items()
+                if of == name and wanted <= set(has)
+            )
         return total
 
     def moved(self, name: str) -> bool:
         """Whether the metric had at least two numbers: at two times, or with two labels."""
-        return len(set().union(*(values for (of, _), values in self.seen.items() if of == name))) > 1
+        return (
+            len(set().union(*(values for (of, _), values in self.seen.items() if of == name))) > 1
+        )

@@ -1,4 +1,6 @@
-"""The parts of rollq as a user starts them, as real processes on loopback, and what a complete run must show."""
+"""The parts of rollq as a user starts them, as real processes on loopback, and what a complete run
+must show.
+"""
 
 import json
 import os
@@ -19,8 +21,13 @@ EXIT_S = 5.0
 """A worker exits within this time of a signal."""
 CALM_S = 0.5
 """A machine that stalled for longer proves nothing about promises within seconds."""
-FAULTY_SHOP = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), os.environ.get("PYTHONPATH", "")])}
-"""The environment variables of a worker that has the environment `faulty` (site/rollq_faulty.py)."""
+FAULTY_SHOP = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parent / "site"), os.environ.get("PYTHONPATH", "")]
+    )
+}
+"""The environment variables of a worker that has the environment `faulty` (site/rollq_faulty.py).
+"""
 
 
 class Stack:
@@ -35,7 +42,9 @@ class Stack:
     def start(
         self, *command: str, env: dict[str, str] | None = None, folder: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """One `rollq` command in the background, in that folder; its output goes to a file of its own."""
+        """One `rollq` command in the background, in that folder; its output goes to a file of its
+        own.
+        """
         log = self.folder / f"{len(self.processes)}-{command[0]}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -64,8 +73,12 @@ class Stack:
         except OSError:
             return False
 
-    def worker(self, concurrency: int = 8, *flags: str, engine_url: str = "") -> subprocess.Popen[bytes]:
-        process = self.start("worker", "-c", str(concurrency), "--engine", engine_url or self.engine_url, *flags)
+    def worker(
+        self, concurrency: int = 8, *flags: str, engine_url: str = ""
+    ) -> subprocess.Popen[bytes]:
+        process = self.start(
+            "worker", "-c", str(concurrency), "--engine", engine_url or self.engine_url, *flags
+        )
         self.wait(lambda: b"ready" in process.log.read_bytes(), 150, "the worker")  # type: ignore[attr-defined]
         return process
 
@@ -90,7 +103,9 @@ class Stack:
             time.sleep(0.05)
 
     def logs(self) -> str:
-        return "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"== {p.name}\n{p.read_text()[-2000:]}" for p in sorted(self.folder.glob("*.log"))
+        )
 
     def close(self) -> None:
         for process in reversed(self.processes):
@@ -102,7 +117,8 @@ class Stack:
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> bool:
     """Signal a worker, which must exit within EXIT_S and the time that the machine stalled.
 
-    Returns whether the machine was calm and not busy: only then can a test demand what else a worker does meanwhile.
+    Returns whether the machine was calm and not busy: only then can a test demand what else a
+    worker does meanwhile.
     """
     with Stalls() as stalls:
         start = time.monotonic()
@@ -129,7 +145,9 @@ def submit_singles(stack: Stack, run: str, jobs: int, *, first: int = 0, **job: 
     """Submit groups of one job, named `g<task>`."""
     with Client(stack.redis_url, run=run) as client:
         for task in range(first, first + jobs):
-            client.submit([Job(**{"env": "shop", "task": task, "group": f"g{task}", **job})], ahead=1000)
+            client.submit(
+                [Job(**{"env": "shop", "task": task, "group": f"g{task}", **job})], ahead=1000
+            )
 
 
 def collect(stack: Stack, run: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""Agent programs in real workers: their tokens, and what becomes of them when a worker dies or stops."""
+"""Agent programs in real workers: their tokens, and what becomes of them when a worker dies or
+stops.
+"""
 
 import signal
 import textwrap
@@ -22,11 +24,14 @@ BRANCHING = """
     def play(episode):
         with OpenAI(base_url=episode.base_url, api_key=episode.api_key, timeout=600) as client:
             def ask(messages, **more):
-                reply = client.chat.completions.create(model="m", messages=messages, max_tokens=30, **more)
-                return {"role": "assistant", "content": reply.choices[0].message.content or "nothing"}
+                reply = client.chat.completions.create(model="m", messages=messages, \
+max_tokens=30, **more)
+                return {"role": "assistant", "content": reply.choices[0].message.content or \
+"nothing"}
             user = lambda text: {"role": "user", "content": text}
             main = [*episode.messages, ask(episode.messages)]
-            helper = [{"role": "system", "content": "You look things up."}, user("What is this about?")]
+            helper = [{"role": "system", "content": "You look things up."}, user("What is this \
+about?")]
             helper.append(ask(helper))
             main += [user("go on"), ask([*main, user("go on")])]
             branch = ask([*main[:-2], user("or rather")])
@@ -50,12 +55,14 @@ HOSTILE = """
                 return
 
     def flood(n):
-        body = json.dumps({"messages": [{"role": "user", "content": "x" * 20000}], "max_tokens": 1, "seed": n})
+        body = json.dumps({"messages": [{"role": "user", "content": "x" * 20000}], "max_tokens": \
+1, "seed": n})
         for key in (os.environ["OPENAI_API_KEY"], "rollq-guessed"):
             try:
                 head = {"Authorization": "Bearer " + key}
                 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-                urllib.request.urlopen(urllib.request.Request(url, body.encode(), head), timeout=20).read()
+                urllib.request.urlopen(urllib.request.Request(url, body.encode(), head), \
+timeout=20).read()
             except OSError:
                 pass
 
@@ -81,23 +88,31 @@ def requests_by_job(calls: list[dict[str, Any]]) -> dict[str, list[tuple[list[in
     found: dict[str, list[tuple[list[int], list[int]]]] = {}
     for call in calls:
         job = call["request"]["rid"].rpartition("/")[0]
-        found.setdefault(job, []).append((call["request"]["input_ids"], call["reply"]["output_ids"]))
+        found.setdefault(job, []).append(
+            (call["request"]["input_ids"], call["reply"]["output_ids"])
+        )
     return found
 
 
 def check_traces(line: dict[str, Any], exchanges: list[tuple[list[int], list[int]]]) -> None:
-    """Each reply of the engine is in one trace, right behind what was sent for it, and nothing else is trained."""
+    """Each reply of the engine is in one trace, right behind what was sent for it, and nothing else
+    is trained.
+    """
     start, sampled = 0, 0
     traces = []
     for length in line["traces"]:
-        traces.append((line["tokens"][start : start + length], line["mask"][start : start + length]))
+        traces.append(
+            (line["tokens"][start : start + length], line["mask"][start : start + length])
+        )
         start += length
     for sent, said in exchanges:
         end = len(sent) + len(said)
         homes = [
             mask
             for tokens, mask in traces
-            if tokens[:end] == sent + said and all(mask[len(sent) : end]) and not (mask[len(sent) - 1])
+            if tokens[:end] == sent + said
+            and all(mask[len(sent) : end])
+            and not (mask[len(sent) - 1])
         ]
         assert len(homes) == 1
         sampled += len(said)
@@ -116,7 +131,9 @@ def test_tokens_are_what_was_sent_and_returned(stack: Stack, agent: str, framewo
     assert sum(line["reward"] for line in lines) > 0
 
 
-def test_each_reply_of_a_branching_agent_is_trained_once(stack: Stack, agent: str, tmp_path: Path) -> None:
+def test_each_reply_of_a_branching_agent_is_trained_once(
+    stack: Stack, agent: str, tmp_path: Path
+) -> None:
     path = tmp_path / "branching.py"
     path.write_text(textwrap.dedent(BRANCHING))
     branching = add_file(f"{path}:play")
@@ -124,12 +141,16 @@ def test_each_reply_of_a_branching_agent_is_trained_once(stack: Stack, agent: st
     lines, seen = play(stack, "shop", "train", range(2), 2, agent=branching)
     assert len(lines) == 4
     for line in lines:
-        exchanges = [(request["input_ids"], reply["output_ids"]) for request, reply in seen[line["job"]]]
+        exchanges = [
+            (request["input_ids"], reply["output_ids"]) for request, reply in seen[line["job"]]
+        ]
         assert len(line["traces"]) == 4
         check_traces(line, exchanges)
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGTERM]
+)
 def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -> None:
     stack.engine("--latency", "0.4")
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
@@ -159,7 +180,9 @@ def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -
         assert again <= 1  # the turn in flight at the most; the journal answered the others
 
 
-def test_a_crashed_agent_costs_its_own_jobs_and_is_quoted(stack: Stack, agent: str, tmp_path: Path) -> None:
+def test_a_crashed_agent_costs_its_own_jobs_and_is_quoted(
+    stack: Stack, agent: str, tmp_path: Path
+) -> None:
     path = tmp_path / "broken.sh"
     path.write_text("echo a last word >&2; exit 3\n")
     broken = add_file(str(path))
@@ -179,19 +202,27 @@ def test_a_crashed_agent_costs_its_own_jobs_and_is_quoted(stack: Stack, agent: s
     assert "a last word" in shown.stdout
 
 
-def test_neighbours_of_a_hostile_agent_are_unharmed(stack: Stack, agent: str, tmp_path: Path) -> None:
+def test_neighbours_of_a_hostile_agent_are_unharmed(
+    stack: Stack, agent: str, tmp_path: Path
+) -> None:
     path = tmp_path / "hostile.py"
     path.write_text(textwrap.dedent(HOSTILE))
     hostile = add_file(str(path))
     stack.engine()
     worker = stack.worker(8)
     with Client(stack.redis_url, run="r") as client:
-        client.submit([Job(env="shop", task=0, size=2, agent=hostile, budget=Budget(deadline_s=15))])
+        client.submit(
+            [Job(env="shop", task=0, size=2, agent=hostile, budget=Budget(deadline_s=15))]
+        )
         stack.wait(lambda: client.stats()["leased"] == 2, 60, "the hostile agents")
         client.submit([Job(env="shop", task=task, size=2, agent=agent) for task in range(1, 4)])
         client.seal()
         [batch] = client.batches(groups=3, timeout=150)
         assert [t.reward for t in batch.trajectories] == [1.0] * 6
         batch.ack()
-        stack.wait(lambda: client.stats()["failures"].get("agent", 0) > 0, 150, "the deadline of the hostile ones")
+        stack.wait(
+            lambda: client.stats()["failures"].get("agent", 0) > 0,
+            150,
+            "the deadline of the hostile ones",
+        )
     assert worker.poll() is None

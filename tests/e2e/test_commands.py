@@ -13,10 +13,16 @@ from tests.e2e.stack import Stack
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """A running Redis, engine and worker, found by environment variables. SIGTERM must end each with code 0."""
+    """A running Redis, engine and worker, found by environment variables. SIGTERM must end each
+    with code 0.
+    """
     redis_port, engine_port = free_port(), free_port()
     stack = Stack(tmp_path, f"redis://127.0.0.1:{redis_port}/0")
-    addresses = {"ROLLQ_ENGINE_URL": f"http://127.0.0.1:{engine_port}", "ROLLQ_BROKER_URL": "", "ROLLQ_TOKENIZER": ""}
+    addresses = {
+        "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{engine_port}",
+        "ROLLQ_BROKER_URL": "",
+        "ROLLQ_TOKENIZER": "",
+    }
     for name, value in {**addresses, "ROLLQ_CONCURRENCY": "8"}.items():
         monkeypatch.setenv(name, value)
     redis = ("redis", "--port", str(redis_port), "--dir", str(tmp_path / "redis"))
@@ -45,7 +51,17 @@ def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
     """A worker plays only the jobs of its queues, with the tokenizer that the producer pinned."""
     submit = ("submit", "--run", "other", "--env", "shop", "--tasks", "0-1", "--set", "queue=other")
     bundled = str(Path(rollq_worker.tokens.__file__).parent / "bundled" / "tokenizer")
-    rollq(parts, *submit, "--set", f"tokenizer={bundled}", "--set", 'labels.uid="7"', "--set", "labels.set=a", "--seal")
+    rollq(
+        parts,
+        *submit,
+        "--set",
+        f"tokenizer={bundled}",
+        "--set",
+        'labels.uid="7"',
+        "--set",
+        "labels.set=a",
+        "--seal",
+    )
     waits = "in queue other, and the live workers serve rollq: start `rollq worker --queues other`"
     parts.wait(lambda: waits in rollq(parts, "stats", "--run", "other"), 60, "the explanation")
     parts.start("worker", "--queues", "other,more")

@@ -36,7 +36,9 @@ SIZE = 4
 
 
 def sandboxes() -> list[str]:
-    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
     return [line for line in listed.splitlines() if f'"seconds": {SECONDS}' in line]
 
 
@@ -59,7 +61,11 @@ def test_another_worker_runs_the_commands_again(
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(env=name, task=0, size=SIZE, group="g")])
         client.seal()
-        stack.wait(lambda: sum(len(client.job(f"r/g/{n}").journal) > 3 for n in range(SIZE)), 150, "the first turns")
+        stack.wait(
+            lambda: sum(len(client.job(f"r/g/{n}").journal) > 3 for n in range(SIZE)),
+            150,
+            "the first turns",
+        )
         assert sandboxes()
         first.send_signal(signal.SIGKILL)
         first.wait(60)
@@ -71,6 +77,11 @@ def test_another_worker_runs_the_commands_again(
     assert stats["resumed"] > 0 and stats["dead"] == 0
     for trajectory in batch.trajectories:
         assert trajectory.reward == 1.0
-        texts = [reply["content"] for e in trajectory.events if isinstance(e, Observed) for reply in e.replies]
+        texts = [
+            reply["content"]
+            for e in trajectory.events
+            if isinstance(e, Observed)
+            for reply in e.replies
+        ]
         assert texts == ["10\n", "55\n", "numbers\n", ""]
     until(lambda: not sandboxes(), 30)

@@ -30,7 +30,9 @@ KEYS: dict[str, Callable[[Keys], str]] = {
     "journal": lambda keys: keys.journal(f"{keys.run}/{GROUP}/0"),
 }
 FILL = {
-    b"hash": lambda redis, key: redis.hset(key, mapping=dict.fromkeys(redis.hkeys(key), b"\xff\x00 garbage")),
+    b"hash": lambda redis, key: redis.hset(
+        key, mapping=dict.fromkeys(redis.hkeys(key), b"\xff\x00 garbage")
+    ),
     b"zset": lambda redis, key: redis.zadd(key, {b"\xff garbage": 0, b"a/b/c#d": 1, b"": 2}),
 }
 """Garbage in a key that keeps its type."""
@@ -82,7 +84,9 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
             assert f"bad-{name}" in text, f"{name}: an error that does not say which run: {text}"
         if name not in ("count", "group", "job"):  # what these held is lost
             counts = internals(client).ledger.redis.hkeys(internals(client).ledger.keys.count)
-            assert not [count for count in counts if count.startswith(b"failures:")], f"{name}: damage cost a budget"
+            assert not [count for count in counts if count.startswith(b"failures:")], (
+                f"{name}: damage cost a budget"
+            )
         client.close()
     for name in ("queued", "count", "job"):
         done = stack.run("stats", "--run", f"bad-{name}")
@@ -94,11 +98,15 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
     assert "Traceback" not in log and "raised unexpected" not in log, log
     for line in log.splitlines():
         if "refused by the ledger" in line:  # the line names the key
-            assert re.search(r"refused by the ledger: run bad-(\w+): [^:]+: rollq:\{bad-\1\}:\S+ is", line), line
+            assert re.search(
+                r"refused by the ledger: run bad-(\w+): [^:]+: rollq:\{bad-\1\}:\S+ is", line
+            ), line
 
 
 def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
-    """Jobs whose journals were damaged start again, and the log names them; the others go on at their last turn."""
+    """Jobs whose journals were damaged start again, and the log names them; the others go on at
+    their last turn.
+    """
     engine = stack.engine("--latency", "2.0")
     submit_groups(stack, "journals")
     first = stack.worker(8)
@@ -106,7 +114,9 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
         keys, redis = internals(client).ledger.keys, internals(client).ledger.redis
 
         def grown() -> list[str]:
-            ids = (f"journals/shop.train.{task}/{sample}" for task in range(6) for sample in range(4))
+            ids = (
+                f"journals/shop.train.{task}/{sample}" for task in range(6) for sample in range(4)
+            )
             leased = [job for job in ids if client.job(job).state is State.LEASED]
             return [job for job in leased if redis.llen(keys.journal(job)) >= 5]
 
@@ -115,7 +125,13 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
         first.wait(60)
         jobs = grown()
         other = redis.lindex(keys.journal(jobs[-1]), 3)
-        damage: list[tuple[int, bytes]] = [(0, b"garbage"), (1, b""), (2, b"\x93\x02"), (3, os.urandom(64)), (4, other)]
+        damage: list[tuple[int, bytes]] = [
+            (0, b"garbage"),
+            (1, b""),
+            (2, b"\x93\x02"),
+            (3, os.urandom(64)),
+            (4, other),
+        ]
         for job, (index, blob) in zip(jobs, damage, strict=False):
             redis.lset(keys.journal(job), index, blob)
         stack.engine()

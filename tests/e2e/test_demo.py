@@ -1,4 +1,6 @@
-"""`rollq demo`: the whole pipeline in real processes. Its numbers add up, and it leaves no process running."""
+"""`rollq demo`: the whole pipeline in real processes. Its numbers add up, and it leaves no process
+running.
+"""
 
 import json
 import os
@@ -21,7 +23,8 @@ from tests.rollq_worker.engine.engine_servers import replaying
 from tests.waiting import until
 
 FIELDS = (
-    "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
+    "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k "
+    "turns_mean sampled_tokens"
     " total_tokens stops wall_s"
 )
 PIDS = re.compile(r"^(redis|engine|worker) .*pid (\d+)", re.MULTILINE)
@@ -33,7 +36,11 @@ def demo(*args: str, env: dict[str, str] | None = None) -> Iterator[subprocess.P
     command = [sys.executable, "-m", "rollq", "demo", *args]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**clean, **(env or {})}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean, **(env or {})},
     ) as process:
         try:
             yield process
@@ -66,7 +73,10 @@ def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("an older demo's\n")
     # The demo ignores addresses that the user has set for other things.
-    elsewhere = {"ROLLQ_BROKER_URL": "redis://127.0.0.1:1/0", "ROLLQ_REDIS_URL": "redis://127.0.0.1:1/0"}
+    elsewhere = {
+        "ROLLQ_BROKER_URL": "redis://127.0.0.1:1/0",
+        "ROLLQ_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
     with (
         demo(*flags, "--set", "mistakes=0", "--out", str(out), env=elsewhere) as one,
         demo(*flags, "--set", "mistakes=1", "--set", "seed=3") as other,
@@ -75,7 +85,12 @@ def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
     for found in (good, bad):
         assert list(found) == FIELDS.split()
         assert (found["groups"], found["size"], found["env"]) == (2, 2, "shop")
-        assert (found["submitted"], found["done"], found["dead"], found["delivered"]) == (4, 4, 0, 4)
+        assert (found["submitted"], found["done"], found["dead"], found["delivered"]) == (
+            4,
+            4,
+            0,
+            4,
+        )
         assert found["duplicates"] == 0
         assert sum(found["stops"].values()) == 4
         assert 0 < found["sampled_tokens"] < found["total_tokens"]
@@ -96,7 +111,10 @@ def check_export(out: Path, said: dict[str, Any]) -> None:
         sizes = {len(line[name]) for name in ("tokens", "mask", "logprobs", "versions")}
         assert sizes == {sum(line["traces"])}
         triples = zip(line["mask"], line["logprobs"], line["versions"], strict=True)
-        assert all((v is None and p == 0.0) if m == 0 else (v is not None and p <= 0.0) for m, p, v in triples)
+        assert all(
+            (v is None and p == 0.0) if m == 0 else (v is not None and p <= 0.0)
+            for m, p, v in triples
+        )
     assert sum(sum(line["mask"]) for line in lines) == said["sampled_tokens"]
     assert sum(len(line["tokens"]) for line in lines) == said["total_tokens"]
     command = [sys.executable, "-m", "rollq", "show", f"{out}:4"]
@@ -106,7 +124,9 @@ def check_export(out: Path, said: dict[str, Any]) -> None:
     assert "turn 0: " in shown
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, code: int) -> None:
     with demo("--groups", "200", "--size", "8") as process:
         pids = parts(process, process.stdout)
@@ -138,7 +158,10 @@ def test_a_part_that_ends_early_ends_the_demo(part: str) -> None:
 
 
 def test_an_engine_with_another_tokenizer_is_heard(qwen_folder: Path) -> None:
-    with replaying() as url, demo("--groups", "1", "--engine", url, "--tokenizer", str(qwen_folder)) as process:
+    with (
+        replaying() as url,
+        demo("--groups", "1", "--engine", url, "--tokenizer", str(qwen_folder)) as process,
+    ):
         _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "rollq: worker ended early (exit code 2)" in err
@@ -161,7 +184,18 @@ def test_a_run_that_stands_still_is_given_up(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
-            assert main(["demo", "--groups", "1", "--engine", f"http://127.0.0.1:{deaf.getsockname()[1]}"]) == 1
+            assert (
+                main(
+                    [
+                        "demo",
+                        "--groups",
+                        "1",
+                        "--engine",
+                        f"http://127.0.0.1:{deaf.getsockname()[1]}",
+                    ]
+                )
+                == 1
+            )
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,5 @@
-"""Pages as a reader works through them: every command in its order, in a folder of their own, with real processes.
+"""Pages as a reader works through them: every command in its order, in a folder of their own, with
+real processes.
 
 Only addresses are others: several tests run on one machine.
 """
@@ -58,7 +59,11 @@ class Reader:
         if words[0] == "rollq" and words[1] in SERVES and "--once" not in words:
             return self._serve(words[1:])
         done = subprocess.run(
-            ["bash", "-ec", line], cwd=self.folder, env=os.environ | self.variables, text=True, capture_output=True
+            ["bash", "-ec", line],
+            cwd=self.folder,
+            env=os.environ | self.variables,
+            text=True,
+            capture_output=True,
         )
         assert done.returncode in codes, f"{line}\n{done.stdout}{done.stderr}{self.stack.logs()}"
         return done.stdout
@@ -72,7 +77,9 @@ class Reader:
         if words[0] == "redis":
             self.redis = process
         log: Path = process.log  # type: ignore[attr-defined]
-        self.stack.wait(lambda: SERVES[words[0]] in log.read_text(), 150, f"rollq {' '.join(words)}")
+        self.stack.wait(
+            lambda: SERVES[words[0]] in log.read_text(), 150, f"rollq {' '.join(words)}"
+        )
         return log.read_text()
 
     def stop_redis(self) -> None:
@@ -94,7 +101,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 def shown(page: str) -> list[str]:
     """The commands of a page that run here, in order."""
     assert page in TYPED
-    lines = [command.line for command in commands() if command.page == page and not command.is_synopsis]
+    lines = [
+        command.line for command in commands() if command.page == page and not command.is_synopsis
+    ]
     return [line for line in lines if not re.search(LEFT_OUT, line)]
 
 
@@ -104,7 +113,9 @@ def start(reader: Reader, *submissions: str) -> None:
 
 
 def test_quickstart(reader: Reader) -> None:
-    [loop] = re.findall(r"```python\n(.*?)```", (REPO / "docs/quickstart.md").read_text(), re.DOTALL)
+    [loop] = re.findall(
+        r"```python\n(.*?)```", (REPO / "docs/quickstart.md").read_text(), re.DOTALL
+    )
     address = "redis://127.0.0.1:6379/0"
     assert address in loop
     (reader.folder / "loop.py").write_text(loop.replace(address, reader.stack.redis_url))
@@ -115,7 +126,9 @@ def test_quickstart(reader: Reader) -> None:
 
 
 def test_recover(reader: Reader) -> None:
-    """Without a worker, so that the jobs wait. One of them is dead, and the doctor finds no engine."""
+    """Without a worker, so that the jobs wait. One of them is dead, and the doctor finds
+    no engine.
+    """
     reader.type("rollq redis")
     reader.type("rollq submit --run try --env shop --tasks 0-7 --size 4")
     reader.type("rollq jobs cancel try/shop.train.3/0")
@@ -152,7 +165,9 @@ def test_evaluate(reader: Reader) -> None:
 def test_audit(reader: Reader) -> None:
     start(reader, "rollq submit --run first --env shop --tasks 0-63 --seal")
     for line in shown("docs/audit.md"):
-        said = reader.type(line.replace("http://127.0.0.1:30000", reader.variables["ROLLQ_ENGINE_URL"]))
+        said = reader.type(
+            line.replace("http://127.0.0.1:30000", reader.variables["ROLLQ_ENGINE_URL"])
+        )
     assert "verdict: ok" in said
 
 

@@ -59,7 +59,11 @@ class TestEngine:
             for _ in range(workers):
                 stack.worker(21 // workers + 1)
             stack.wait(lambda: stack.stats("killer")["done"] == 20, 300, "the other jobs")
-            stack.wait(lambda: stack.stats("killer")["dead"] == 1, 150, "the death of the job that kills engines")
+            stack.wait(
+                lambda: stack.stats("killer")["dead"] == 1,
+                150,
+                "the death of the job that kills engines",
+            )
         finally:
             over.set()
             supervisor.join()

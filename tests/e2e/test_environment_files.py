@@ -24,7 +24,9 @@ def load(variant):
 
 
 def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) -> None:
-    """The one without it gives the jobs back at no cost, and `top` and `stats` say what is missing."""
+    """The one without it gives the jobs back at no cost, and `top` and `stats` say what
+    is missing.
+    """
     game, other = tmp_path / "game.py", tmp_path / "other" / "game.py"
     other.parent.mkdir()
     game.write_text(GAME)
@@ -33,7 +35,9 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
     stack.engine("--env", "shop")
     without = stack.worker(2)
     other_version = stack.worker(2, "--env", str(other))
-    submitted = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--size", "2", "--seal")
+    submitted = stack.run(
+        "submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--size", "2", "--seal"
+    )
     assert submitted.returncode == 0 and f"rollq worker --env {game}" in submitted.stdout, submitted
     until(lambda: "no live worker fits: " in fleet_holdup(fleet.read()))
     assert "there is no such file here" in stack.run("stats", "--run", "r").stdout
@@ -46,18 +50,25 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
     assert (stats["dead"], stats["failures"], stats["fenced"]) == (0, {}, 0)
     for worker in (without, other_version):
         log = worker.log.read_text()  # type: ignore[attr-defined]
-        assert log.count("this worker does not play run r: environment 'game@") == 1 and "Traceback" not in log
+        assert (
+            log.count("this worker does not play run r: environment 'game@") == 1
+            and "Traceback" not in log
+        )
 
 
 def test_a_file_that_no_worker_can_load(stack: Stack, tmp_path: Path) -> None:
-    """It is refused at submission where the file is at hand, and otherwise costs its jobs, never a worker."""
+    """It is refused at submission where the file is at hand, and otherwise costs its jobs, never a
+    worker.
+    """
     game = tmp_path / "game.py"
     game.write_text("import sys\nsys.exit(3)\n")
     stack.engine("--env", "shop")
     refused = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3")
     assert refused.returncode == 2 and "game.py:load): SystemExit: 3" in refused.stderr, refused
     worker = stack.worker(2, "--env", str(game))
-    forced = stack.run("submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--set", "force=true")
+    forced = stack.run(
+        "submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--set", "force=true"
+    )
     assert forced.returncode == 0, forced
     until(lambda: stack.stats("r")["dead"] == 4)
     assert stack.stats("r")["failures"] == {"job": 8}

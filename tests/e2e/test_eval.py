@@ -1,4 +1,6 @@
-"""`rollq eval` over real workers: its numbers, a kill in the middle, dead jobs, and runs with other jobs."""
+"""`rollq eval` over real workers: its numbers, a kill in the middle, dead jobs, and runs with other
+jobs.
+"""
 
 import json
 import os
@@ -38,10 +40,19 @@ def test_its_numbers_are_those_of_the_trajectories(stack: Stack, tmp_path: Path)
     assert 0.0 < sum(flat) / 32 < 1.0
     assert found["reward_mean"] == pytest.approx(sum(flat) / 32)
     for k in range(1, 5):
-        draws = [all(r == 1.0 for r in draw) for tries in rewards.values() for draw in combinations(tries, k)]
+        draws = [
+            all(r == 1.0 for r in draw)
+            for tries in rewards.values()
+            for draw in combinations(tries, k)
+        ]
         assert found["pass_hat_k"][str(k)] == pytest.approx(sum(draws) / len(draws))
     assert found["sampled_tokens"] == sum(sum(record["mask"]) for record in records)
-    assert (found["submitted"], found["done"], found["dead"], found["versions"]) == (32, 32, 0, ["default"])
+    assert (found["submitted"], found["done"], found["dead"], found["versions"]) == (
+        32,
+        32,
+        0,
+        ["default"],
+    )
     stats = stack.stats("e")
     assert (stats["delivered"], stats["groups_acked"]) == (32, 8)
     again, _ = evaluate(stack, "e")
@@ -80,7 +91,10 @@ def test_a_run_with_other_jobs_is_refused(stack: Stack) -> None:
 def test_without_a_worker_it_times_out(stack: Stack) -> None:
     done = stack.run("eval", "--run", "e", *LINE, "--timeout", "0.5")
     assert done.returncode == 1
-    assert "0 of 32 tries were graded within 0.5 s. run e: 32 jobs are queued and 0 being played" in done.stderr
+    assert (
+        "0 of 32 tries were graded within 0.5 s. run e: 32 jobs are queued and 0 being played"
+        in done.stderr
+    )
 
 
 def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
@@ -90,13 +104,22 @@ def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
     stack.worker(8)
     both = ("submit", "--run", "r", "--env", "shop", "--size", "2")
     assert stack.run(*both, "--tasks", "0-3").returncode == 0
-    assert stack.run(*both, "--split", "test", "--tasks", "0-2", "--set", "purpose=eval", "--seal").returncode == 0
+    assert (
+        stack.run(
+            *both, "--split", "test", "--tasks", "0-2", "--set", "purpose=eval", "--seal"
+        ).returncode
+        == 0
+    )
     with Client(stack.redis_url, run="r") as client:
-        trained = [group.id for batch in client.batches(2, timeout=150) for group in acked(batch).groups]
+        trained = [
+            group.id for batch in client.batches(2, timeout=150) for group in acked(batch).groups
+        ]
         assert sorted(trained) == [f"shop.train.{task}" for task in range(4)]
         with pytest.raises(ContractError, match="purpose must be train or eval"):
             client.batches(1, purpose="fun")  # type: ignore[arg-type]
-    done = stack.run("pull", "--run", "r", "--groups", "3", "--purpose", "eval", "--out", str(out), "--json")
+    done = stack.run(
+        "pull", "--run", "r", "--groups", "3", "--purpose", "eval", "--out", str(out), "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert {record["split"] for record in read_lines(out)} == {"test"}
     assert len(read_lines(out)) == 6

@@ -25,7 +25,9 @@ class TestFailingSteps:
         assert stats["failures"] == {"env": len(faults)}, stack.logs()
 
     @pytest.mark.parametrize("fault", ["sleep", "loop"])
-    def test_a_step_that_hangs_costs_its_job_one_attempt(self, stack: Stack, tmp_path: Path, fault: str):
+    def test_a_step_that_hangs_costs_its_job_one_attempt(
+        self, stack: Stack, tmp_path: Path, fault: str
+    ):
         stack.engine()
         args = {"fault": fault, "once": str(tmp_path / "once")}
         submit_singles(stack, "step", 1, env="faulty", env_args=args, budget=Budget(deadline_s=8.0))
@@ -36,7 +38,14 @@ class TestFailingSteps:
 
     def test_a_worker_with_most_slots_lost_starts_afresh(self, stack: Stack):
         stack.engine()
-        submit_singles(stack, "stuck", 3, env="faulty", env_args={"fault": "sleep"}, budget=Budget(deadline_s=4.0))
+        submit_singles(
+            stack,
+            "stuck",
+            3,
+            env="faulty",
+            env_args={"fault": "sleep"},
+            budget=Budget(deadline_s=4.0),
+        )
         worker = stack.start("worker", "-c", "4", "--engine", stack.engine_url, env=FAULTY_SHOP)
         with Stalls() as stalls:
             assert worker.wait(150) == 75, stack.logs()
@@ -48,7 +57,9 @@ class TestFailingSteps:
         stack.engine()
         stalled = {"kind": "openai", "endpoint": "slow", "model": "m"}
         submit_singles(stack, "user", 1, first=7)
-        stack.start("worker", "-c", "8", "--engine", stack.engine_url, env=hanging_server.user_endpoint)
+        stack.start(
+            "worker", "-c", "8", "--engine", stack.engine_url, env=hanging_server.user_endpoint
+        )
         stack.wait(lambda: stack.stats("user")["done"] == 1, 150, "one that loads everything")
         submit_singles(stack, "user", 1, user=stalled, budget=Budget(deadline_s=6.0))
         submit_singles(stack, "user", 6, first=1)

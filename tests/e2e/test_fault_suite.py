@@ -1,4 +1,6 @@
-"""Two cheap rows of the fault suite (tests/chaos), to show that it works; `make chaos` runs all rows."""
+"""Two cheap rows of the fault suite (tests/chaos), to show that it works; `make chaos` runs all
+rows.
+"""
 
 import json
 import subprocess
@@ -22,4 +24,9 @@ def test_two_rows_of_the_fault_matrix():
     for account in accounts:
         assert account["jobs"] == account["done"] == account["delivered"] > 0
         assert account["faults"] > 0
-        assert (account["lost"], account["duplicated"], account["dead"], account["wrong"]) == (0, 0, 0, [])
+        assert (account["lost"], account["duplicated"], account["dead"], account["wrong"]) == (
+            0,
+            0,
+            0,
+            [],
+        )

@@ -1,5 +1,6 @@
-"""Over-provisioning and dynamic sampling with real workers: stragglers are cut, and batches hold groups with something
-to learn."""
+"""Over-provisioning and dynamic sampling with real workers: stragglers are cut, and batches hold
+groups with something to learn.
+"""
 
 import json
 import time
@@ -22,10 +23,15 @@ def running(engine_url: str) -> int:
 
 
 def jobs() -> list[Job]:
-    return [Job(env="shop", task=task, size=SIZE, spare=SPARE, group=f"g{task}") for task in range(GROUPS)]
+    return [
+        Job(env="shop", task=task, size=SIZE, spare=SPARE, group=f"g{task}")
+        for task in range(GROUPS)
+    ]
 
 
-def test_stragglers_are_cut_and_a_batch_is_filled_up_with_groups_to_learn_from(stack: Stack) -> None:
+def test_stragglers_are_cut_and_a_batch_is_filled_up_with_groups_to_learn_from(
+    stack: Stack,
+) -> None:
     stack.engine("--latency", "3600")  # no generation ends on it
     slow_engine = stack.engine_url
     stack.worker(1)

@@ -13,7 +13,9 @@ SIZE = 4
 
 
 @pytest.mark.promise
-def test_only_the_failed_member_is_played_again_and_from_the_start(stack: Stack, tmp_path: Path) -> None:
+def test_only_the_failed_member_is_played_again_and_from_the_start(
+    stack: Stack, tmp_path: Path
+) -> None:
     stack.engine()
     stack.start("worker", "-c", "8", "--engine", stack.engine_url, env=FAULTY_SHOP)
     breaks_once = {"fault": "error", "once": str(tmp_path / "once")}
@@ -25,8 +27,12 @@ def test_only_the_failed_member_is_played_again_and_from_the_start(stack: Stack,
         assert sorted(state.attempt for state in states) == [1, 1, 1, 2]
         [failed] = [state for state in states if state.attempt == 2]
         assert (failed.failures, list(failed.set_aside)) == ({FailureClass.ENV: 1}, [1])
-        assert all(not state.failures and not state.set_aside for state in states if state is not failed)
-        assert decode_header(failed.journal[0], failed.id).attempt == 2  # a new journal; nothing was resumed
+        assert all(
+            not state.failures and not state.set_aside for state in states if state is not failed
+        )
+        assert (
+            decode_header(failed.journal[0], failed.id).attempt == 2
+        )  # a new journal; nothing was resumed
         assert (client.stats()["claims"], client.stats()["resumed"]) == (SIZE + 1, 0)
         [batch] = client.batches(1, timeout=10)
         [group] = batch.groups

@@ -1,4 +1,6 @@
-"""Harbor's tasks in real containers by real workers, which are killed again and again. Run `make test-containers`."""
+"""Harbor's tasks in real containers by real workers, which are killed again and again. Run `make
+test-containers`.
+"""
 
 import shutil
 import signal
@@ -58,7 +60,9 @@ def test_no_container_is_left_after_a_storm_of_kills(
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An internal network, with the worker's endpoints at its gateway, which is there while a container is."""
+    """An internal network, with the worker's endpoints at its gateway, which is there while a
+    container is.
+    """
     network = engine().networks.create("rollq-test-agents", driver="bridge", internal=True)
     try:
         [subnet] = engine().networks.get(network.id).attrs["IPAM"]["Config"]
@@ -76,7 +80,10 @@ def test_an_agent_plays_inside_of_its_container(
 ) -> None:
     tasks = tmp_path / "tasks"
     shutil.copytree(EXAMPLES / "harbor", tasks)
-    shutil.copy(Path(__file__).with_name("container_agent.py"), tasks / "fix-the-median" / "environment" / "agent.py")
+    shutil.copy(
+        Path(__file__).with_name("container_agent.py"),
+        tasks / "fix-the-median" / "environment" / "agent.py",
+    )
     with (tasks / "fix-the-median" / "environment" / "Dockerfile").open("a") as dockerfile:
         dockerfile.write("COPY agent.py /agent.py\n")
     for variable in ("ROLLQ_ENV_FILES", "ROLLQ_AGENT_FILES"):
@@ -97,6 +104,8 @@ def test_an_agent_plays_inside_of_its_container(
         client.seal()
         [batch] = client.batches(1, timeout=150)
         assert [t.reward for t in batch.trajectories] == [1.0] * 4
-        assert all(len([e for e in t.events if isinstance(e, Sampled)]) == 2 for t in batch.trajectories)
+        assert all(
+            len([e for e in t.events if isinstance(e, Sampled)]) == 2 for t in batch.trajectories
+        )
         batch.ack()
     until(lambda: not containers(run="inside"), 60)

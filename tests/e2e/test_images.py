@@ -1,4 +1,6 @@
-"""Images on their way from an environment to a trainer: a killed worker, an isolated environment, real Redis."""
+"""Images on their way from an environment to a trainer: a killed worker, an isolated environment,
+real Redis.
+"""
 
 import os
 import signal
@@ -24,7 +26,9 @@ def with_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found.mkdir(parents=True)
     (site / f"{counting.NAME}.py").write_text(counting.EXAMPLE.read_text())
     (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {counting.NAME}\nVersion: 1\n")
-    (found / "entry_points.txt").write_text(f"[rollq.environments]\n{counting.NAME} = {counting.NAME}:load\n")
+    (found / "entry_points.txt").write_text(
+        f"[rollq.environments]\n{counting.NAME} = {counting.NAME}:load\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
 
 
@@ -42,7 +46,9 @@ def test_a_trainer_gets_the_images_of_resumed_episodes(
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(env=counting.NAME, task=task, size=SIZE) for task in range(2)])
         client.seal()
-        stack.wait(lambda: client.stats()["leased"] == SIZE and _turns(client) > 0, 150, "the first turns")
+        stack.wait(
+            lambda: client.stats()["leased"] == SIZE and _turns(client) > 0, 150, "the first turns"
+        )
         first.send_signal(signal.SIGKILL)
         stack.worker(4, *tokenizer)
         [batch] = client.batches(2, timeout=150, extras=[IMAGES])
@@ -59,5 +65,7 @@ def test_a_trainer_gets_the_images_of_resumed_episodes(
 
 def _turns(client: Client) -> int:
     """Entries of journals in Redis beyond header and first prompt."""
-    ids = [f"r/{counting.NAME}.train.{task}/{sample}" for task in range(2) for sample in range(SIZE)]
+    ids = [
+        f"r/{counting.NAME}.train.{task}/{sample}" for task in range(2) for sample in range(SIZE)
+    ]
     return sum(max(0, len(client.job(id).journal) - 2) for id in ids)

@@ -1,4 +1,6 @@
-"""Every metric that the dashboard and the alerts name moves in a run on real processes with real faults."""
+"""Every metric that the dashboard and the alerts name moves in a run on real processes with real
+faults.
+"""
 
 import os
 import signal
@@ -40,7 +42,9 @@ def end(process: subprocess.Popen[bytes], scrapes: Scrapes, number: int) -> None
 
 
 def submit(client: Client, folder: Path) -> None:
-    """Groups that are played well, that stop early, whose environment breaks always, once, or never comes back."""
+    """Groups that are played well, that stop early, whose environment breaks always, once, or never
+    comes back.
+    """
     once = {"fault": "error", "once": str(folder / "once")}
     client.submit(
         [
@@ -48,7 +52,13 @@ def submit(client: Client, folder: Path) -> None:
             Job(env="shop", task=4, size=2, group="short", budget=Budget(max_turns=2)),
             Job(env="faulty", task=5, group="broken", env_args={"fault": "error"}),
             Job(env="faulty", task=6, group="once", env_args=once),
-            Job(env="faulty", task=7, group="stuck", env_args={"fault": "sleep"}, budget=Budget(deadline_s=3)),
+            Job(
+                env="faulty",
+                task=7,
+                group="stuck",
+                env_args={"fault": "sleep"},
+                budget=Budget(deadline_s=3),
+            ),
         ]
     )
 
@@ -64,20 +74,29 @@ def train(client: Client) -> None:
             batch.ack()
 
 
-def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subprocess.Popen[bytes]) -> None:
-    """A worker is stopped and one is killed while they play, and a third goes on with their jobs."""
+def lose_workers(
+    stack: Stack, scrapes: Scrapes, client: Client, first: subprocess.Popen[bytes]
+) -> None:
+    """A worker is stopped and one is killed while they play, and a third goes on with
+    their jobs.
+    """
     client.submit([Job(env="shop", task=task, group=f"late{task}") for task in range(10, 50)])
     second = worker(stack, scrapes, 4)
     both: list[int] = [process.port for process in (first, second)]  # type: ignore[attr-defined]
     stack.wait(
-        lambda: all(scrapes.read(port)[("rollq_worker_in_flight", (("instance", str(port)),))] >= 2 for port in both),
+        lambda: all(
+            scrapes.read(port)[("rollq_worker_in_flight", (("instance", str(port)),))] >= 2
+            for port in both
+        ),
         LONG_S,
         "both workers to play",
     )
     cancelled_at = 0.0
 
     def refused() -> float:
-        """Cancels a group each second: an attempt that its worker's heartbeat ends first writes nothing more."""
+        """Cancels a group each second: an attempt that its worker's heartbeat ends first writes
+        nothing more.
+        """
         nonlocal cancelled_at
         if time.monotonic() - cancelled_at > 1 and (held := leased(client)):
             client.cancel(group=held[0].split("/")[1])
@@ -85,13 +104,27 @@ def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subproce
         return scrapes.value("rollq_fenced_total")
 
     stack.wait(refused, LONG_S, "a cancelled attempt's next write")
-    stack.wait(lambda: scrapes.value("rollq_worker_unfinished_attempts_total"), LONG_S, "the end of such an attempt")
+    stack.wait(
+        lambda: scrapes.value("rollq_worker_unfinished_attempts_total"),
+        LONG_S,
+        "the end of such an attempt",
+    )
     end(first, scrapes, signal.SIGTERM)
     end(second, scrapes, signal.SIGKILL)
-    stack.wait(lambda: scrapes.value("rollq_reaper_lag_seconds") > 1, LONG_S, "jobs that nothing looks after")
+    stack.wait(
+        lambda: scrapes.value("rollq_reaper_lag_seconds") > 1,
+        LONG_S,
+        "jobs that nothing looks after",
+    )
     worker(stack, scrapes, 8)
-    stack.wait(lambda: scrapes.value("rollq_leases_expired_total"), LEASE_S + LONG_S, "the killed worker's leases")
-    stack.wait(lambda: scrapes.value("rollq_attempts_resumed_total"), LONG_S, "an attempt that goes on")
+    stack.wait(
+        lambda: scrapes.value("rollq_leases_expired_total"),
+        LEASE_S + LONG_S,
+        "the killed worker's leases",
+    )
+    stack.wait(
+        lambda: scrapes.value("rollq_attempts_resumed_total"), LONG_S, "an attempt that goes on"
+    )
 
 
 def leased(client: Client) -> list[str]:
@@ -127,18 +160,26 @@ def test_every_metric_of_the_dashboard_moves(
         submit(client, tmp_path)
         own_stack.wait(lambda: scrapes.value("rollq_groups", state="ready") >= 4, LONG_S, "groups")
         train(client)
-        own_stack.wait(lambda: scrapes.value("rollq_jobs_dead", **{"class": "env"}), LONG_S, "a dead job")
-        own_stack.wait(lambda: scrapes.value("rollq_worker_slots_lost"), LONG_S, "a slot that is lost")
+        own_stack.wait(
+            lambda: scrapes.value("rollq_jobs_dead", **{"class": "env"}), LONG_S, "a dead job"
+        )
+        own_stack.wait(
+            lambda: scrapes.value("rollq_worker_slots_lost"), LONG_S, "a slot that is lost"
+        )
         redis.config_set("maxmemory", "1gb")
         redis.zadd("rollq:runs", {"damaged": 1})
         redis.set("rollq:{damaged}:count", "no hash")
         lose_workers(own_stack, scrapes, client, first)
         os.kill(engine.pid, signal.SIGKILL)
-        own_stack.wait(lambda: scrapes.value("rollq_live_workers_without_engine"), LONG_S, "the engine's end")
+        own_stack.wait(
+            lambda: scrapes.value("rollq_live_workers_without_engine"), LONG_S, "the engine's end"
+        )
     redis.close()
     own_redis.stop(signal.SIGTERM)
     assert scrapes.value("rollq_ledger_up") == 0
     wanted = named_metrics() - {"up"}  # which is Prometheus's own
     assert len(wanted) > 40
     assert not {name for name in wanted if not scrapes.moved(name)}
-    assert not scrapes.moved("rollq_duplicates_total")  # which never happens, and is on no dashboard
+    assert not scrapes.moved(
+        "rollq_duplicates_total"
+    )  # which never happens, and is on no dashboard

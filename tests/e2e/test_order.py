@@ -21,7 +21,11 @@ def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> N
         client.seal()
         jobs = [f"r/{name}/{sample}" for name in names for sample in range(2)]
         victim = stack.worker(8)
-        stack.wait(lambda: sum(client.job(job).state is State.LEASED for job in jobs[:16]) == 8, 150, "eight jobs")
+        stack.wait(
+            lambda: sum(client.job(job).state is State.LEASED for job in jobs[:16]) == 8,
+            150,
+            "eight jobs",
+        )
         stack.worker(SLOTS)
         victim.send_signal(signal.SIGKILL)
         victim.wait(60)
@@ -30,10 +34,18 @@ def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> N
         assert len(cut) >= 6
         stack.wait(lambda: client.stats()["expired"] == len(cut), 60, "the end of its leases")
         states = [client.job(job) for job in jobs]
-        untouched = {name for n, name in enumerate(names) if not states[2 * n].attempt + states[2 * n + 1].attempt}
+        untouched = {
+            name
+            for n, name in enumerate(names)
+            if not states[2 * n].attempt + states[2 * n + 1].attempt
+        }
         assert len(untouched) >= 6, "too little was left to play: this shows nothing"
         claims = client.stats()["claims"]
-        stack.wait(lambda: all(client.job(job).attempt == 2 for job in cut), 150, "a second attempt of each")
+        stack.wait(
+            lambda: all(client.job(job).attempt == 2 for job in cut),
+            150,
+            "a second attempt of each",
+        )
         between = client.stats()["claims"] - claims
         # A message may be on its way to each slot, and each of the polls above takes some time.
         assert between <= len(cut) + 2 * SLOTS, f"{between} claims for {len(cut)} jobs"

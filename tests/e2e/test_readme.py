@@ -20,6 +20,11 @@ def test_the_trainer_snippet_runs(stack: Stack):
     trained = []
     exec(snippet.replace(address, stack.redis_url), {"train": lambda *args: trained.append(args)})
     assert sum(len(tokens) for tokens, *_ in trained) == 128
-    assert all(tokens.shape == mask.shape == logprobs.shape for tokens, mask, logprobs, _ in trained)
-    assert all(mask.any(axis=1).all() and len(advantages) == len(mask) for _, mask, _, advantages in trained)
+    assert all(
+        tokens.shape == mask.shape == logprobs.shape for tokens, mask, logprobs, _ in trained
+    )
+    assert all(
+        mask.any(axis=1).all() and len(advantages) == len(mask)
+        for _, mask, _, advantages in trained
+    )
     assert stack.stats("shop-grpo")["delivered"] == 128

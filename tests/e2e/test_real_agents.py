@@ -1,4 +1,6 @@
-"""Claude Code and Codex CLI in real workers, one of which is killed in mid-episode: `make test-agents`."""
+"""Claude Code and Codex CLI in real workers, one of which is killed in mid-episode: `make
+test-agents`.
+"""
 
 import textwrap
 from contextlib import suppress
@@ -62,7 +64,7 @@ CODING = r"""
 
     def load(variant):
         return Coding()
-"""
+"""  # noqa: E501
 
 
 def processes() -> dict[int, tuple[int, str]]:
@@ -76,7 +78,9 @@ def processes() -> dict[int, tuple[int, str]]:
 
 
 def started_by(worker: int) -> dict[int, str]:
-    """What the agent is: the children of the worker, theirs, and the command that the policy has left running."""
+    """What the agent is: the children of the worker, theirs, and the command that the policy has
+    left running.
+    """
     running, below, found = processes(), {worker}, dict[int, str]()
     while below := {pid for pid, (parent, _) in running.items() if parent in below}:
         found |= {pid: running[pid][1] for pid in below}
@@ -95,8 +99,13 @@ def coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("agent", ["claude_code", "codex"])
 def test_another_worker_goes_on(stack: Stack, coding: Path, agent: str) -> None:
-    """With Claude Code at the same token. Codex starts afresh, because it numbers what it gives back at random."""
-    env, program = files.add_file(str(coding)), known_agents.add_file(str(REPO / f"examples/agents/{agent}.sh"))
+    """With Claude Code at the same token. Codex starts afresh, because it numbers what it gives
+    back at random.
+    """
+    env, program = (
+        files.add_file(str(coding)),
+        known_agents.add_file(str(REPO / f"examples/agents/{agent}.sh")),
+    )
     budget = Budget(max_turns=20, max_tokens=400_000, max_new_tokens=4000)
     stack.engine("--env", str(coding), "--latency", "1", "--mistakes", "0")
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:

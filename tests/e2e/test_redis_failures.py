@@ -13,7 +13,9 @@ from tests.e2e.stack import Stack, check_all_delivered, submit_singles
 
 class TestRedis:
     @pytest.mark.parametrize(
-        "how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.promise)], ids=["term", "kill"]
+        "how",
+        [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.promise)],
+        ids=["term", "kill"],
     )
     def test_it_restarts_in_the_middle(self, own_stack: Stack, own_redis: OwnRedis, how: int):
         own_stack.engine("--latency", "0.5")
@@ -25,7 +27,9 @@ class TestRedis:
         own_redis.start()
         back = time.monotonic()
         done = own_stack.stats("restart")["done"]
-        own_stack.wait(lambda: done == 24 or own_stack.stats("restart")["done"] > done, 150, "the run to go on")
+        own_stack.wait(
+            lambda: done == 24 or own_stack.stats("restart")["done"] > done, 150, "the run to go on"
+        )
         print(f"goes on after {time.monotonic() - back:.1f} s")
         stats = check_all_delivered(own_stack, "restart", 24)
         assert not stats["failures"], own_stack.logs()

@@ -14,7 +14,9 @@ Exchange = tuple[dict, dict]
 """Request and reply of one /generate call."""
 
 
-def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> tuple[list[dict], dict]:
+def play(
+    stack: Stack, env: str, split: str, tasks: range, size: int, **job
+) -> tuple[list[dict], dict]:
     """Play the tasks through the proxy. Returns the exported lines, and each job's exchanges."""
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
         worker = stack.worker(8, engine_url=proxy.url)
@@ -48,9 +50,15 @@ def check(lines: list[dict], seen: dict[str, list[Exchange]]) -> None:
         assert line["tokens"] == sent[-1] + said[-1]
         sampled = [position for position, bit in enumerate(line["mask"]) if bit]
         assert [line["tokens"][i] for i in sampled] == [t for reply in said for t in reply]
-        logprobs = [lp for _, reply in exchanges for lp, *_ in reply["meta_info"]["output_token_logprobs"]]
+        logprobs = [
+            lp for _, reply in exchanges for lp, *_ in reply["meta_info"]["output_token_logprobs"]
+        ]
         assert [line["logprobs"][i] for i in sampled] == pytest.approx(logprobs, abs=1e-6)
-        versions = [reply["meta_info"]["weight_version"] for _, reply in exchanges for _ in reply["output_ids"]]
+        versions = [
+            reply["meta_info"]["weight_version"]
+            for _, reply in exchanges
+            for _ in reply["output_ids"]
+        ]
         assert [line["versions"][i] for i in sampled] == versions
 
 
@@ -71,7 +79,11 @@ def test_tokens_are_what_was_sent_and_returned(stack: Stack, env: str, split: st
 
 @pytest.mark.parametrize(
     ("agent", "agent_args"),
-    [("act", {}), ("react", {}), ("few-shot", {"examples": ["user: Where is my order?\nassistant: On its way."]})],
+    [
+        ("act", {}),
+        ("react", {}),
+        ("few-shot", {"examples": ["user: Where is my order?\nassistant: On its way."]}),
+    ],
 )
 def test_with_every_agent_strategy(stack: Stack, agent: str, agent_args: dict):
     stack.engine("--mistakes", "0.5", "--seed", "3")
@@ -95,6 +107,8 @@ def test_with_the_qwen_vocabulary(stack: Stack, qwen_folder: Path):
 
 def test_a_tight_budget_cuts_without_a_stray_token(stack: Stack):
     stack.engine()
-    lines, seen = play(stack, "shop", "train", range(4), 2, budget=Budget(max_new_tokens=12, max_turns=4))
+    lines, seen = play(
+        stack, "shop", "train", range(4), 2, budget=Budget(max_new_tokens=12, max_turns=4)
+    )
     assert {line["stop"] for line in lines} <= {"length", "turns"}
     check(lines, seen)

@@ -24,21 +24,30 @@ from tests.e2e.stack import Stack, stop, submit_singles
 
 class TestStop:
     @pytest.mark.promise
-    def test_many_running_generations_and_a_stalled_user(self, stack: Stack, hanging_server: HangingServer):
+    def test_many_running_generations_and_a_stalled_user(
+        self, stack: Stack, hanging_server: HangingServer
+    ):
         stack.engine("--latency", "30")
-        submit_singles(stack, "stalled", 8, user={"kind": "openai", "endpoint": "slow", "model": "m"})
+        submit_singles(
+            stack, "stalled", 8, user={"kind": "openai", "endpoint": "slow", "model": "m"}
+        )
         submit_singles(stack, "many", 72, budget=Budget(deadline_s=600.0))
-        worker = stack.start("worker", "-c", "64", "--engine", stack.engine_url, env=hanging_server.user_endpoint)
+        worker = stack.start(
+            "worker", "-c", "64", "--engine", stack.engine_url, env=hanging_server.user_endpoint
+        )
         broker = redis.Redis.from_url(stack.redis_url)
         keys = [Keys(run).leased for run in ("many", "stalled")]
-        stack.wait(lambda: sum(map(broker.zcard, keys)) == 64 and hanging_server.asked, 300, "64 leases")
+        stack.wait(
+            lambda: sum(map(broker.zcard, keys)) == 64 and hanging_server.asked, 300, "64 leases"
+        )
         time.sleep(3)  # so that most replies have begun
         calm = stop(worker)
         many, stalled = stack.stats("many"), stack.stats("stalled")
         assert not many["failures"] and not stalled["failures"]
         if calm:
             assert (many["leased"], stalled["leased"]) == (0, 0), stack.logs()
-            # Sent, or due within seconds for the next worker's reaper: a stopping worker has not long to send.
+            # Sent, or due within seconds for the next worker's reaper: a stopping worker has not
+            # long to send.
             soon = broker.time()[0] + SENDING_S + 1
             due = sum(broker.zcount(Keys(run).queued, "-inf", soon) for run in ("many", "stalled"))
             assert broker.llen(QUEUE) + due >= 64
@@ -54,10 +63,14 @@ class TestStop:
         print(f"{len(partial)} partial turns of {sum(len(p.ids) for p in partial)} tokens")
         assert len(partial) > (25 if calm else 0) and all(piece.ids for piece in partial)
 
-    def test_behind_a_router_the_turn_in_flight_is_dropped(self, stack: Stack, hanging_server: HangingServer):
+    def test_behind_a_router_the_turn_in_flight_is_dropped(
+        self, stack: Stack, hanging_server: HangingServer
+    ):
         submit_singles(stack, "router", 8)
         worker = stack.worker(8, engine_url=hanging_server.url)
-        stack.wait(lambda: hanging_server.asked >= 9, 150, "the start's request and one of each job")
+        stack.wait(
+            lambda: hanging_server.asked >= 9, 150, "the start's request and one of each job"
+        )
         calm = stop(worker)
         stats = stack.stats("router")
         assert (stats["leased"], stats["queued"], stats["released"]) == (0, 8, 8) or not calm
@@ -72,7 +85,9 @@ class TestStop:
         own_redis.stop(how)
         stop(worker)
 
-    def test_sigint_does_the_same_and_a_second_signal_leaves_at_once(self, stack: Stack, hanging_server: HangingServer):
+    def test_sigint_does_the_same_and_a_second_signal_leaves_at_once(
+        self, stack: Stack, hanging_server: HangingServer
+    ):
         stack.engine("--latency", "30")
         submit_singles(stack, "int", 8)
         first = stack.worker(4)
@@ -82,9 +97,16 @@ class TestStop:
         stats = stack.stats("int")
         assert (stats["leased"], stats["released"]) == (4, 4) or stats["leased"] == 8 or not calm
         submit_singles(stack, "stall", 4, user={"kind": "openai", "endpoint": "slow", "model": "m"})
-        third = stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=hanging_server.user_endpoint)
+        third = stack.start(
+            "worker", "-c", "12", "--engine", stack.engine_url, env=hanging_server.user_endpoint
+        )
         stack.wait(lambda: hanging_server.asked, 150, "a stalled user")
-        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCONT):  # both arrive together
+        for number in (
+            signal.SIGSTOP,
+            signal.SIGTERM,
+            signal.SIGQUIT,
+            signal.SIGCONT,
+        ):  # both arrive together
             third.send_signal(number)
         assert third.wait(60) == 1
         said = third.log.read_bytes()  # type: ignore[attr-defined]

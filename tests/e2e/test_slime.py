@@ -1,4 +1,6 @@
-"""slime's loop on real workers: examples/slime_rollout.py, which drives the adapter as slime's train.py does."""
+"""slime's loop on real workers: examples/slime_rollout.py, which drives the adapter as slime's
+train.py does.
+"""
 
 import json
 import subprocess
@@ -16,8 +18,26 @@ GROUPS, SIZE, ROLLOUTS = 8, 4, 4
 
 def train(stack: Stack, out: Path, *flags: str) -> "subprocess.Popen[str]":
     """The example, with two groups in a rollout."""
-    command = [sys.executable, "-u", REPO / "examples/slime_rollout.py", "--redis", stack.redis_url, "--run", "r"]
-    command += ["--engine", stack.engine_url, "--groups", "2", "--rollouts", str(ROLLOUTS), "--out", out, *flags]
+    command = [
+        sys.executable,
+        "-u",
+        REPO / "examples/slime_rollout.py",
+        "--redis",
+        stack.redis_url,
+        "--run",
+        "r",
+    ]
+    command += [
+        "--engine",
+        stack.engine_url,
+        "--groups",
+        "2",
+        "--rollouts",
+        str(ROLLOUTS),
+        "--out",
+        out,
+        *flags,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -30,7 +50,9 @@ def rows(out: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def test_a_trainer_killed_after_a_rollout_trains_on_the_same_samples_again(stack: Stack, tmp_path: Path) -> None:
+def test_a_trainer_killed_after_a_rollout_trains_on_the_same_samples_again(
+    stack: Stack, tmp_path: Path
+) -> None:
     stack.engine("--mistakes", "0.3")
     stack.worker()
     with Client(stack.redis_url, run="r") as client:
@@ -40,7 +62,9 @@ def test_a_trainer_killed_after_a_rollout_trains_on_the_same_samples_again(stack
         assert killed.stdout is not None
         next(line for line in killed.stdout if line.startswith("rollout 2"))
         killed.kill()
-    with train(stack, tmp_path / "again.jsonl", "--start", "1", "--save", str(ROLLOUTS - 1)) as again:
+    with train(
+        stack, tmp_path / "again.jsonl", "--start", "1", "--save", str(ROLLOUTS - 1)
+    ) as again:
         again.communicate(timeout=150)
     assert again.returncode == 0, stack.logs()
     before, after = rows(tmp_path / "killed.jsonl"), rows(tmp_path / "again.jsonl")

@@ -1,5 +1,6 @@
-"""The bound on staleness with real workers and engines: dropped groups, new weights at each step, and engines that are
-restarted with old weights, miss an update, or come late."""
+"""The bound on staleness with real workers and engines: dropped groups, new weights at each step,
+and engines that are restarted with old weights, miss an update, or come late.
+"""
 
 import json
 import random
@@ -18,13 +19,17 @@ from tests.e2e.stack import Stack
 
 BATCH, STEPS = 4, 5
 RESTARTS, MISSES, COMES = 1, 2, 3
-"""The steps after which the second engine is restarted, misses an update, and gets the new weights late."""
+"""The steps after which the second engine is restarted, misses an update, and gets the new weights
+late.
+"""
 
 
 def load_weights(url: str, version: str) -> None:
     """The engine samples with these weights from now on, also in the middle of a turn."""
     body = json.dumps({"new_version": version, "abort_all_requests": False}).encode()
-    request = urllib.request.Request(f"{url}/update_weight_version", body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{url}/update_weight_version", body, {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
@@ -66,8 +71,13 @@ class Engines:
 @pytest.mark.parametrize("bound", [pytest.param(0, marks=pytest.mark.promise), 1])
 def test_no_token_is_older_than_the_bound(stack: Stack, bound: int) -> None:
     engines = Engines(stack)
-    workers = [stack.worker(4, "--engine", engines.urls[1], engine_url=engines.urls[0]) for _ in range(2)]
-    jobs = [Job(env="shop", task=n % 50, group=f"g{n}", size=2) for n in range(BATCH * (STEPS + bound + 1))]
+    workers = [
+        stack.worker(4, "--engine", engines.urls[1], engine_url=engines.urls[0]) for _ in range(2)
+    ]
+    jobs = [
+        Job(env="shop", task=n % 50, group=f"g{n}", size=2)
+        for n in range(BATCH * (STEPS + bound + 1))
+    ]
     with Client(stack.redis_url, run="r") as client, Client(stack.redis_url, run="r") as producer:
         client.limit_staleness(BATCH, bound)
         client.publish(0)
@@ -106,7 +116,11 @@ def test_a_run_goes_on_once_its_only_engine_has_the_published_weights(stack: Sta
         client.limit_staleness(1, 0)
         client.publish(0, "first")
         client.submit([Job(env="shop", task=0, group="g", size=2)])
-        stack.wait(lambda: "serves weights" in stack.run("stats", "--run", "r").stdout, 60, "what is waited for")
+        stack.wait(
+            lambda: "serves weights" in stack.run("stats", "--run", "r").stdout,
+            60,
+            "what is waited for",
+        )
         load_weights(stack.engine_url, "first")
         batch = next(client.batches(1, timeout=60))
         assert (batch.staleness.max, batch.staleness.unknown_tokens) == (0, 0)

@@ -1,4 +1,6 @@
-"""The complete loop of docs/trainer.md runs as printed, but for addresses; and again after it was killed."""
+"""The complete loop of docs/trainer.md runs as printed, but for addresses; and again after it was
+killed.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,12 @@ from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.e2e.stack import Stack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/trainer.md"
-SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 class Killed(BaseException):
@@ -29,7 +36,9 @@ class Trainer:
     def restore(self) -> tuple[Any, Any, int | None]:
         torch.manual_seed(0)
         vocabulary = load_tokenizer(None).vocab_size
-        policy = Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, num_key_value_heads=1, **SHAPE))
+        policy = Qwen2ForCausalLM(
+            Qwen2Config(vocab_size=vocabulary, num_key_value_heads=1, **SHAPE)
+        )
         optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
         done = None
         for checkpoint in sorted(self.folder.glob("*/all.pt"))[-1:]:
@@ -50,11 +59,20 @@ class Trainer:
 
 
 @pytest.mark.timeout(600)  # torch computes on as many threads as there are cores
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread that was killed, too
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # the thread that was killed, too
 def test_the_complete_loop_trains_each_group_once_through_a_kill(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stack: Stack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    [loop] = [text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "Fleet(" in text]
+    [loop] = [
+        text
+        for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+        if "Fleet(" in text
+    ]
     stack.engine("--mistakes", "0.3")
     stack.worker(16)
     address = "http://127.0.0.1:30000"

@@ -1,4 +1,6 @@
-"""TRL's examples run from a clone, offline: workers play, the real trainers step, and every group is acknowledged."""
+"""TRL's examples run from a clone, offline: workers play, the real trainers step, and every group
+is acknowledged.
+"""
 
 import os
 import subprocess

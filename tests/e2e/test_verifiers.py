@@ -1,4 +1,6 @@
-"""Environments of verifiers 0.4 and 0.3 in real worker processes, one of which is killed (make test-verifiers)."""
+"""Environments of verifiers 0.4 and 0.3 in real worker processes, one of which is killed (make
+test-verifiers).
+"""
 
 import os
 import signal
@@ -19,7 +21,9 @@ ENV = "verifiers:classic_tools" if CLASSIC else "verifiers:sums_tasks"
 SIZE = 2
 
 
-def test_episodes_of_a_taskset_are_continued_and_graded(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_of_a_taskset_are_continued_and_graded(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("ROLLQ_ISOLATE", ENV)
     stack.engine("--env", ENV, "--latency", "1")
@@ -27,7 +31,11 @@ def test_episodes_of_a_taskset_are_continued_and_graded(stack: Stack, monkeypatc
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(env=ENV, task=task, size=SIZE, group=f"g{task}") for task in range(2)])
         client.seal()
-        stack.wait(lambda: client.stats()["leased"] == SIZE and _turns(client) > SIZE, 150, "the first turns")
+        stack.wait(
+            lambda: client.stats()["leased"] == SIZE and _turns(client) > SIZE,
+            150,
+            "the first turns",
+        )
         first.send_signal(signal.SIGKILL)
         stack.worker(4)
         [batch] = client.batches(2, timeout=150)
@@ -42,10 +50,14 @@ def test_episodes_of_a_taskset_are_continued_and_graded(stack: Stack, monkeypatc
             assert trajectory.reward == metrics["right"] + 0.5 * metrics["short"]
         else:
             assert set(trajectory.info["rewards"]) == {"right", "used_tools", "began"}
-            assert trajectory.reward == sum(r["score"] * r["weight"] for r in trajectory.info["rewards"].values())
+            assert trajectory.reward == sum(
+                r["score"] * r["weight"] for r in trajectory.info["rewards"].values()
+            )
 
 
-def test_a_worker_that_does_not_isolate_leaves_the_job_to_others(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_isolate_leaves_the_job_to_others(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")]))
     stack.engine("--env", ENV)
     stack.worker(1)
@@ -67,5 +79,10 @@ def _turns(client: Client) -> int:
 
 
 def _calls(trajectory: Trajectory) -> int:
-    actions = [action for event in trajectory.events if isinstance(event, Observed) for action in event.actions]
+    actions = [
+        action
+        for event in trajectory.events
+        if isinstance(event, Observed)
+        for action in event.actions
+    ]
     return sum(action["name"] != RESPOND for action in actions)

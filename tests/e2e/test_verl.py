@@ -12,7 +12,14 @@ PROMPTS, N = 6, 4
 def test_sessions_of_a_killed_trainer_are_found_and_none_is_played_twice(stack: Stack) -> None:
     stack.engine("--latency", "0.05")
     stack.worker(concurrency=4)
-    line = [sys.executable, REPO / "examples/verl_sessions.py", "--redis", stack.redis_url, "--run", "r"]
+    line = [
+        sys.executable,
+        REPO / "examples/verl_sessions.py",
+        "--redis",
+        stack.redis_url,
+        "--run",
+        "r",
+    ]
     line += ["--prompts", str(PROMPTS), "--n", str(N)]
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as killed:
         stack.wait(lambda: stack.stats("r")["done"] >= N, 150, "some sessions")
@@ -21,4 +28,6 @@ def test_sessions_of_a_killed_trainer_are_found_and_none_is_played_twice(stack: 
     assert done.returncode == 0, stack.logs()
     assert done.stdout.count("rewards [1.0, 1.0, 1.0, 1.0]") == PROMPTS
     stats = stack.stats("r")
-    assert (stats["submitted"], stats["done"], stats["claims"], stats["dead"]) == (PROMPTS * N,) * 3 + (0,)
+    assert (stats["submitted"], stats["done"], stats["claims"], stats["dead"]) == (
+        PROMPTS * N,
+    ) * 3 + (0,)

@@ -57,7 +57,9 @@ def submit(stack: Stack, run: str, groups: int = 16, **job: Any) -> None:
 
 def tell_engine(stack: Stack, path: str, **body: object) -> None:
     request = urllib.request.Request(
-        f"{stack.engine_url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{stack.engine_url}/{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     assert urllib.request.urlopen(request, timeout=30).status == 200
 
@@ -68,8 +70,16 @@ def test_an_engine_that_is_paused_then_gone_and_a_worker_that_is_killed(stack: S
     until(lambda: operator.sees("32 jobs are queued and 0 being played, and no worker is alive"))
     engine = stack.engine("--latency", "2")
     worker = stack.worker(4)
-    until(lambda: operator.sees("All 4 slots are taken") and operator.seen.turns_s and operator.seen.tokens_s)
-    assert [(found.url, found.state) for found in operator.seen.engines] == [(stack.engine_url, READY)]
+    until(
+        lambda: (
+            operator.sees("All 4 slots are taken")
+            and operator.seen.turns_s
+            and operator.seen.tokens_s
+        )
+    )
+    assert [(found.url, found.state) for found in operator.seen.engines] == [
+        (stack.engine_url, READY)
+    ]
     assert "engine" in operator.waits("r")
 
     tell_engine(stack, "pause_generation", mode="in_place")
@@ -79,12 +89,18 @@ def test_an_engine_that_is_paused_then_gone_and_a_worker_that_is_killed(stack: S
     until(lambda: operator.sees("All 4 slots are taken"))
 
     engine.kill()
-    until(lambda: operator.sees("the engine of the only live worker that may play them is away: start it"))
+    until(
+        lambda: operator.sees(
+            "the engine of the only live worker that may play them is away: start it"
+        )
+    )
     assert operator.seen.engines[0].state == AWAY and "engine (away)" in operator.waits("r")
 
     worker.kill()
     until(lambda: operator.sees("nothing was heard of the only live worker for"))
-    assert any(wait.startswith("nothing was heard of its worker for") for wait in operator.waits("r"))
+    assert any(
+        wait.startswith("nothing was heard of its worker for") for wait in operator.waits("r")
+    )
     until(lambda: operator.sees("no worker is alive: start `rollq worker`"))
     assert list(operator.seen.lost) and not operator.seen.workers
 
@@ -133,4 +149,7 @@ def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None
     ping_redis(own_redis.url)
     assert cli.main(["top", "--once", "--redis", own_redis.url]) == 0
     found = {one.name: one for one in findings(connect(own_redis.url, patience_s=0))}
-    assert found["redis persistence"].level is Level.FAIL and "full disk" in found["redis persistence"].remedy
+    assert (
+        found["redis persistence"].level is Level.FAIL
+        and "full disk" in found["redis persistence"].remedy
+    )

@@ -54,7 +54,11 @@ def test_a_frozen_worker_that_continues_writes_nothing(stack: Stack):
     # A thread may write first, or the heartbeat may stop it first.
     refused = re.compile(rb"(no longer holds the|lost its) lease")
     log = first.log  # type: ignore[attr-defined]
-    stack.wait(lambda: stack.stats("zombie")["fenced"] > 0 or refused.search(log.read_bytes()), 150, "a fenced write")
+    stack.wait(
+        lambda: stack.stats("zombie")["fenced"] > 0 or refused.search(log.read_bytes()),
+        150,
+        "a fenced write",
+    )
     check_all_delivered(stack, "zombie", JOBS)
 
 

@@ -1,5 +1,6 @@
-"""`python -m tests.rollback`: every step of the histories of some seeds, each with a few rollbacks. Exit code 1 when a
-run does not end as it must."""
+"""`python -m tests.rollback`: every step of the histories of some seeds, each with a few rollbacks.
+Exit code 1 when a run does not end as it must.
+"""
 
 import argparse
 import multiprocessing
@@ -27,20 +28,32 @@ def cases(seed: int, every: int) -> Iterator[tuple[Cut, ...]]:
     for step in range(2 + rng.randrange(every), STEPS, every):
         first = Cut(step, rng.choice(TAILS), rng.choice((0.0, 0.0, rng.random(), 0.999)))
         again = rng.random() < 0.2
-        yield (first, Cut(step + rng.randrange(60), rng.choice(TAILS), rng.random())) if again else (first,)
+        yield (
+            (first, Cut(step + rng.randrange(60), rng.choice(TAILS), rng.random()))
+            if again
+            else (first,)
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rollback", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="histories (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="FIRST", help="the first seed (%(default)s)")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="cut after every Kth step (%(default)s)")
-    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="histories at a time (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="FIRST", help="the first seed (%(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="K", help="cut after every Kth step (%(default)s)"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=2, metavar="N", help="histories at a time (%(default)s)"
+    )
     args = parser.parse_args()
     folder, start, done = Path(tempfile.mkdtemp(prefix="rollq-rollback-")), time.monotonic(), []
     for seed in range(args.seed, args.seed + args.seeds):
         # New processes for each seed, because one has a thousand ports and takes each once.
-        with ProcessPoolExecutor(args.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            args.at_once, mp_context=multiprocessing.get_context("spawn")
+        ) as pool:
             tasks = {
                 pool.submit(play, place, seed, cuts): place
                 for number, cuts in enumerate(cases(seed, args.every))
@@ -60,8 +73,14 @@ def report(done: list[Outcome], folder: Path, wall_s: float) -> int:
     kinds = Counter(kind for outcome in done for kind in outcome.lost)
     print(f"\nlost records: {', '.join(f'{kind} {times}' for kind, times in kinds.most_common())}")
     print(f"attempts that were fenced: {sum(outcome.fenced for outcome in done)}")
-    print(f"groups that came again, their acknowledgement lost: {sum(outcome.again for outcome in done)}")
-    print(f"{len(done)} rollbacks in {wall_s:.0f} s, {len(wrong)} wrong" + (f"; see {folder}" if wrong else ""))
+    print(
+        "groups that came again, their acknowledgement lost: "
+        f"{sum(outcome.again for outcome in done)}"
+    )
+    print(
+        f"{len(done)} rollbacks in {wall_s:.0f} s, {len(wrong)} wrong"
+        + (f"; see {folder}" if wrong else "")
+    )
     if not wrong:
         shutil.rmtree(folder)
     return 1 if wrong else 0

@@ -1,7 +1,9 @@
-"""Those who share a run: each does one thing at a time and lives on when Redis comes back with less.
+"""Those who share a run: each does one thing at a time and lives on when Redis comes back with
+less.
 
-A player writes who it is, and a sum of all tokens before, into every turn that it writes. So a trajectory that was put
-together from two attempts that did not know of each other is seen by whoever reads it.
+A player writes who it is, and a sum of all tokens before, into every turn that it writes. So a
+trajectory that was put together from two attempts that did not know of each other is seen by
+whoever reads it.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -43,7 +45,9 @@ def group(number: int, source: str) -> list[Job]:
 
 
 class Gated:
-    """Jobs of groups, each of which is given out when it is allowed. It may be read again from its beginning."""
+    """Jobs of groups, each of which is given out when it is allowed. It may be read again from its
+    beginning.
+    """
 
     def __init__(self, groups: Sequence[Sequence[Job]]) -> None:
         self.groups = groups
@@ -68,7 +72,9 @@ class Gated:
     def wait_until_asked(self, beyond: int, ended: threading.Event) -> None:
         """Until the reader waits for a group that is not allowed, or has ended."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.asked > beyond or ended.is_set(), WAIT_S), "submit hangs"
+            assert self.changed.wait_for(lambda: self.asked > beyond or ended.is_set(), WAIT_S), (
+                "submit hangs"
+            )
 
 
 class Producer:
@@ -85,7 +91,9 @@ class Producer:
         """The same command again. What was entered before is not waited for."""
         self.source, self.ended = Gated(self.groups), threading.Event()
         self.source.allow(self.entered)
-        self.thread = threading.Thread(target=self._submit, args=(self.source, self.ended), daemon=True)
+        self.thread = threading.Thread(
+            target=self._submit, args=(self.source, self.ended), daemon=True
+        )
         self.thread.start()
 
     def _submit(self, source: Gated, ended: threading.Event) -> None:
@@ -121,7 +129,9 @@ class Producer:
 
 
 class SourcelessProducer:
-    """Submits its groups one by one and keeps no account. When it is told to, it submits all of them again."""
+    """Submits its groups one by one and keeps no account. When it is told to, it submits all of
+    them again.
+    """
 
     def __init__(self, url: str, groups: Sequence[Sequence[Job]]) -> None:
         self.groups = groups
@@ -148,7 +158,9 @@ class SourcelessProducer:
 
 
 class Player:
-    """A worker's way through the ledger, one write a step: the worker's own `Attempt` without what is played."""
+    """A worker's way through the ledger, one write a step: the worker's own `Attempt` without what
+    is played.
+    """
 
     writers = 0
     """Attempts that were ever begun, by all players."""
@@ -208,7 +220,9 @@ class Player:
         if not isinstance(event, Closed):
             attempt.append(event)
             return "append"
-        attempt.complete(Trajectory(job=attempt.job, header=self.header, events=self.events), TokenStats())
+        attempt.complete(
+            Trajectory(job=attempt.job, header=self.header, events=self.events), TokenStats()
+        )
         self.attempt = None
         return "complete"
 
@@ -228,15 +242,33 @@ def next_event(job: Job, events: Sequence[Event], writer: int) -> Event:
     ids = array("I", [writer, check_sum(events)])
     if len(events) % 2:
         spans = [VersionSpan("1", 0, 2)]
-        return Sampled(turn=turn, ids=ids, logprobs=array("f", [-1.0, -1.0]), versions=spans, finish=Finish.STOP)
+        return Sampled(
+            turn=turn,
+            ids=ids,
+            logprobs=array("f", [-1.0, -1.0]),
+            versions=spans,
+            finish=Finish.STOP,
+        )
     message = {"role": "assistant", "content": f"{writer}"}
     last = turn == TURNS - 1
-    return Observed(turn=turn, message=message, actions=[], replies=[], ids=array("I") if last else ids, done=last)
+    return Observed(
+        turn=turn,
+        message=message,
+        actions=[],
+        replies=[],
+        ids=array("I") if last else ids,
+        done=last,
+    )
 
 
 def check_sum(events: Sequence[Event]) -> int:
     """Of all tokens so far."""
-    return zlib.crc32(b"".join(event.ids.tobytes() for event in events if not isinstance(event, Closed))) >> 1
+    return (
+        zlib.crc32(
+            b"".join(event.ids.tobytes() for event in events if not isinstance(event, Closed))
+        )
+        >> 1
+    )
 
 
 def mixed(trajectory: Trajectory) -> str:
@@ -246,13 +278,17 @@ def mixed(trajectory: Trajectory) -> str:
         return f"{len(events)} events"
     for place, event in enumerate(events[1:-1], 1):
         if event.ids and event.ids[1] != check_sum(events[:place]):
-            return f"event {place} of writer {event.ids[0]} was not written behind the events before it"
+            return (
+                f"event {place} of writer {event.ids[0]} was not written behind "
+                "the events before it"
+            )
     return ""
 
 
 class Trainer:
-    """A consumer that holds up to two batches and acknowledges them some time later. With a name, it acknowledges up to
-    a step, as after a checkpoint, and may be started again."""
+    """A consumer that holds up to two batches and acknowledges them some time later. With a name,
+    it acknowledges up to a step, as after a checkpoint, and may be started again.
+    """
 
     def __init__(self, url: str, rng: random.Random, name: str | None = None) -> None:
         self.client, self.rng, self.name = Client(url, run=RUN), rng, name
@@ -288,8 +324,12 @@ class Trainer:
         self.held.append(batch)
         for one in batch.groups:
             if len(one.trajectories) != SIZE:
-                self.wrong.append(f"group {one.id} came with {len(one.trajectories)} of {SIZE} trajectories")
-            self.wrong += [f"{t.job.id} is mixed: {why}" for t in one.trajectories if (why := mixed(t))]
+                self.wrong.append(
+                    f"group {one.id} came with {len(one.trajectories)} of {SIZE} trajectories"
+                )
+            self.wrong += [
+                f"{t.job.id} is mixed: {why}" for t in one.trajectories if (why := mixed(t))
+            ]
         return f"take {[one.id for one in batch.groups]}"
 
     def _ack(self, batch: Batch) -> str:

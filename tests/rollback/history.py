@@ -1,4 +1,6 @@
-"""One history: the actors take their steps in an order that a seed fixes, Redis loses its tail, and all goes on."""
+"""One history: the actors take their steps in an order that a seed fixes, Redis loses its tail, and
+all goes on.
+"""
 
 import random
 import time
@@ -26,7 +28,8 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True)
 class Cut:
-    """After this many steps, Redis loses the last `records` records, and `part` of the one before them.
+    """After this many steps, Redis loses the last `records` records, and `part` of the one before
+    them.
 
     With `part` 0 the cut is between two records.
     """
@@ -53,7 +56,10 @@ class History:
     def __init__(self, redis: RollbackRedis, seed: int) -> None:
         self.rng, self.redis, url = random.Random(seed), redis, redis.url
         self.client = Client(url, run=RUN)
-        self.groups = [group(n, "a") for n in range(WITH_SOURCE)], [group(n, "b") for n in range(WITHOUT)]
+        self.groups = (
+            [group(n, "a") for n in range(WITH_SOURCE)],
+            [group(n, "b") for n in range(WITHOUT)],
+        )
         self.producer = Producer(url, self.groups[0])
         self.sourceless = SourcelessProducer(url, self.groups[1])
         self.players = [Player(url, f"player-{n}", self.rng) for n in range(PLAYERS)]
@@ -87,7 +93,9 @@ class History:
         return "reap" if due else ""
 
     def seal(self) -> str:
-        """Whoever has no source submits everything again before; a source's producer is told of a gap."""
+        """Whoever has no source submits everything again before; a source's producer is told of a
+        gap.
+        """
         if self.sealed or not (self.producer.done and self.sourceless.done):
             return ""
         self.sourceless.repeat()
@@ -106,8 +114,15 @@ class History:
 
     def expire_leases(self, of: Callable[[str], bool]) -> str:
         """What time does to leases that nobody renews."""
-        redis, leased = internals(self.client).ledger.redis, internals(self.client).ledger.keys.leased
-        over = [member for member in redis.zrange(leased, 0, -1) if of(member.decode().partition("#")[0])]
+        redis, leased = (
+            internals(self.client).ledger.redis,
+            internals(self.client).ledger.keys.leased,
+        )
+        over = [
+            member
+            for member in redis.zrange(leased, 0, -1)
+            if of(member.decode().partition("#")[0])
+        ]
         if over:
             redis.zadd(leased, dict.fromkeys(over, 1), xx=True)
             redis.hset(internals(self.client).ledger.keys.meta, "grace", 0)
@@ -116,8 +131,13 @@ class History:
 
     def expire_holds(self) -> str:
         """What time does to holds that nobody renews."""
-        ours = {one.id for trainer in self.trainers for batch in trainer.held for one in batch.groups}
-        redis, held = internals(self.client).ledger.redis, f"{internals(self.client).ledger.keys.prefix}held:train"
+        ours = {
+            one.id for trainer in self.trainers for batch in trainer.held for one in batch.groups
+        }
+        redis, held = (
+            internals(self.client).ledger.redis,
+            f"{internals(self.client).ledger.keys.prefix}held:train",
+        )
         over = [name for name in redis.zrange(held, 0, -1) if name.decode() not in ours]
         if over:
             redis.zadd(held, dict.fromkeys(over, 1), xx=True)
@@ -137,14 +157,22 @@ class History:
             lost = [torn, *lost]
         self.redis.cut(at)
         self.redis.start()
-        for client in (self.client, self.producer.client, self.sourceless.client, *(t.client for t in self.trainers)):
+        for client in (
+            self.client,
+            self.producer.client,
+            self.sourceless.client,
+            *(t.client for t in self.trainers),
+        ):
             internals(
                 client
-            ).ledger.redis.connection_pool.disconnect()  # else each waits a while before it connects again
+                # else each waits a while before it connects again
+            ).ledger.redis.connection_pool.disconnect()
         for player in self.players:
             player.ledger.redis.connection_pool.disconnect()
         acked = self.acked()
-        states = dict(zip(acked, internals(self.client).reader.group_states(list(acked)), strict=True))
+        states = dict(
+            zip(acked, internals(self.client).reader.group_states(list(acked)), strict=True)
+        )
         for name, times in acked.items():
             if states[name] != "acked" and times > self.ack_lost[name]:
                 self.ack_lost[name] += 1
@@ -166,8 +194,9 @@ class History:
         return set(internals(self.client).reader.group_states(self.names)) == {"acked"}
 
     def settle(self) -> list[str]:
-        """Let everybody go on, then time pass, then the producers and trainers be started again. Returns what is
-        wrong when the run still does not end."""
+        """Let everybody go on, then time pass, then the producers and trainers be started again.
+        Returns what is wrong when the run still does not end.
+        """
         until = time.monotonic() + SETTLE_S
         for remedy in (self._pass_time, self._start_again, self._pass_time):
             while True:
@@ -176,16 +205,21 @@ class History:
                     return []
                 if not remedy() or time.monotonic() > until:
                     break
-        states = dict(zip(self.names, internals(self.client).reader.group_states(self.names), strict=True))
+        states = dict(
+            zip(self.names, internals(self.client).reader.group_states(self.names), strict=True)
+        )
         return [
-            f"the run does not end: {states}, {internals(self.client).reader.standing()}, errors {self.producer.errors}"
+            f"the run does not end: {states}, {internals(self.client).reader.standing()}, "
+            f"errors {self.producer.errors}"
         ]
 
     def _until_quiet(self, until: float) -> None:
         """A trainer that holds a batch will acknowledge it, at a time that chance decides."""
         quiet = 0
         while quiet < QUIET and time.monotonic() < until:
-            idle = self.step() in ("", "expire", "restart") and not any(trainer.held for trainer in self.trainers)
+            idle = self.step() in ("", "expire", "restart") and not any(
+                trainer.held for trainer in self.trainers
+            )
             quiet = quiet + 1 if idle else 0
 
     def _pass_time(self) -> bool:
@@ -212,12 +246,27 @@ class History:
         expected: dict[str, Any] = dict.fromkeys(("submitted", "done", "delivered"), jobs) | {
             "groups_acked": len(self.names)
         }
-        places = ("queued", "leased", "dead", "groups_open", "groups_ready", "groups_held", "groups_dropped")
+        places = (
+            "queued",
+            "leased",
+            "dead",
+            "groups_open",
+            "groups_ready",
+            "groups_held",
+            "groups_dropped",
+        )
         expected |= dict.fromkeys(places, 0)
-        wrong = [f"{name} is {stats[name]}, not {value}" for name, value in expected.items() if stats[name] != value]
+        wrong = [
+            f"{name} is {stats[name]}, not {value}"
+            for name, value in expected.items()
+            if stats[name] != value
+        ]
         for name in self.names:
             if acked[name] != 1 + self.ack_lost[name]:
-                wrong.append(f"group {name}: acknowledged {acked[name]} times, {self.ack_lost[name]} of them lost")
+                wrong.append(
+                    f"group {name}: acknowledged {acked[name]} times, "
+                    f"{self.ack_lost[name]} of them lost"
+                )
         return wrong + [why for one in (*self.trainers, *self.players) for why in one.wrong]
 
     def close(self) -> None:

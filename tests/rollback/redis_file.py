@@ -1,4 +1,6 @@
-"""A Redis server with an append-only file that can lose its tail, and what the records of that file are."""
+"""A Redis server with an append-only file that can lose its tail, and what the records of that file
+are.
+"""
 
 import os
 import signal
@@ -61,7 +63,9 @@ class RollbackRedis:
 
     def start(self) -> None:
         mend(self.folder)
-        self._process = started_redis([*command(self.port, self.folder), "--loglevel", "warning"], self.port)
+        self._process = started_redis(
+            [*command(self.port, self.folder), "--loglevel", "warning"], self.port
+        )
 
     def kill(self) -> None:
         """`kill -9`. What the server has written stays in its file."""

@@ -1,4 +1,6 @@
-"""A few of the rollbacks (`python -m tests.rollback` has all), and that the harness would see what goes wrong."""
+"""A few of the rollbacks (`python -m tests.rollback` has all), and that the harness would see what
+goes wrong.
+"""
 
 import hashlib
 import random
@@ -35,7 +37,9 @@ def test_a_rollback_to_nothing(tmp_path: Path) -> None:
     assert {"submit", "claim", "ack"} <= set(outcome.lost)
 
 
-def test_a_ledger_that_overlooks_a_gap_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_overlooks_a_gap_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = scripts.source
 
     def careless(name: str) -> tuple[str, str]:
@@ -69,7 +73,9 @@ def test_tokens_of_two_attempts_are_seen() -> None:
 
 def test_a_script_is_one_record() -> None:
     def command(*words: str) -> bytes:
-        return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words)
+        return b"*%d\r\n" % len(words) + b"".join(
+            b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words
+        )
 
     taken = [command("MULTI"), command("SADD", "rollq:{r}:hold:t", "g"), command("EXEC")]
     alone = command("RPUSH", "rollq:{r}:journal:r/g/0", "blob")

@@ -12,7 +12,9 @@ from rollq.servers.connection import connect
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
+    for name in [
+        name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"
+    ]:
         monkeypatch.delenv(name)
 
 

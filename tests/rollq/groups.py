@@ -14,14 +14,18 @@ from tests.rollq.samples import group, play, reader
 from tests.waiting import until
 
 
-def play_groups(ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0, version: str = "1") -> None:
+def play_groups(
+    ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0, version: str = "1"
+) -> None:
     """Plays every job of these groups of run r."""
     for name in names:
         for sample in range(size):
             play(ledger, f"r/{name}/{sample}", reward, version)
 
 
-def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float = 1.0, **changes: object) -> None:
+def finish_groups(
+    ledger: Ledger, *names: str, seal: bool = False, reward: float = 1.0, **changes: object
+) -> None:
     """Submits groups of two and plays them."""
     for name in names:
         ledger.submit(group(name, **changes))
@@ -30,7 +34,9 @@ def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float
         ledger.seal()
 
 
-def play_when_submitted(ledger: Ledger, rewards: Mapping[str, Sequence[float]], version: str = "1") -> None:
+def play_when_submitted(
+    ledger: Ledger, rewards: Mapping[str, Sequence[float]], version: str = "1"
+) -> None:
     """Plays a try for each reward of a group, once the group is there."""
     for name, of_group in rewards.items():
         until(lambda name=name: reader(ledger).group_states([name]) != [""])  # type: ignore[misc]
@@ -61,7 +67,12 @@ def deliveries(ledger: Ledger) -> Deliveries:
 
 
 def take(
-    ledger: Ledger, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN, **how: Any
+    ledger: Ledger,
+    groups: int,
+    token: str,
+    hold_s: float = HOLD_S,
+    purpose: Purpose = Purpose.TRAIN,
+    **how: Any,
 ) -> list[TakenGroup]:
     """What a consumer gets that asks once. Its session is the token up to the last slash."""
     return list(deliveries(ledger).take(groups, token, hold_s, purpose, **how).groups)

@@ -15,5 +15,7 @@ def change_constants(monkeypatch: pytest.MonkeyPatch, **numbers: float) -> None:
 
 
 def renew_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the texts of the scripts, which are otherwise made once, with the constants of this test."""
+    """Make the texts of the scripts, which are otherwise made once, with the constants of this
+    test.
+    """
     monkeypatch.setattr(scripts, "source", cache(scripts.source.__wrapped__))

@@ -30,7 +30,9 @@ def routed(events: Sequence[Event], shape: ExpertShape = SHAPE) -> list[Event]:
             lengths[trace] += len(ids)
         if isinstance(event, Sampled):
             places = range(rows[trace], lengths[trace] - 1)
-            event = replace(event, experts=shape.part(b"".join(row(place, shape) for place in places)))
+            event = replace(
+                event, experts=shape.part(b"".join(row(place, shape) for place in places))
+            )
             rows[trace] = lengths[trace] - 1
         found.append(event)
     return found

@@ -22,7 +22,17 @@ from rollq.wire.events import encode_event
 
 
 def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) -> Job:
-    return Job(**{"run": run, "group": group, "sample": sample, "env": "shop", "task": 1, "size": 2, **changes})
+    return Job(
+        **{
+            "run": run,
+            "group": group,
+            "sample": sample,
+            "env": "shop",
+            "task": 1,
+            "size": 2,
+            **changes,
+        }
+    )
 
 
 def group(name: str = "g", size: int = 2, **changes: object) -> list[Job]:
@@ -43,11 +53,21 @@ def prompt(*tokens: int) -> Prompt:
     )
 
 
-def sampled(turn: int = 0, *tokens: int, version: str = "1", finish: Finish = Finish.STOP) -> Sampled:
+def sampled(
+    turn: int = 0, *tokens: int, version: str = "1", finish: Finish = Finish.STOP
+) -> Sampled:
     tokens = tokens or (7, 8)
     logprobs = array("f", [-0.5] * len(tokens))
     spans = [VersionSpan(version, 0, len(tokens))]
-    return Sampled(turn=turn, ids=ids(*tokens), logprobs=logprobs, versions=spans, finish=finish, text="hm", at=2.0)
+    return Sampled(
+        turn=turn,
+        ids=ids(*tokens),
+        logprobs=logprobs,
+        versions=spans,
+        finish=finish,
+        text="hm",
+        at=2.0,
+    )
 
 
 def observed(turn: int = 0, *tokens: int, done: bool = False) -> Observed:
@@ -67,12 +87,19 @@ def closed(reward: float = 1.0, stop: Stop = Stop.DONE) -> Closed:
 
 
 def events(reward: float = 1.0, version: str = "1") -> list[Event]:
-    turns = [sampled(0, version=version), observed(0), sampled(1, version=version), observed(1, done=True)]
+    turns = [
+        sampled(0, version=version),
+        observed(0),
+        sampled(1, version=version),
+        observed(1, done=True),
+    ]
     return [prompt(), *turns, closed(reward)]
 
 
 def trajectory(reward: float = 1.0, of: Job | None = None) -> Trajectory:
-    return Trajectory(job=of or job(), header=Header(attempt=1, worker="w", at=1.0), events=events(reward))
+    return Trajectory(
+        job=of or job(), header=Header(attempt=1, worker="w", at=1.0), events=events(reward)
+    )
 
 
 def encoded(of: Trajectory) -> list[bytes]:
@@ -118,8 +145,12 @@ def journal(ledger: Ledger, job_id: str, lease: str, some: Sequence[Event]) -> i
     return len(some) + 1
 
 
-def play(ledger: Ledger, job_id: str, reward: float = 1.0, version: str = "1", **extras: Extra) -> str:
-    """The whole episode, sampled by weights of that version, with these arrays beside it; returns its lease."""
+def play(
+    ledger: Ledger, job_id: str, reward: float = 1.0, version: str = "1", **extras: Extra
+) -> str:
+    """The whole episode, sampled by weights of that version, with these arrays beside it; returns
+    its lease.
+    """
     lease = claim(ledger, job_id, f"token-{job_id}-{reward}").lease
     *some, end = events(reward, version)
     index = journal(ledger, job_id, lease, some)

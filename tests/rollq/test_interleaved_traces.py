@@ -28,7 +28,11 @@ def test_rows_are_the_traces() -> None:
     ]
     assert [list(s.turns) for s in (first, second, third)] == [[0, 0, 0, 0, 2], [1, 1, 3], [4]]
     assert [bytes(s.mask) for s in (first, second, third)] == [b"\1\1\0\0\1", b"\1\0\1", b"\1"]
-    assert [s.prompt_messages[-1]["content"] for s in (first, second, third)] == ["Hello", "Look it up", "or rather"]
+    assert [s.prompt_messages[-1]["content"] for s in (first, second, third)] == [
+        "Hello",
+        "Look it up",
+        "or rather",
+    ]
     assert [m["content"] for m in second.messages] == ["a1", "and?", "a3"]
     assert made.traces == [8, 5, 8]
 
@@ -58,7 +62,11 @@ def test_weights_that_change_between_the_turns_of_two_traces_are_no_step_back() 
 @given(interleaved())
 def test_rows_and_counts_do_not_depend_on_the_order_in_the_journal(pair: Pair) -> None:
     straight, mixed = pair
-    assert mixed.tokens == straight.tokens and mixed.mask == straight.mask and mixed.logprobs == straight.logprobs
+    assert (
+        mixed.tokens == straight.tokens
+        and mixed.mask == straight.mask
+        and mixed.logprobs == straight.logprobs
+    )
     assert (mixed.versions, mixed.traces) == (straight.versions, straight.traces)
     assert mixed.segments() == straight.segments()
     assert mixed.conversations == straight.conversations

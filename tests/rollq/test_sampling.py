@@ -1,4 +1,6 @@
-"""Sampling parameters: what SGLang takes passes, and what it would refuse is refused by name before it is sent."""
+"""Sampling parameters: what SGLang takes passes, and what it would refuse is refused by name before
+it is sent.
+"""
 
 from typing import Any
 
@@ -33,11 +35,18 @@ def test_what_the_engine_takes_passes_and_survives_the_wire(given: dict[str, Any
 
 
 WRONG: list[tuple[str, Any]] = [
-    *(("temperature", value) for value in (-0.1, True, "hot", None, float("inf"), float("nan"), 10**400)),
+    *(
+        ("temperature", value)
+        for value in (-0.1, True, "hot", None, float("inf"), float("nan"), 10**400)
+    ),
     *(("top_p", value) for value in (0, 1.01, "1", True)),
     *(("top_k", value) for value in (0, -2, 1.0, -1.0, True, 2**31)),
     *(("min_p", value) for value in (-0.1, 1.1)),
-    *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1, "0")),
+    *(
+        (name, value)
+        for name in ("frequency_penalty", "presence_penalty")
+        for value in (-2.1, 2.1, "0")
+    ),
     *(("repetition_penalty", value) for value in (0, 2.1)),
     *(("min_new_tokens", value) for value in (-1, 1.0, 1025)),
     *(("stop", value) for value in (5, "", [""], ["a"] * 33, [1], {"a": 1})),
@@ -45,17 +54,36 @@ WRONG: list[tuple[str, Any]] = [
     *(("stop_regex", value) for value in ("", "(", "a" * 257, ["("], 5)),
     *((name, value) for name in sampling.GRAMMARS for value in ("", 5, {"type": "object"})),
     *(("ignore_eos", value) for value in (1, "yes", None)),
-    *(("logit_bias", value) for value in ({17: 1.0}, {"-1": 1.0}, {"a": 1.0}, {"1": "x"}, {"1": float("nan")}, [1])),
+    *(
+        ("logit_bias", value)
+        for value in ({17: 1.0}, {"-1": 1.0}, {"a": 1.0}, {"1": "x"}, {"1": float("nan")}, [1])
+    ),
     *(("sampling_seed", value) for value in (-1, 1.5, 2**63)),
     *((name, 5) for name in sampling.OURS),
-    *((name, 5) for name in ("max_tokens", "return_logprob", "logprob_start_len", "top_logprobs_num", "beam_width")),
+    *(
+        (name, 5)
+        for name in (
+            "max_tokens",
+            "return_logprob",
+            "logprob_start_len",
+            "top_logprobs_num",
+            "beam_width",
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda part: repr(part)[:40])
 def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ContractError, match=f"^job r/g/0: sampling.*{name}"):
-        Job(run="r", group="g", env="e", task=0, sampling={name: value}, budget=Budget(max_new_tokens=1024))
+        Job(
+            run="r",
+            group="g",
+            env="e",
+            task=0,
+            sampling={name: value},
+            budget=Budget(max_new_tokens=1024),
+        )
 
 
 def test_one_grammar_a_turn() -> None:
@@ -64,7 +92,9 @@ def test_one_grammar_a_turn() -> None:
 
 
 def test_nonsense_from_the_wire_is_refused_as_well() -> None:
-    fields = msgpack.unpackb(encode_job(Job(run="r", group="g", env="e", task=0, sampling={"top_k": 5})))
+    fields = msgpack.unpackb(
+        encode_job(Job(run="r", group="g", env="e", task=0, sampling={"top_k": 5}))
+    )
     fields[fields.index({"top_k": 5})] = {"top_k": 0}
     with pytest.raises(ContractError, match=r"r/g/0.*top_k"):
         decode_job(msgpack.packb(fields))
@@ -72,7 +102,9 @@ def test_nonsense_from_the_wire_is_refused_as_well() -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -83,4 +115,7 @@ def test_any_parameter_is_taken_or_named(given: dict[str, Any]) -> None:
     if why:
         assert any(name in why for name in given)
     else:
-        assert all(name in sampling.PARAMETERS and sampling.PARAMETERS[name][0](given[name]) for name in given)
+        assert all(
+            name in sampling.PARAMETERS and sampling.PARAMETERS[name][0](given[name])
+            for name in given
+        )

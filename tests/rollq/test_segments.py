@@ -21,7 +21,8 @@ def test_segments_tile_what_was_sampled(shape: list[Trace]) -> None:
     rows = [[*segment.prompt_ids, *segment.response_ids] for segment in trajectory.segments()]
     ends = list(itertools.accumulate(trajectory.traces))
     traces = [
-        trajectory.tokens[end - length : end].tolist() for length, end in zip(trajectory.traces, ends, strict=True)
+        trajectory.tokens[end - length : end].tolist()
+        for length, end in zip(trajectory.traces, ends, strict=True)
     ]
     assert rows == [trace for trace in traces if any(map(sampled_id, trace))]
     assert [token for row in rows for token in row if sampled_id(token)] == [
@@ -32,7 +33,9 @@ def test_segments_tile_what_was_sampled(shape: list[Trace]) -> None:
 @given(episodes)
 def test_what_is_said_of_a_token_is_said_at_its_place(shape: list[Trace]) -> None:
     trajectory = made(shape)
-    turn_of = {t: e.turn for e in trajectory.events if isinstance(e, Sampled | Observed) for t in e.ids}
+    turn_of = {
+        t: e.turn for e in trajectory.events if isinstance(e, Sampled | Observed) for t in e.ids
+    }
     for segment in trajectory.segments():
         assert not any(map(sampled_id, segment.prompt_ids))
         assert list(segment.mask) == [sampled_id(token) for token in segment.response_ids]

@@ -57,8 +57,12 @@ def test_addresses_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert Settings.from_env(redis_url="redis://given").redis_url == "redis://given"
 
 
-@pytest.mark.parametrize("content", [None, b"", b" \n", b"redis://:SECRET@a\nredis://b", b"\xff\xfe"])
-def test_a_file_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b" \n", b"redis://:SECRET@a\nredis://b", b"\xff\xfe"]
+)
+def test_a_file_without_an_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "address"
     if content is not None:
         path.write_bytes(content)
@@ -105,8 +109,15 @@ def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.Mo
 
 
 def test_several_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://a:1/, http://b:2 ,file:/etc/engines,redis:pool.1")
-    assert Settings.from_env().engine_urls == ("http://a:1", "http://b:2", "file:/etc/engines", "redis:pool.1")
+    monkeypatch.setenv(
+        "ROLLQ_ENGINE_URL", "http://a:1/, http://b:2 ,file:/etc/engines,redis:pool.1"
+    )
+    assert Settings.from_env().engine_urls == (
+        "http://a:1",
+        "http://b:2",
+        "file:/etc/engines",
+        "redis:pool.1",
+    )
     monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://a:1,http://a:1")
     with pytest.raises(SettingsError, match="http://a:1 is there twice"):
         Settings.from_env()
@@ -155,7 +166,11 @@ def test_a_connection_waits_rather_than_fails(redis_url: str) -> None:
     client = connect(redis_url, max_connections=7)
     assert client.ping()
     kwargs = client.connection_pool.connection_kwargs
-    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"], kwargs["retry"].get_retries()) == (5, 3, 0)
+    assert (
+        kwargs["socket_timeout"],
+        kwargs["socket_connect_timeout"],
+        kwargs["retry"].get_retries(),
+    ) == (5, 3, 0)
     assert client.connection_pool.max_connections == 7
     client.close()
     with pytest.raises(SettingsError, match="bytes"):

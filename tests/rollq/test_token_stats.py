@@ -24,8 +24,15 @@ def test_an_interrupted_turn_keeps_everything():
 
 
 def test_a_rewritten_history_keeps_nothing():
-    found = of(prompt(), sampled(0), replace(observed(0), ids=ids()), prompt(1, 2, 3, 7), sampled(1))
-    assert (found.sent_tokens, found.kept_tokens, found.traces, found.extension_ratio) == (4, 0, 2, 0.0)
+    found = of(
+        prompt(), sampled(0), replace(observed(0), ids=ids()), prompt(1, 2, 3, 7), sampled(1)
+    )
+    assert (found.sent_tokens, found.kept_tokens, found.traces, found.extension_ratio) == (
+        4,
+        0,
+        2,
+        0.0,
+    )
 
 
 def test_nothing_was_sent_twice():
@@ -40,11 +47,23 @@ def test_unclosed_turns():
 
 
 def test_malformed_turns():
-    assert of(prompt(), sampled(0), replace(observed(0), errors=("no JSON",)), sampled(1)).malformed_turns == 1
+    assert (
+        of(
+            prompt(), sampled(0), replace(observed(0), errors=("no JSON",)), sampled(1)
+        ).malformed_turns
+        == 1
+    )
 
 
 def test_turns_whose_text_is_other_tokens():
-    events = [prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0, 8), observed(0), sampled(1, 9), observed(1)]
+    events = [
+        prompt(),
+        sampled(0, 7, finish=Finish.ABORT),
+        sampled(0, 8),
+        observed(0),
+        sampled(1, 9),
+        observed(1),
+    ]
     encoded = []
 
     def reencode(turns):
@@ -58,6 +77,15 @@ def test_turns_whose_text_is_other_tokens():
 
 def test_older_weights_that_come_back():
     spans = [VersionSpan("1", 0, 1), VersionSpan("2", 1, 2)]
-    steady = [prompt(), replace(sampled(0), versions=spans), observed(0), sampled(1, version="2"), observed(1)]
+    steady = [
+        prompt(),
+        replace(sampled(0), versions=spans),
+        observed(0),
+        sampled(1, version="2"),
+        observed(1),
+    ]
     assert of(*steady).version_breaks == 0
-    assert of(*steady, sampled(2, version="1"), observed(2), sampled(3, version="2")).version_breaks == 2
+    assert (
+        of(*steady, sampled(2, version="1"), observed(2), sampled(3, version="2")).version_breaks
+        == 2
+    )

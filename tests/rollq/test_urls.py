@@ -1,4 +1,6 @@
-"""Addresses of several servers: what they say, what is wrong with them, and what Celery makes of them."""
+"""Addresses of several servers: what they say, what is wrong with them, and what Celery makes of
+them.
+"""
 
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from rollq.settings import Settings
 from rollq.urls import broker_options, check_url, is_http, mask_url, parse_servers
 from tests.servers import Server
 
-SENTINELS = "sentinel://rollq:p%40ss@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=other"
+SENTINELS = (
+    "sentinel://rollq:p%40ss@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=other"
+)
 
 
 def test_an_address_of_sentinels() -> None:
@@ -57,27 +61,40 @@ def test_what_cannot_be_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("option", ["virtual_host=x", "socket_timeout=abc", "db=x"])
 def test_a_wrong_option_is_named(option: str) -> None:
-    with pytest.raises(SettingsError, match=rf"the option {option.partition('=')[0]} is unknown or has a wrong value"):
+    with pytest.raises(
+        SettingsError,
+        match=rf"the option {option.partition('=')[0]} is unknown or has a wrong value",
+    ):
         connect(f"redis://127.0.0.1:6379?{option}")
 
 
 def test_no_cause_of_an_error_has_a_part_of_the_password() -> None:
     with pytest.raises(SettingsError) as caught:
         check_url("redis://u:S3CRET/PASS@h:1/0")
-    assert "S3CRET" not in str(caught.value) and caught.value.__cause__ is None and caught.value.__suppress_context__
+    assert (
+        "S3CRET" not in str(caught.value)
+        and caught.value.__cause__ is None
+        and caught.value.__suppress_context__
+    )
 
 
 @pytest.mark.parametrize("password", ["77#rest", "77?rest", "77?a=rest", "77#"])
 def test_the_digits_before_a_mark_in_a_password_are_no_port(password: str) -> None:
     for read in (check_url, broker_options):
-        with pytest.raises(SettingsError, match=r"redis://u:\*\*\*@h/0 \(write # \? / @ of a login as %23") as caught:
+        with pytest.raises(
+            SettingsError, match=r"redis://u:\*\*\*@h/0 \(write # \? / @ of a login as %23"
+        ) as caught:
             read(f"redis://u:{password}@h/0")
         assert "77" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "address",
-    ["redis://h/0?username=u@h.org&password=x", "rediss://h/0?ssl_ca_certs=/a@b/ca.pem", "redis://h:1/0#comment"],
+    [
+        "redis://h/0?username=u@h.org&password=x",
+        "rediss://h/0?ssl_ca_certs=/a@b/ca.pem",
+        "redis://h:1/0#comment",
+    ],
 )
 def test_an_at_in_an_option_is_no_login(address: str) -> None:
     check_url(address)
@@ -86,7 +103,10 @@ def test_an_at_in_an_option_is_no_login(address: str) -> None:
 
 def test_no_password_is_shown() -> None:
     masked = mask_url(SENTINELS)
-    assert masked == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"
+    assert (
+        masked
+        == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"
+    )
     with pytest.raises(SettingsError) as caught:
         check_url("sentinel://:secret@h1/x?service=y&sentinel_password=hidden")
     assert "secret" not in str(caught.value)
@@ -113,7 +133,13 @@ def test_a_host_that_clients_refuse_is_no_address(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://gpu_1.:3/v1", "HTTPS://me:p%40ss@gpu-1", "http://[::1]:3?x=1", "http://[fe80::1%25eth0]:3/", "http://h:"],
+    [
+        "http://gpu_1.:3/v1",
+        "HTTPS://me:p%40ss@gpu-1",
+        "http://[::1]:3?x=1",
+        "http://[fe80::1%25eth0]:3/",
+        "http://h:",
+    ],
 )
 def test_addresses_of_http_servers(url: str) -> None:
     assert is_http(url)
@@ -124,7 +150,11 @@ def test_what_celery_makes_of_sentinels() -> None:
     assert options["master_name"] == "ledger"
     assert options["sentinel_kwargs"]["password"] == "other"
     with Connection(address, transport_options=options) as connection:
-        assert (connection.userid, connection.password, connection.virtual_host) == ("rollq", "p@ss", "3")
+        assert (connection.userid, connection.password, connection.virtual_host) == (
+            "rollq",
+            "p@ss",
+            "3",
+        )
         assert connection.alt == [
             f"sentinel://rollq:p%40ss@{host}/3" for host in ("h1:26379", "h2:26380", "[::1]:26381")
         ]
@@ -134,11 +164,17 @@ def test_what_celery_makes_of_sentinels() -> None:
     ("url", "translated"),
     [
         ("unix:///a%20b/r.sock", "redis+socket:///a%20b/r.sock?virtual_host=0"),
-        ("unix://u:p%40@/r.sock?db=3&socket_timeout=2", "redis+socket://u:p%40@/r.sock?virtual_host=3"),
+        (
+            "unix://u:p%40@/r.sock?db=3&socket_timeout=2",
+            "redis+socket://u:p%40@/r.sock?virtual_host=3",
+        ),
         ("unix://u@/r.sock?password=p@", "redis+socket://u:p%40@/r.sock?virtual_host=0"),
         ("redis://:p%40@[::1]:6380/1?db=3", "redis://:p%40@[::1]:6380/3"),
         ("redis://h?username=u&password=p@", "redis://u:p%40@h/"),
-        ("redis://h/2?protocol=2&client_name=x&socket_keepalive=true&health_check_interval=9", "redis://h/2"),
+        (
+            "redis://h/2?protocol=2&client_name=x&socket_keepalive=true&health_check_interval=9",
+            "redis://h/2",
+        ),
         ("rediss://h/2?ssl_ca_certs=/a%20b&socket_timeout=2", "rediss://h/2?ssl_ca_certs=%2Fa+b"),
     ],
 )
@@ -152,7 +188,9 @@ def test_celery_reaches_the_database_of_the_ledger(tmp_path: Path) -> None:
     server.client.config_set("requirepass", "p@ss")
     options = "password=p@ss&protocol=2&client_name=x&socket_timeout=2&health_check_interval=9"
     try:
-        for database, address in enumerate((server.url.removesuffix("/0"), f"unix://{tmp_path}/r.sock"), 3):
+        for database, address in enumerate(
+            (server.url.removesuffix("/0"), f"unix://{tmp_path}/r.sock"), 3
+        ):
             url = f"{address}?db={database}&{options}"
             broker = Broker(url)
             assert broker.send([JobMessage("r/g/0", QUEUE, NEW)]) == ["r/g/0"], broker.error
@@ -165,7 +203,9 @@ def test_celery_reaches_the_database_of_the_ledger(tmp_path: Path) -> None:
 
 
 def test_an_option_that_nobody_knows_is_named() -> None:
-    with pytest.raises(SettingsError, match="Celery takes no option sokcet_timeout: remove it") as caught:
+    with pytest.raises(
+        SettingsError, match="Celery takes no option sokcet_timeout: remove it"
+    ) as caught:
         Settings(broker_url="redis://:secret@h/0?sokcet_timeout=2")
     assert "secret" not in str(caught.value)
 
@@ -202,13 +242,17 @@ def test_a_cluster_needs_a_broker_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect("sentinel://h/0?service=x&ssl=true&ssl_ca_certs=/ca&ssl_check_hostname=false") as client:
+    with connect(
+        "sentinel://h/0?service=x&ssl=true&ssl_ca_certs=/ca&ssl_check_hostname=false"
+    ) as client:
         pool = client.connection_pool
         for options in (pool.connection_kwargs, pool.sentinel_manager.sentinel_kwargs):
             assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("/ca", False)
         assert issubclass(pool.connection_class, SSLConnection)
     given = {}
-    monkeypatch.setattr(ClusterClient, "__init__", lambda self, hosts, patience, **options: given.update(options))
+    monkeypatch.setattr(
+        ClusterClient, "__init__", lambda self, hosts, patience, **options: given.update(options)
+    )
     monkeypatch.setattr(ClusterClient, "__del__", lambda self: None)
     connect("cluster://h?ssl=true&ssl_ca_certs=/ca")
     assert (given["ssl"], given["ssl_ca_certs"]) == (True, "/ca")

@@ -61,11 +61,24 @@ def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> No
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"task": -1}, "job of 'shop', task -1: task must be a whole number of at least 0 and below 2**53, not -1"),
+        (
+            {"task": -1},
+            "job of 'shop', task -1: task must be a whole number of at least 0 and "
+            "below 2**53, not -1",
+        ),
         ({"task": 3, "seed": 2**53}, "job of 'shop', task 3: seed must be"),
-        ({"task": 3, "group": "g", "size": 0}, "job of 'shop', task 3, group g: a group has a size of at least 1"),
-        ({"task": 3, "group": "g", "run": "r", "size": 0}, "job r/g/0: a group has a size of at least 1"),
-        ({"env": "x" * 999, "task": "y" * 999}, f"job of '{'x' * 59}, task '{'y' * 19}: task must be"),
+        (
+            {"task": 3, "group": "g", "size": 0},
+            "job of 'shop', task 3, group g: a group has a size of at least 1",
+        ),
+        (
+            {"task": 3, "group": "g", "run": "r", "size": 0},
+            "job r/g/0: a group has a size of at least 1",
+        ),
+        (
+            {"env": "x" * 999, "task": "y" * 999},
+            f"job of '{'x' * 59}, task '{'y' * 19}: task must be",
+        ),
     ],
 )
 def test_a_job_without_an_id_is_known_by_its_task(wrong: dict[str, Any], said: str) -> None:
@@ -74,7 +87,9 @@ def test_a_job_without_an_id_is_known_by_its_task(wrong: dict[str, Any], said: s
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_tokens": 1.5}, {"max_new_tokens": True}, {"deadline_s": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_turns": 0}, {"max_tokens": 1.5}, {"max_new_tokens": True}, {"deadline_s": 0}]
+)
 def test_a_budget_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(errors.ContractError, match="budget"):
         Budget(**wrong)
@@ -86,7 +101,14 @@ def test_a_job_is_made_of_plain_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"users": {}}, {"budget": {"turns": 9}}, {"budget": 9}, {"budget": {"max_turns": 0}}, {"env": None}]
+    "wrong",
+    [
+        {"users": {}},
+        {"budget": {"turns": 9}},
+        {"budget": 9},
+        {"budget": {"max_turns": 0}},
+        {"env": None},
+    ],
 )
 def test_plain_values_that_are_no_job_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.ContractError):
@@ -95,7 +117,18 @@ def test_plain_values_that_are_no_job_are_refused(wrong: dict[str, Any]) -> None
 
 def test_ids_come_apart_again() -> None:
     assert parse_id(job(1).id) == ("r", "g", 1)
-    for wrong in ("", "r/g", "r/g/x", "r/g/-1", "r//0", "r/g/0/1", "a b/g/0", "r/g/²", "r/g/00", f"r/g/{'9' * 5000}"):
+    for wrong in (
+        "",
+        "r/g",
+        "r/g/x",
+        "r/g/-1",
+        "r//0",
+        "r/g/0/1",
+        "a b/g/0",
+        "r/g/²",
+        "r/g/00",
+        f"r/g/{'9' * 5000}",
+    ):
         with pytest.raises(errors.ContractError) as caught:
             parse_id(wrong)
         assert len(str(caught.value)) < 300  # it is logged
@@ -133,10 +166,16 @@ def test_the_package_names_what_it_exports() -> None:
     [
         ("import rollq.trajectory, rollq.batch", "redis msgpack"),
         ("from rollq import Job, Trajectory", "redis msgpack"),
-        ("from rollq import Client", "redis msgpack kombu rollq_worker requests numpy transformers tokenizers rich"),
+        (
+            "from rollq import Client",
+            "redis msgpack kombu rollq_worker requests numpy transformers tokenizers rich",
+        ),
         ("import rollq", "dataclasses rollq.job rollq.errors"),
     ],
 )
 def test_a_trainer_loads_nothing_heavy(statement: str, unneeded: str) -> None:
-    code = f"import sys; {statement}; print([m for m in {[*unneeded.split(), 'celery']} if m in sys.modules])"
+    code = (
+        f"import sys; {statement}; print([m for m in {[*unneeded.split(), 'celery']} if "
+        "m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

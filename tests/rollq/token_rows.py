@@ -1,4 +1,6 @@
-"""Made-up episodes whose token ids say what is true of each token, and the check of a row against that."""
+"""Made-up episodes whose token ids say what is true of each token, and the check of a row against
+that.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def spans(ids: Sequence[int]) -> Iterator[VersionSpan]:
         at = end
 
 
-def episode(shape: Sequence[Trace], numbers: Iterator[int], sample: int = 0, reward: float = 1.0) -> Trajectory:
+def episode(
+    shape: Sequence[Trace], numbers: Iterator[int], sample: int = 0, reward: float = 1.0
+) -> Trajectory:
     """Each number makes one token id, so that no id comes twice."""
 
     def ids(count: int, sampled: bool) -> array[int]:
@@ -62,12 +66,23 @@ def episode(shape: Sequence[Trace], numbers: Iterator[int], sample: int = 0, rew
                 logprobs = array("f", map(logprob_of, piece))
                 versions = list(spans(piece))
                 events.append(
-                    Sampled(turn=turn, ids=piece, logprobs=logprobs, versions=versions, finish=Finish.ABORT, text="")
+                    Sampled(
+                        turn=turn,
+                        ids=piece,
+                        logprobs=logprobs,
+                        versions=versions,
+                        finish=Finish.ABORT,
+                        text="",
+                    )
                 )
-            events.append(Observed(turn=turn, message={}, actions=[], replies=[], ids=ids(bridge, False)))
+            events.append(
+                Observed(turn=turn, message={}, actions=[], replies=[], ids=ids(bridge, False))
+            )
             turn += 1
     events.append(Closed(stop=Stop.DONE, reward=reward))
-    return Trajectory(job=job(sample, size=64, labels={"sample": sample}), header=Header(attempt=1), events=events)
+    return Trajectory(
+        job=job(sample, size=64, labels={"sample": sample}), header=Header(attempt=1), events=events
+    )
 
 
 def batch_of(*groups: Sequence[Trajectory], dead: Sequence[str] = ()) -> Batch:
@@ -88,7 +103,10 @@ batches = st.lists(st.lists(episodes, min_size=1, max_size=3), max_size=3).map(
 def _batch(groups: Sequence[Sequence[Sequence[Trace]]], numbers: Iterator[int]) -> Batch:
     return batch_of(
         *(
-            [episode(shape, numbers, sample, reward=float(sample % 2)) for sample, shape in enumerate(group)]
+            [
+                episode(shape, numbers, sample, reward=float(sample % 2))
+                for sample, shape in enumerate(group)
+            ]
             for group in groups
         )
     )

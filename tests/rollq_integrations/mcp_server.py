@@ -7,7 +7,13 @@ import time
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents
+from mcp.types import (
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+)
 
 server = MCPServer("adder")
 
@@ -38,7 +44,9 @@ def hang() -> str:
 @server.tool()
 def contents(kind: str) -> CallToolResult:
     picture = ImageContent(type="image", data="iVBORw0K", mime_type="image/png")
-    inside = EmbeddedResource(type="resource", resource=TextResourceContents(uri="file:///x", text="a file"))
+    inside = EmbeddedResource(
+        type="resource", resource=TextResourceContents(uri="file:///x", text="a file")
+    )
     said = {
         "nothing": [],
         "blank": [TextContent(type="text", text="")],

@@ -1,4 +1,6 @@
-"""Plays the jobs of a run in place of workers: short episodes, each with tokens and a reward of its own."""
+"""Plays the jobs of a run in place of workers: short episodes, each with tokens and a reward of its
+own.
+"""
 
 import random
 import threading
@@ -51,7 +53,11 @@ def playing(redis_url: str, run: str = "r") -> Iterator[None]:
         ledger = Ledger(connect(redis_url), run)
         while not over.wait(0.01):
             for job_id in queued(ledger):
-                play_job(ledger, job_id, (ledger.redis.hget(ledger.keys.meta, "version") or b"1").decode())
+                play_job(
+                    ledger,
+                    job_id,
+                    (ledger.redis.hget(ledger.keys.meta, "version") or b"1").decode(),
+                )
         ledger.redis.close()
 
     thread = threading.Thread(target=play, daemon=True)

@@ -43,7 +43,9 @@ def failing_tools() -> Iterator[Tools]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     port = free_port()
-    process = subprocess.Popen([*COMMAND, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*COMMAND, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     url = f"http://127.0.0.1:{port}/mcp"
     deadline = time.monotonic() + 60
     while True:
@@ -60,7 +62,9 @@ def url() -> Iterator[str]:
 
 def servers() -> list[str]:
     """The processes of this one that are servers of an episode."""
-    listed = subprocess.run(["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = (line.split(maxsplit=1) for line in listed.splitlines())
     return [args for ppid, args in rows if ppid == str(os.getpid()) and args.endswith(SERVER.name)]
 
@@ -74,7 +78,12 @@ def test_tools_have_schemas_and_results(tools: Tools) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("nothing", ""), ("blank", ""), ("several", "one\n[image]\na file"), ("structured", '{"n": 1}')],
+    [
+        ("nothing", ""),
+        ("blank", ""),
+        ("several", "one\n[image]\na file"),
+        ("structured", '{"n": 1}'),
+    ],
 )
 def test_what_a_result_says(tools: Tools, kind: str, says: str) -> None:
     assert tools.call(Action("contents", {"kind": kind})) == says
@@ -116,14 +125,18 @@ def test_a_server_that_dies_is_the_environments_failure(failing_tools: Tools) ->
         failing_tools.call(Action("add", {"a": 1, "b": 2}))
 
 
-def test_a_server_that_hangs_is_the_environments_failure(failing_tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_the_environments_failure(
+    failing_tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session, "CALL_S", 0.5)
     with pytest.raises(EnvironmentFailure, match=r"tool hang: no answer within 0\.5 s"):
         failing_tools.call(Action("hang", {}))
 
 
 def test_a_line_that_is_no_utf_8_is_passed_over() -> None:
-    opened = mcp_server(sys.executable, "-c", RUDE.format(r"os.write(1, b'caf\xe9\n')", "0"), str(SERVER))()
+    opened = mcp_server(
+        sys.executable, "-c", RUDE.format(r"os.write(1, b'caf\xe9\n')", "0"), str(SERVER)
+    )()
     assert opened.call(Action("add", {"a": 1, "b": 2})) == "3"
     opened.close()
 
@@ -162,15 +175,21 @@ def test_a_server_at_an_address_is_shared(url: str) -> None:
     last.close()
 
 
-@pytest.mark.parametrize("server", [("no-such-command",), (sys.executable, "-c", "0"), ("http://127.0.0.1:1/mcp",)])
+@pytest.mark.parametrize(
+    "server", [("no-such-command",), (sys.executable, "-c", "0"), ("http://127.0.0.1:1/mcp",)]
+)
 def test_there_is_no_server(server: tuple[str, ...]) -> None:
     with pytest.raises(EnvironmentFailure, match=f"the MCP server '{server[0]}.*' did not start"):
         mcp_server(*server)()
 
 
 def test_a_server_without_tools(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('none').run()\n")
-    with pytest.raises(EnvironmentFailure, match=r"did not start: .*(it has no tools|Method not found)"):
+    (tmp_path / "server.py").write_text(
+        "from mcp.server.mcpserver import MCPServer\nMCPServer('none').run()\n"
+    )
+    with pytest.raises(
+        EnvironmentFailure, match=r"did not start: .*(it has no tools|Method not found)"
+    ):
         mcp_server(sys.executable, str(tmp_path / "server.py"))()
 
 

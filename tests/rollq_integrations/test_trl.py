@@ -42,7 +42,8 @@ def test_each_step_trains_the_sampled_tokens_of_its_groups_and_no_others(
     for inputs in training.inputs:
         mask = inputs["completion_mask"] * inputs["tool_mask"]
         assert mask.sum(1).tolist() == [SAMPLED] * (2 * SIZE)
-        # Engine logprobs are -0.5 where the policy sampled, and the trainer has them at the same places.
+        # Engine logprobs are -0.5 where the policy sampled, and the trainer has them at the same
+        # places.
         assert torch.equal(inputs["sampling_per_token_logps"] == -0.5, mask.bool())
     stats = client.stats()
     assert (stats["groups_acked"], stats["delivered"]) == (4, 4 * SIZE)
@@ -53,7 +54,9 @@ def test_rows_come_in_the_order_of_the_prompts_whatever_was_finished_first(
 ) -> None:
     func, rows = rollouts(client), dict[str, list[Any]]()
     training = trainer(func, tmp_path)
-    thread = threading.Thread(target=lambda: rows.update(func(prompts(5, 2, 7), training)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: rows.update(func(prompts(5, 2, 7), training)), daemon=True
+    )
     thread.start()
     until(lambda: len(queued(ledger)) == 3 * SIZE)
     for job_id in reversed(queued(ledger)):
@@ -81,7 +84,9 @@ def test_a_dead_member_is_masked_and_enters_no_baseline(
     dead = int((lengths == 0).nonzero().item())
     assert sorted(lengths.tolist()) == [0] + [SAMPLED] * (2 * SIZE - 1)
     assert inputs["advantages"][dead] == 0.0
-    assert inputs["advantages"].sum().abs() < 1e-5  # in each group those of the others agree with their own mean
+    assert (
+        inputs["advantages"].sum().abs() < 1e-5
+    )  # in each group those of the others agree with their own mean
 
 
 def playing_but(client: Client, ledger: Ledger, cancelled: str) -> Any:
@@ -110,7 +115,9 @@ def test_a_dropped_group_is_replaced_and_then_given_up(
     monkeypatch.setattr(grpo, "LOOK_S", 0.1)
     func, rows = rollouts(client), dict[str, list[Any]]()
     training = trainer(func, tmp_path)
-    thread = threading.Thread(target=lambda: rows.update(func(prompts(1, 2, 3), training)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: rows.update(func(prompts(1, 2, 3), training)), daemon=True
+    )
     thread.start()
     until(lambda: len(queued(ledger)) == 3 * SIZE)
     client.cancel(group="step0.0.0")
@@ -135,7 +142,11 @@ def test_a_step_without_any_group_is_an_error(
     monkeypatch.setattr(grpo, "LOOK_S", 0.1)
     func = rollouts(client, refill=0)
     thread = threading.Thread(
-        target=lambda: (until(lambda: len(queued(ledger)) == SIZE), client.cancel(group="step0.0.0")), daemon=True
+        target=lambda: (
+            until(lambda: len(queued(ledger)) == SIZE),
+            client.cancel(group="step0.0.0"),
+        ),
+        daemon=True,
     )
     thread.start()
     with pytest.raises(MissingGroups, match="all groups of step 0 were dropped"):
@@ -143,7 +154,9 @@ def test_a_step_without_any_group_is_an_error(
     func.close()
 
 
-def test_several_calls_of_one_step_get_groups_of_their_own(client: Client, redis_url: str, tmp_path: Path) -> None:
+def test_several_calls_of_one_step_get_groups_of_their_own(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
     training = trainer(
         rollouts(client),
         tmp_path,
@@ -187,7 +200,9 @@ def test_the_fleet_gets_the_weights_of_each_step_and_its_version_is_published(
         ({"weights": "/tmp/w"}, "a fleet needs the folder"),
     ],
 )
-def test_what_makes_no_rollout_function(client: Client, changes: dict[str, Any], words: str) -> None:
+def test_what_makes_no_rollout_function(
+    client: Client, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SettingsError, match=words):
         rollouts(client, **changes)
 
@@ -207,10 +222,14 @@ def test_prompts_that_name_no_group(client: Client, tmp_path: Path, wrong: Seque
         func(wrong, trainer(func, tmp_path))
 
 
-def test_settings_that_would_train_something_else_are_refused(client: Client, tmp_path: Path) -> None:
+def test_settings_that_would_train_something_else_are_refused(
+    client: Client, tmp_path: Path
+) -> None:
     func = rollouts(client, sampling={"temperature": 0.5})
     training = trainer(func, tmp_path)
-    with pytest.raises(SettingsError, match=r"temperature 0\.5, and the trainer computes logprobs for 1:"):
+    with pytest.raises(
+        SettingsError, match=r"temperature 0\.5, and the trainer computes logprobs for 1:"
+    ):
         func(prompts(1), training)
     training = trainer(rollouts(client), tmp_path, chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(SettingsError, match=r"give Job\(template_kwargs=\) what"):
@@ -220,15 +239,21 @@ def test_settings_that_would_train_something_else_are_refused(client: Client, tm
     with pytest.raises(SettingsError, match="evaluate with"):
         training.rollout_func(prompts(1), training)
     training = trainer(rollouts(client), tmp_path)
-    training.args.eval_strategy = "steps"  # known at the first step, not only at the first evaluation
+    training.args.eval_strategy = (
+        "steps"  # known at the first step, not only at the first evaluation
+    )
     with pytest.raises(SettingsError, match="evaluate with"):
         training.rollout_func(prompts(1), training)
 
 
-def test_a_run_that_others_use_too_is_refused(client: Client, ledger: Ledger, redis_url: str, tmp_path: Path) -> None:
+def test_a_run_that_others_use_too_is_refused(
+    client: Client, ledger: Ledger, redis_url: str, tmp_path: Path
+) -> None:
     finish_groups(ledger, "theirs")
     func = rollouts(client)
-    with pytest.raises(LedgerError, match="group r/theirs was not asked for: a trainer needs a run of its own"):
+    with pytest.raises(
+        LedgerError, match="group r/theirs was not asked for: a trainer needs a run of its own"
+    ):
         func(prompts(1), trainer(func, tmp_path))
     func.close()
 
@@ -247,5 +272,7 @@ def test_the_reward_function_passes_the_grades_on() -> None:
 
 
 def test_a_rollout_of_several_traces_is_refused() -> None:
-    with pytest.raises(ContractError, match="has 3 traces, and TRL's synchronous trainer takes one row a rollout"):
+    with pytest.raises(
+        ContractError, match="has 3 traces, and TRL's synchronous trainer takes one row a rollout"
+    ):
         row_of(branching(), 1.0, 0)

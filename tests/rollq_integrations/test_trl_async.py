@@ -57,7 +57,9 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer(worker: RolloutWorker, folder: Path, engines: Engines | None = None, **settings: Any) -> Any:
+def trainer(
+    worker: RolloutWorker, folder: Path, engines: Engines | None = None, **settings: Any
+) -> Any:
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     args: dict[str, Any] = {
@@ -92,7 +94,9 @@ def weights(training: Any) -> dict[str, torch.Tensor]:
 
 def submit(client: Client, ledger: Ledger, groups: int) -> None:
     """Groups g0, g1, ..., all played."""
-    client.submit([Job(env="shop", task=task, group=f"g{task}", size=SIZE) for task in range(groups)])
+    client.submit(
+        [Job(env="shop", task=task, group=f"g{task}", size=SIZE) for task in range(groups)]
+    )
     for job_id in queued(ledger):
         play_job(ledger, job_id, "0")
 
@@ -150,7 +154,9 @@ def test_a_part_of_the_first_batch_that_was_acknowledged_since_cannot_come_again
     worker._temperature, worker._into = 1.0, 2
     worker.start()
     until(lambda: worker._error is not None)
-    with pytest.raises(LedgerError, match="holds a part of batch 0, which a later one acknowledged"):
+    with pytest.raises(
+        LedgerError, match="holds a part of batch 0, which a later one acknowledged"
+    ):
         worker.check_health(300.0)
     worker.stop()
 
@@ -162,12 +168,16 @@ def test_samples_say_which_version_their_oldest_token_is_of(client: Client, ledg
     assert worker._version({8, 5}, None) == 1
     assert worker._version({8, -1}, 6) == 2
     assert worker._version({-1}, None) == 3
-    assert worker._version({10}, None) == 5, "of a trainer that was killed, and will be this one's version 5"
+    assert worker._version({10}, None) == 5, (
+        "of a trainer that was killed, and will be this one's version 5"
+    )
     worker._sync_every = 2
     assert worker._version({10}, None) == 4
 
 
-def test_stale_samples_are_counted_as_taken_but_not_as_trained(client: Client, ledger: Ledger, tmp_path: Path) -> None:
+def test_stale_samples_are_counted_as_taken_but_not_as_trained(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
     for step in range(4):
         client.publish(step)
         client.submit([Job(env="shop", task=step, group=f"g{step}", size=STEP)])
@@ -187,23 +197,33 @@ def test_stale_samples_are_counted_as_taken_but_not_as_trained(client: Client, l
     worker.stop()
 
 
-def test_the_health_check_says_who_waits_for_whom(client: Client, ledger: Ledger, tmp_path: Path) -> None:
+def test_the_health_check_says_who_waits_for_whom(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
     client.submit([Job(env="shop", task=0)])
     worker = RolloutWorker(client)
     worker.check_health(EVERY_S)
-    with pytest.raises(PullTimeout, match=r"no sample for .* 1 job is queued .* no worker is alive"):
+    with pytest.raises(
+        PullTimeout, match=r"no sample for .* 1 job is queued .* no worker is alive"
+    ):
         worker.check_health(0.0)
 
 
-def test_the_health_check_raises_what_ended_the_worker(client: Client, ledger: Ledger, tmp_path: Path) -> None:
+def test_the_health_check_raises_what_ended_the_worker(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
     finish_groups(ledger, "g", seal=True, sampling={"temperature": 0.5})
     worker = RolloutWorker(client)
     training = trainer(worker, tmp_path)
-    with pytest.raises(SettingsError, match=r"temperature 0\.5, and the trainer computes logprobs for 1:"):
+    with pytest.raises(
+        SettingsError, match=r"temperature 0\.5, and the trainer computes logprobs for 1:"
+    ):
         training.train()
 
 
-def test_a_sealed_run_that_is_over_is_an_error(client: Client, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_sealed_run_that_is_over_is_an_error(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
     client.submit([Job(env="shop", task=0)])
     client.cancel(run=True)
     worker = RolloutWorker(client)
@@ -226,7 +246,10 @@ def test_a_worker_that_would_not_know_the_steps_is_refused(client: Client, tmp_p
         ({"token_budget": 4096}, "token_budget=0"),
         ({"token_budget": None}, "token_budget=0"),
         ({"max_steps": -1}, "max_steps="),
-        ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states_from_checkpoint=False"),
+        (
+            {"restore_callback_states_from_checkpoint": True},
+            "restore_callback_states_from_checkpoint=False",
+        ),
     ],
 )
 def test_settings_under_which_nothing_could_be_acknowledged_or_ended_are_refused(
@@ -241,7 +264,9 @@ def test_credit_by_turn_is_refused(client: Client) -> None:
         RolloutWorker(client, advantages=TurnCredit())  # type: ignore[arg-type]
 
 
-def test_the_worker_waits_while_the_trainer_is_behind(client: Client, redis_url: str, ledger: Ledger) -> None:
+def test_the_worker_waits_while_the_trainer_is_behind(
+    client: Client, redis_url: str, ledger: Ledger
+) -> None:
     worker = RolloutWorker(client)
     worker._temperature = 1.0
     worker.update_model_version(1)

@@ -1,4 +1,6 @@
-"""What TRL's GRPOTrainer trains again after a kill or an error, and what a checkpoint acknowledges."""
+"""What TRL's GRPOTrainer trains again after a kill or an error, and what a checkpoint
+acknowledges.
+"""
 
 import subprocess
 import sys
@@ -38,7 +40,9 @@ class Engines:
 def test_a_trainer_killed_and_restarted_trains_exactly_what_it_would_have_trained(
     redis_url: str, ledger: Ledger, client: Client, tmp_path: Path
 ) -> None:
-    """Killed in step 4 with a checkpoint of step 2: steps 3 and 4 are trained again, on the same groups."""
+    """Killed in step 4 with a checkpoint of step 2: steps 3 and 4 are trained again, on the same
+    groups.
+    """
     line = [
         sys.executable,
         "-W",
@@ -55,7 +59,10 @@ def test_a_trainer_killed_and_restarted_trains_exactly_what_it_would_have_traine
         resumed = trainer(rollouts(client), tmp_path / "b")
         resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
     stats = client.stats()
-    counts = {name: stats[name] for name in ("submitted", "done", "delivered", "groups_acked", "groups_held", "dead")}
+    counts = {
+        name: stats[name]
+        for name in ("submitted", "done", "delivered", "groups_acked", "groups_held", "dead")
+    }
     assert (counts.pop("groups_acked"), counts.pop("groups_held"), counts.pop("dead")) == (8, 0, 0)
     assert set(counts.values()) == {8 * SIZE}
     with Client(redis_url, run="whole") as other, playing(redis_url, "whole"):
@@ -66,12 +73,15 @@ def test_a_trainer_killed_and_restarted_trains_exactly_what_it_would_have_traine
             assert torch.equal(again[name], first[name]), name
     ends = weights(whole)
     for name, tensor in weights(resumed).items():
-        # A sum of floats depends on where its numbers lie in memory. A step moves a weight by a hundredth.
+        # A sum of floats depends on where its numbers lie in memory. A step moves a weight by a
+        # hundredth.
         torch.testing.assert_close(tensor, ends[name], rtol=0, atol=1e-3)
     assert not torch.equal(ends["lm_head.weight"], model().state_dict()["lm_head.weight"])
 
 
-def test_without_checkpoints_each_step_is_acknowledged(client: Client, redis_url: str, tmp_path: Path) -> None:
+def test_without_checkpoints_each_step_is_acknowledged(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
     training = trainer(rollouts(client), tmp_path, max_steps=2, save_strategy="no")
     seen = list[int]()
 
@@ -103,7 +113,9 @@ def test_groups_that_a_checkpoint_holds_already_are_acknowledged_and_not_trained
     second.close()
 
 
-def test_a_step_that_was_acknowledged_cannot_come_again(client: Client, redis_url: str, tmp_path: Path) -> None:
+def test_a_step_that_was_acknowledged_cannot_come_again(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
     func = rollouts(client)
     training = trainer(func, tmp_path)
     with playing(redis_url):
@@ -117,12 +129,19 @@ def test_a_step_that_was_acknowledged_cannot_come_again(client: Client, redis_ur
 def test_a_group_of_other_weights_is_replaced(
     client: Client, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer was killed while its group was played, and the next one went on from an earlier step."""
+    """A trainer was killed while its group was played, and the next one went on from an earlier
+    step.
+    """
     monkeypatch.setattr(grpo, "LOOK_S", 0.1)
-    func, rows = rollouts(client, fleet=Engines(), weights=tmp_path / "weights"), dict[str, list[Any]]()
+    func, rows = (
+        rollouts(client, fleet=Engines(), weights=tmp_path / "weights"),
+        dict[str, list[Any]](),
+    )
     training = trainer(func, tmp_path / "out")
     training.state.global_step = 3
-    thread = threading.Thread(target=lambda: rows.update(func(prompts(1, 2), training)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: rows.update(func(prompts(1, 2), training)), daemon=True
+    )
     thread.start()
     until(lambda: len(queued(ledger)) == 2 * SIZE)
     for job_id in queued(ledger):
@@ -131,15 +150,22 @@ def test_a_group_of_other_weights_is_replaced(
     for job_id in queued(ledger):
         play_job(ledger, job_id, "3")
     thread.join(60)
-    assert [job_id.split("/")[1] for job_id in rows["job_id"]] == ["step3.0.0.r1"] * SIZE + ["step3.0.1"] * SIZE
+    assert [job_id.split("/")[1] for job_id in rows["job_id"]] == ["step3.0.0.r1"] * SIZE + [
+        "step3.0.1"
+    ] * SIZE
     assert client.stats()["skips"] == {"stale": 1}
     func.trained(4)
     func.close()
-    with pytest.raises(LedgerError, match=r"group r/step3.0.\d\S* was trained and acknowledged by an earlier trainer"):
+    with pytest.raises(
+        LedgerError,
+        match=r"group r/step3.0.\d\S* was trained and acknowledged by an earlier trainer",
+    ):
         func(prompts(1, 2), training)
 
 
-def test_training_goes_on_in_the_same_process_after_an_error(client: Client, redis_url: str, tmp_path: Path) -> None:
+def test_training_goes_on_in_the_same_process_after_an_error(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
     func = rollouts(client)
     training, failures = trainer(func, tmp_path), iter([OSError("out of memory")])
 

@@ -1,5 +1,6 @@
-"""verl's agent loop, called as verl's workers call it, on the real ledger: by the recorded contract, and on verl's own
-classes where verl is installed."""
+"""verl's agent loop, called as verl's workers call it, on the real ledger: by the recorded
+contract, and on verl's own classes where verl is installed.
+"""
 
 import asyncio
 import itertools
@@ -25,7 +26,13 @@ from tests.rollq.token_rows import episode, logprob_of, sampled_id
 from tests.rollq_integrations.verl_contract import GIVEN, OUTPUT, check, is_installed, verl_package
 
 Make = Callable[..., Any]
-SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLING = {
+    "temperature": 0.7,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+}
 """What verl gives to `run`."""
 
 
@@ -46,16 +53,27 @@ def loop(verl: ModuleType, redis_url: str) -> Iterator[Make]:
 
     tokenizer, made = AutoTokenizer.from_pretrained(str(BUNDLED)), []
 
-    def make(fresh: bool = False, save_freq: int = 2, threshold: int | None = 8, **changes: Any) -> Any:
+    def make(
+        fresh: bool = False, save_freq: int = 2, threshold: int | None = 8, **changes: Any
+    ) -> Any:
         if fresh:
             verl.episodes.cache_clear()
         rollout = SimpleNamespace(prompt_length=512, response_length=1024)
         sampler = SimpleNamespace(max_off_policy_threshold=threshold)
         trainer = SimpleNamespace(save_freq=save_freq, v1=SimpleNamespace(sampler=sampler))
-        config = SimpleNamespace(trainer=trainer, actor_rollout_ref=SimpleNamespace(rollout=rollout))
+        config = SimpleNamespace(
+            trainer=trainer, actor_rollout_ref=SimpleNamespace(rollout=rollout)
+        )
         wrapped, data = SimpleNamespace(config=config), SimpleNamespace(config={})
-        given = {"run": "r", "redis_url": redis_url, "job": {"env": "shop", "budget": {"max_turns": 20}}, **changes}
-        made.append(verl.RollqAgentLoop(wrapped, None, tokenizer, None, None, data, "qwen3", **given))
+        given = {
+            "run": "r",
+            "redis_url": redis_url,
+            "job": {"env": "shop", "budget": {"max_turns": 20}},
+            **changes,
+        }
+        made.append(
+            verl.RollqAgentLoop(wrapped, None, tokenizer, None, None, data, "qwen3", **given)
+        )
         return made[-1]
 
     yield make
@@ -65,7 +83,12 @@ def loop(verl: ModuleType, redis_url: str) -> Iterator[Make]:
 
 def row(uid: str = "u", session: int = 0, step: int = 1, task: int = 7) -> dict[str, Any]:
     """The fields that verl's V1 trainer gives to `run`."""
-    fields = {"uid": uid, "session_id": session, "global_steps": step, "extra_info": {"rollq": {"task": task}}}
+    fields = {
+        "uid": uid,
+        "session_id": session,
+        "global_steps": step,
+        "extra_info": {"rollq": {"task": task}},
+    }
     assert set(fields) == set(GIVEN)
     return {**fields, "raw_prompt": [], "data_source": "shop"}
 
@@ -75,7 +98,9 @@ async def submitted(ledger: Ledger, job_id: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def answered(ledger: Ledger, waiting: Awaitable[Any], job_id: str = "r/u.0/0", reward: float = 1.0) -> Any:
+async def answered(
+    ledger: Ledger, waiting: Awaitable[Any], job_id: str = "r/u.0/0", reward: float = 1.0
+) -> Any:
     """A session whose job a worker plays once it is there."""
     asked = asyncio.ensure_future(waiting)
     await submitted(ledger, job_id)
@@ -123,9 +148,15 @@ def test_each_token_has_what_is_true_of_it(verl: ModuleType) -> None:
     assert len(outputs) == 2  # a row for each trace
     for output in outputs:
         check(output)
-        assert output["response_mask"] == [int(sampled_id(token)) for token in output["response_ids"]]
-        assert output["response_logprobs"] == [logprob_of(token) for token in output["response_ids"]]
-    assert [token for output in outputs for token in output["prompt_ids"] + output["response_ids"]] == list(made.tokens)
+        assert output["response_mask"] == [
+            int(sampled_id(token)) for token in output["response_ids"]
+        ]
+        assert output["response_logprobs"] == [
+            logprob_of(token) for token in output["response_ids"]
+        ]
+    assert [
+        token for output in outputs for token in output["prompt_ids"] + output["response_ids"]
+    ] == list(made.tokens)
 
 
 def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
@@ -134,7 +165,10 @@ def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
     played = replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
     [output] = verl.as_outputs(played, step=1)
     tokens = len(output["prompt_ids"]) + len(output["response_ids"])
-    assert output["routed_experts"].shape == (tokens, 2, 2) and str(output["routed_experts"].dtype) == "int32"
+    assert (
+        output["routed_experts"].shape == (tokens, 2, 2)
+        and str(output["routed_experts"].dtype) == "int32"
+    )
     assert verl.AgentLoopOutput(**output).routed_experts is not None
     [plain] = verl.as_outputs(asked, step=1)
     assert "routed_experts" not in plain
@@ -165,7 +199,12 @@ def test_the_job_has_verls_sampling_and_lengths(loop: Make, ledger: Ledger) -> N
     found = state.job
     assert (found.env, found.split, found.task, found.size) == ("shop", "test", 3, 1)
     assert (found.budget.max_turns, found.budget.max_tokens) == (9, 1536)
-    assert found.sampling == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+    assert found.sampling == {
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+    }
 
 
 def test_the_nulls_that_parquet_puts_into_a_row_are_not_of_the_job(loop: Make) -> None:
@@ -176,12 +215,16 @@ def test_the_nulls_that_parquet_puts_into_a_row_are_not_of_the_job(loop: Make) -
 
 
 def test_sampling_parameters_that_verl_computes_with_are_verls(loop: Make, ledger: Ledger) -> None:
-    asyncio.run(played(ledger, partial(loop, job={"env": "shop", "sampling": {"min_p": 0.1}}), row()))
+    asyncio.run(
+        played(ledger, partial(loop, job={"env": "shop", "sampling": {"min_p": 0.1}}), row())
+    )
     state = reader(ledger).job("r/u.0/0")
     assert state is not None and state.job is not None
     assert (state.job.sampling["min_p"], state.job.sampling["temperature"]) == (0.1, 0.7)
     with pytest.raises(SettingsError, match="has temperature, which verl sets and computes with"):
-        asyncio.run(session(partial(loop, job={"env": "shop", "sampling": {"temperature": 0.5}}), row("v")))
+        asyncio.run(
+            session(partial(loop, job={"env": "shop", "sampling": {"temperature": 0.5}}), row("v"))
+        )
 
 
 def test_sessions_wait_beside_each_other(loop: Make, ledger: Ledger) -> None:
@@ -211,12 +254,16 @@ def test_the_event_loop_goes_on_while_redis_does_not_answer(loop: Make, ledger: 
 
 def test_a_restarted_trainer_finds_what_was_played(loop: Make, ledger: Ledger) -> None:
     before = asyncio.run(played(ledger, loop, row()))
-    again = asyncio.run(session(partial(loop, fresh=True), row(step=2)))  # verl issues it again, at a later step
+    again = asyncio.run(
+        session(partial(loop, fresh=True), row(step=2))
+    )  # verl issues it again, at a later step
     assert again.response_ids == before.response_ids and again.extra_fields == before.extra_fields
     assert reader(ledger).stats()["claims"] == 1
 
 
-def test_a_prompt_that_got_another_uid_is_found_by_its_task_and_step(loop: Make, ledger: Ledger) -> None:
+def test_a_prompt_that_got_another_uid_is_found_by_its_task_and_step(
+    loop: Make, ledger: Ledger
+) -> None:
     by_task, job_id = partial(loop, fresh=True, session_from="task"), "r/shop.train.7.step1.0/0"
     before = asyncio.run(answered(ledger, session(by_task, row("one")), job_id))
     again = asyncio.run(session(by_task, row("another")))
@@ -241,18 +288,27 @@ def test_what_no_checkpoint_needs_is_acknowledged(
 ) -> None:
     async def steps() -> list[str]:
         for step in asked:
-            await played(ledger, partial(loop, save_freq=2, threshold=threshold), row(f"u{step}", step=step))
+            await played(
+                ledger, partial(loop, save_freq=2, threshold=threshold), row(f"u{step}", step=step)
+            )
         return reader(ledger).group_states([f"u{step}.0" for step in asked])
 
     assert asyncio.run(steps()) == ["acked", "ready", "ready", "ready"]
-    with pytest.raises(LedgerError, match=r"job r/u1.0/0 was acknowledged.*use another run, or a larger keep_steps"):
+    with pytest.raises(
+        LedgerError, match=r"job r/u1.0/0 was acknowledged.*use another run, or a larger keep_steps"
+    ):
         asyncio.run(session(loop, row("u1")))
 
 
 def test_without_a_bound_on_staleness_keep_steps_must_be_named(loop: Make, ledger: Ledger) -> None:
     with pytest.raises(SettingsError, match=r"max_off_policy_threshold is null, .* set keep_steps"):
         asyncio.run(session(partial(loop, threshold=None), row()))
-    assert asyncio.run(played(ledger, partial(loop, threshold=None, keep_steps=30), row())).reward_score == 1.0
+    assert (
+        asyncio.run(
+            played(ledger, partial(loop, threshold=None, keep_steps=30), row())
+        ).reward_score
+        == 1.0
+    )
 
 
 def test_an_episode_without_a_grade_is_an_error_and_no_reward(loop: Make, ledger: Ledger) -> None:
@@ -262,7 +318,9 @@ def test_an_episode_without_a_grade_is_an_error_and_no_reward(loop: Make, ledger
         DeadLetters(ledger.redis, "r").cancel("r/u.0/0")
         await asked
 
-    with pytest.raises(RolloutFailure, match=r"job r/u.0/0 ended without a grade, of class cancelled"):
+    with pytest.raises(
+        RolloutFailure, match=r"job r/u.0/0 ended without a grade, of class cancelled"
+    ):
         asyncio.run(cancelled())
 
 
@@ -285,7 +343,9 @@ def test_a_session_with_other_content_is_refused_alone(loop: Make, ledger: Ledge
     async def both() -> list[Any]:
         good = asyncio.create_task(session(loop, row()))
         await submitted(ledger, "r/u.0/0")
-        return await asyncio.gather(session(loop, row("v", task=2)), answered(ledger, good), return_exceptions=True)
+        return await asyncio.gather(
+            session(loop, row("v", task=2)), answered(ledger, good), return_exceptions=True
+        )
 
     conflict, good = asyncio.run(both())
     assert isinstance(conflict, JobConflict)

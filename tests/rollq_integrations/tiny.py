@@ -32,7 +32,9 @@ def model() -> Qwen2ForCausalLM:
     set_seed(1)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer()), tie_word_embeddings=True, **sizes, **heads))
+    return Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(tokenizer()), tie_word_embeddings=True, **sizes, **heads)
+    )
 
 
 class RecordingTrainer(GRPOTrainer):
@@ -44,7 +46,9 @@ class RecordingTrainer(GRPOTrainer):
         self.logprobs: list[torch.Tensor] = []
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        self.inputs.append({name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)})
+        self.inputs.append(
+            {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        )
         return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,8 @@
-"""verl's agent loop for tests: the stand-in and the recorded contract, or verl's own classes where it is installed.
+"""verl's agent loop for tests: the stand-in and the recorded contract, or verl's own classes where
+it is installed.
 
-Recorded from verl/experimental/agent_loop/agent_loop.py, verl/trainer/ppo/v1/agent_loop_tq.py and trainer_base.py.
+Recorded from verl/experimental/agent_loop/agent_loop.py, verl/trainer/ppo/v1/agent_loop_tq.py and
+trainer_base.py.
 """
 
 import importlib
@@ -26,8 +28,9 @@ OUTPUT: dict[str, Any] = {
     "metrics": {"generate_sequences": float, "tool_calls": float},
     "extra_fields": {"min_global_steps": int, "max_global_steps": int, "reward_extra_info": dict},
 }
-"""Fields of AgentLoopOutput that rollq fills in, with their types. verl makes integer arrays of the two steps, and
-copies `reward_extra_info` from the last output of a session to the others."""
+"""Fields of AgentLoopOutput that rollq fills in, with their types. verl makes integer arrays of the
+two steps, and copies `reward_extra_info` from the last output of a session to the others.
+"""
 GIVEN = ("uid", "session_id", "global_steps", "extra_info")
 """What the V1 trainer gives to `run`, among the fields of the data set."""
 

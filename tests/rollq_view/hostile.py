@@ -1,4 +1,6 @@
-"""Words that a model, a user or a tool may say to break a page, and episodes that say them everywhere."""
+"""Words that a model, a user or a tool may say to break a page, and episodes that say them
+everywhere.
+"""
 
 import json
 from dataclasses import replace
@@ -31,17 +33,30 @@ LONG = "x" * 1_000_000
 def said_everywhere(words: str = ALL, sample: int = 0) -> Trajectory:
     """An episode whose every text is `words`."""
     made = trajectory(of=replace(job(sample), labels={"note": words}))
-    call = {"id": words, "type": "function", "function": {"name": words, "arguments": json.dumps({words: words})}}
+    call = {
+        "id": words,
+        "type": "function",
+        "function": {"name": words, "arguments": json.dumps({words: words})},
+    }
     events = []
     for event in made.events:
         if isinstance(event, Prompt):
-            event = replace(event, messages=[{"role": role, "content": words} for role in ("system", "user")])
+            event = replace(
+                event, messages=[{"role": role, "content": words} for role in ("system", "user")]
+            )
         elif isinstance(event, Observed):
-            message = {"role": "assistant", "content": words, "reasoning_content": words, "tool_calls": [call]}
+            message = {
+                "role": "assistant",
+                "content": words,
+                "reasoning_content": words,
+                "tool_calls": [call],
+            }
             reply = {"role": "tool", "tool_call_id": words, "content": "Error: " + words}
             event = replace(event, message=message, replies=[reply], errors=[words])
         elif isinstance(event, Closed):
-            event = replace(event, info={words: words, "reason": words, "ok": False, "list": [words]})
+            event = replace(
+                event, info={words: words, "reason": words, "ok": False, "list": [words]}
+            )
         events.append(event)
     return replace(made, events=events)
 

@@ -36,7 +36,9 @@ class Served(NamedTuple):
     def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, body if body is None or type(body) is bytes else json.dumps(body), given)
+        connection.request(
+            method, path, body if body is None or type(body) is bytes else json.dumps(body), given
+        )
         reply = connection.getresponse()
         answer = Answer(reply.status, dict(reply.getheaders()), reply.read().decode())
         connection.close()
@@ -50,9 +52,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(place: Place, *, run: str = "", token: str = "", texts: Texts | None = None) -> Iterator[Served]:
+def served(
+    place: Place, *, run: str = "", token: str = "", texts: Texts | None = None
+) -> Iterator[Served]:
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(ViewServer(place, run=run, token=token, texts=texts).app(), shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        ViewServer(place, run=run, token=token, texts=texts).app(), shutdown_timeout=0.1
+    )
 
     async def start() -> None:
         await runner.setup()

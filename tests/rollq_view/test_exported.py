@@ -33,7 +33,9 @@ def test_a_file_that_grows_gets_more_rows(tmp_path: Path) -> None:
 
 def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollq_view.exported.READS_FOR_S", -1)
-    place = ExportedFile(export(tmp_path / "x.jsonl", *(played(n) for n in range(2)), said_everywhere(sample=1)))
+    place = ExportedFile(
+        export(tmp_path / "x.jsonl", *(played(n) for n in range(2)), said_everywhere(sample=1))
+    )
     seen = [place.listing("r") for _ in range(4)]
     assert [len(listing.rows) for listing in seen] == [2, 3, 3, 3]
     assert [listing.share == 1.0 for listing in seen] == [False, False, True, True]
@@ -49,7 +51,11 @@ def test_lines_that_cannot_be_read_are_shown_and_cost_no_other(tmp_path: Path) -
     path = export(tmp_path / "x.jsonl", played(0))
     with path.open("ab") as file:
         file.write(
-            b"not json\n" + b'{"job":"r/g/1","run":7}\n' + b"\xff\n" + json.dumps(record(played(1))).encode() + b"\n"
+            b"not json\n"
+            + b'{"job":"r/g/1","run":7}\n'
+            + b"\xff\n"
+            + json.dumps(record(played(1))).encode()
+            + b"\n"
         )
     place = ExportedFile(path)
     assert {found["run"]: found["rollouts"] for found in place.runs()} == {"r": 2, UNREADABLE: 3}
@@ -73,9 +79,13 @@ def test_a_folder_of_parquet_files_is_the_same_place(tmp_path: Path) -> None:
         output.begin()
         output.save(all[:1])
         output.save(all[1:])
-    folder, file = ExportedFile(tmp_path / "x.parquet"), ExportedFile(export(tmp_path / "x.jsonl", *all))
+    folder, file = (
+        ExportedFile(tmp_path / "x.parquet"),
+        ExportedFile(export(tmp_path / "x.jsonl", *all)),
+    )
     rows = [
-        {key: replace(row, sampled=None) for key, row in place.listing("r").rows.items()} for place in (folder, file)
+        {key: replace(row, sampled=None) for key, row in place.listing("r").rows.items()}
+        for place in (folder, file)
     ]
     assert rows[0] == rows[1]
     pages = [place.rollout("r", "r/g/1", None) for place in (folder, file)]

@@ -1,4 +1,6 @@
-"""The index of a run that is read bit by bit equals one that is read afresh, wherever its jobs go."""
+"""The index of a run that is read bit by bit equals one that is read afresh, wherever
+its jobs go.
+"""
 
 import pytest
 import redis
@@ -36,7 +38,13 @@ def rows(run: LiveRun) -> dict[str, Row]:
 
 def kill(ledger: Ledger, job_id: str) -> None:
     lease = claim(ledger, job_id, f"kill-{job_id}").lease
-    ledger.fail(job_id, lease, FailureClass.JOB, "Traceback (most recent call last):\nValueError: no", final=True)
+    ledger.fail(
+        job_id,
+        lease,
+        FailureClass.JOB,
+        "Traceback (most recent call last):\nValueError: no",
+        final=True,
+    )
 
 
 def test_an_earlier_failure_is_no_reason_for_a_grade(ledger: Ledger) -> None:
@@ -59,7 +67,13 @@ def test_a_job_from_queued_to_acknowledged(ledger: Ledger) -> None:
     assert (playing.state, playing.turns, playing.attempt, playing.env) == ("leased", 1, 1, "shop")
     play(ledger, "r/g/1", 0.5)
     done = rows(run)["r/g/1"]
-    assert (done.outcome, done.reward, done.turns, done.sampled, done.why) == ("done", 0.5, 2, 4, "why it is red")
+    assert (done.outcome, done.reward, done.turns, done.sampled, done.why) == (
+        "done",
+        0.5,
+        2,
+        4,
+        "why it is red",
+    )
     assert run.listing().groups == {"g": "open"}
 
 
@@ -102,14 +116,22 @@ def test_what_a_trainer_acknowledges_is_counted_as_stats_counts_it(ledger: Ledge
     deliveries.ack("session/1", ["b"])
     deliveries.skip("session/1", "c", "dull")
     found = rows(run)
-    assert [(found[f"r/b/{n}"].state, found[f"r/b/{n}"].turns) for n in range(2)] == [("acked", None)] * 2
+    assert [(found[f"r/b/{n}"].state, found[f"r/b/{n}"].turns) for n in range(2)] == [
+        ("acked", None)
+    ] * 2
     for looked in (run, live(ledger)):
         facts, stats = looked.listing().facts, reader(ledger).stats()
-        assert facts["states"] == {name: stats[name] for name in ("done", "dead")} == {"done": 5, "dead": 1}
+        assert (
+            facts["states"]
+            == {name: stats[name] for name in ("done", "dead")}
+            == {"done": 5, "dead": 1}
+        )
         assert facts["outcomes"] == {"done": 5, "dead": 1}
         assert (facts["rollouts"], facts["groups"], facts["acked"], facts["graded"]) == (6, 3, 4, 5)
         assert facts["reward_mean"] == stats["reward_mean"] == 4.25 / 5
-        said = "No longer in Redis: 2 acknowledged (see your exported file), 2 skipped by the trainer."
+        said = (
+            "No longer in Redis: 2 acknowledged (see your exported file), 2 skipped by the trainer."
+        )
         assert (facts["gone"], facts["trouble"]) == (said, "")
 
 
@@ -123,7 +145,9 @@ def test_a_group_that_is_dropped_between_two_looks_has_its_end(ledger: Ledger) -
     assert {row.state for row in rows(run).values()} == {"done", "dead"}
 
 
-def test_without_redis_the_page_has_what_was_known_and_why(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_the_page_has_what_was_known_and_why(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(connect(redis_url, patience_s=0), "r")  # as the command connects
     ledger.submit(group())
     run, never = live(ledger), live(ledger)
@@ -139,20 +163,32 @@ def test_without_redis_the_page_has_what_was_known_and_why(redis_url: str, monke
     assert after.facts["trouble"] == "Redis at redis://here does not answer: refused"
     assert after.facts["age_s"] > before.facts["age_s"] == 0.0
     [shown] = place.runs()
-    assert shown["queued"] == 2 and "read before: Redis at redis://here does not answer: ref" in shown["why"]
+    assert (
+        shown["queued"] == 2
+        and "read before: Redis at redis://here does not answer: ref" in shown["why"]
+    )
     for ask in (never.listing, RedisPlace(ledger.redis, "redis://here").runs):
         with pytest.raises(LedgerError, match="does not answer"):
             ask()
 
 
-def test_a_dead_job_has_its_class_and_its_exception_and_may_be_played_again(redis_url: str, ledger: Ledger) -> None:
+def test_a_dead_job_has_its_class_and_its_exception_and_may_be_played_again(
+    redis_url: str, ledger: Ledger
+) -> None:
     ledger.submit(group())
-    run, place = live(ledger), RedisPlace(ledger.redis, "redis://here", lambda run: Client(redis_url, run=run))
+    run, place = (
+        live(ledger),
+        RedisPlace(ledger.redis, "redis://here", lambda run: Client(redis_url, run=run)),
+    )
     kill(ledger, "r/g/0")
     dead = rows(run)["r/g/0"]
     assert (dead.state, dead.failure, dead.why) == ("dead", "job", "ValueError: no")
     page = place.rollout("r", "r/g/0", None)
-    assert (page["stop"], page["reason_line"], page["state"]) == ("failed", "ValueError: no", "dead")
+    assert (page["stop"], page["reason_line"], page["state"]) == (
+        "failed",
+        "ValueError: no",
+        "dead",
+    )
     place.requeue("r", "r/g/0")
     assert rows(run)["r/g/0"].state == "queued"
     with pytest.raises(LedgerError, match="cannot be requeued"):
@@ -165,7 +201,9 @@ def test_the_turn_in_which_an_attempt_died_is_named(ledger: Ledger) -> None:
     journal(ledger, "r/g/0", lease, events()[:4])
     ledger.fail("r/g/0", lease, FailureClass.JOB, "no", final=True)
     page = RedisPlace(ledger.redis, "redis://here").rollout("r", "r/g/0", None)
-    assert page["failed_calls"] == [{"turn": 1, "what": "the attempt failed in this turn", "text": "hm"}]
+    assert page["failed_calls"] == [
+        {"turn": 1, "what": "the attempt failed in this turn", "text": "hm"}
+    ]
 
 
 def test_a_conversation_grows_while_it_is_played(ledger: Ledger) -> None:
@@ -204,8 +242,15 @@ def test_a_damaged_group_costs_its_own_rows(ledger: Ledger, field: str, value: s
     ledger.redis.hset(ledger.keys.group("g"), field, value)
     run = live(ledger)
     found = rows(run)
-    assert [found[key].state for key in ("r/g/0", "r/h/0", "r/h/1")] == ["unreadable", "queued", "queued"]
-    assert len(found) == 3 and f"{ledger.keys.group('g')} has no readable {field}" in found["r/g/0"].why
+    assert [found[key].state for key in ("r/g/0", "r/h/0", "r/h/1")] == [
+        "unreadable",
+        "queued",
+        "queued",
+    ]
+    assert (
+        len(found) == 3
+        and f"{ledger.keys.group('g')} has no readable {field}" in found["r/g/0"].why
+    )
     ledger.redis.hset(ledger.keys.group("g"), mapping={"size": 2, "seq": 1, "spare": 0})
     assert {row.state for row in rows(run).values()} == {"queued"} and len(rows(run)) == 4
 
@@ -248,7 +293,9 @@ def test_a_group_that_is_skipped_as_stale_between_two_looks(ledger: Ledger) -> N
     deliveries.take(1, "t/0")
     deliveries.skip("t/0", "g", STALE)
     listing = run.listing()
-    assert {row.state for row in listing.rows.values()} == {"done"} and listing.groups == {"g": "dropped"}
+    assert {row.state for row in listing.rows.values()} == {"done"} and listing.groups == {
+        "g": "dropped"
+    }
 
 
 def test_an_unknown_run_is_named(ledger: Ledger) -> None:
@@ -258,7 +305,8 @@ def test_an_unknown_run_is_named(ledger: Ledger) -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["submit", "claim", "play", "kill", "requeue", "take", "ack", "look"]), st.integers(0, 5)
+        st.sampled_from(["submit", "claim", "play", "kill", "requeue", "take", "ack", "look"]),
+        st.integers(0, 5),
     ),
     max_size=14,
 )
@@ -267,7 +315,9 @@ steps = st.lists(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 @example([("look", 0), ("kill", 0), ("requeue", 0), ("look", 0), ("kill", 0), ("requeue", 0)])
-def test_read_bit_by_bit_it_is_what_a_fresh_one_reads(ledger: Ledger, history: list[tuple[str, int]]) -> None:
+def test_read_bit_by_bit_it_is_what_a_fresh_one_reads(
+    ledger: Ledger, history: list[tuple[str, int]]
+) -> None:
     ledger.redis.flushall()
     ledger.submit(group("g0"))
     run = live(ledger)

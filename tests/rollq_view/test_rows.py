@@ -11,18 +11,22 @@ from rollq_view.rows import LONGEST_WHY, SORTS, Query, Row, groups, histogram, s
 
 def row(sample: int, **changes: object) -> Row:
     first = Row(
-        key=f"r/g/{sample}", job=f"r/g/{sample}", run="r", group="g", sample=sample, env="shop", split="train", task=1,
+        key=f"r/g/{sample}", job=f"r/g/{sample}", run="r", group="g", sample=sample, env="shop", split="train", task=1,  # noqa: E501
         state="done", stop="done", reward=1.0, turns=3,
     )  # fmt: skip
     return replace(first, **changes)  # type: ignore[arg-type]
 
 
 rewards = st.one_of(st.none(), st.floats(-2, 2), st.just(math.nan), st.just(math.inf))
-rows = st.lists(rewards, max_size=30).map(lambda all: [row(n, reward=reward) for n, reward in enumerate(all)])
+rows = st.lists(rewards, max_size=30).map(
+    lambda all: [row(n, reward=reward) for n, reward in enumerate(all)]
+)
 
 
 @given(rows, st.sampled_from(SORTS), st.booleans())
-def test_sorting_keeps_all_rows_and_puts_unknown_values_last(all: list[Row], by: str, descending: bool) -> None:
+def test_sorting_keeps_all_rows_and_puts_unknown_values_last(
+    all: list[Row], by: str, descending: bool
+) -> None:
     found = select(all, Query(sort=by, descending=descending))
     assert sorted(r.sample for r in found) == [r.sample for r in all]
     known = [r.reward for r in found if r.reward is not None and not math.isnan(r.reward)]
@@ -49,7 +53,7 @@ def test_filters_choose_by_every_field() -> None:
         row(4, env="tau2:retail", group="h"),
     ]
     chosen = {
-        "reward": ("failed", [1]), "outcome": ("leased", [2]), "failure": ("engine", [3]), "env": ("tau2:retail", [4]),
+        "reward": ("failed", [1]), "outcome": ("leased", [2]), "failure": ("engine", [3]), "env": ("tau2:retail", [4]),  # noqa: E501
         "group": ("h", [4]), "text": ("DATABASE", [1]), "state": ("dead", [3]),
     }  # fmt: skip
     for name, (value, samples) in chosen.items():
@@ -57,7 +61,9 @@ def test_filters_choose_by_every_field() -> None:
 
 
 def test_a_group_has_its_members_by_sample_and_their_spread() -> None:
-    [group] = groups([row(1, reward=0.0), row(0, reward=1.0), row(2, reward=None, stop="")], {"g": "open"})
+    [group] = groups(
+        [row(1, reward=0.0), row(0, reward=1.0), row(2, reward=None, stop="")], {"g": "open"}
+    )
     assert [member["sample"] for member in group["members"]] == [0, 1, 2]
     assert (group["mean"], group["spread"], group["state"]) == (0.5, 0.5, "open")
 
@@ -69,6 +75,12 @@ def test_huge_rewards_are_counted_as_well() -> None:
 
 
 def test_why_says_what_is_false_or_not_empty() -> None:
-    assert why({"database": False, "outputs": True, "wrong": ["a", "b"], "untold": []}) == "database no · wrong a, b"
-    assert why({"reason": "Traceback (most recent call last):\n  x\nValueError: no"}, "env") == "env: ValueError: no"
+    assert (
+        why({"database": False, "outputs": True, "wrong": ["a", "b"], "untold": []})
+        == "database no · wrong a, b"
+    )
+    assert (
+        why({"reason": "Traceback (most recent call last):\n  x\nValueError: no"}, "env")
+        == "env: ValueError: no"
+    )
     assert len(why({"reason": "x" * 10_000})) == LONGEST_WHY

@@ -28,7 +28,10 @@ def written(path: Path, line: str = "") -> str:
 def test_hostile_words_stay_data(tmp_path: Path) -> None:
     text = written(export(tmp_path / "x.jsonl", said_everywhere()))
     [data] = DATA.findall(text)
-    assert "<" not in data and {entry["text"] for entry in json.loads(data)["entries"]} == {ALL, "Error: " + ALL}
+    assert "<" not in data and {entry["text"] for entry in json.loads(data)["entries"]} == {
+        ALL,
+        "Error: " + ALL,
+    }
     assert text.lower().count("<script") == 2 and text.lower().count("</script") == 2
 
 
@@ -51,7 +54,9 @@ def test_a_job_of_a_run_has_its_times(ledger: Ledger, redis_url: str, tmp_path: 
     assert (page["state"], page["reward"], len(page["times"])) == ("done", 1.0, 4)
 
 
-def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = export(tmp_path / "x.jsonl", said_everywhere())
     assert cli.main(["show", str(path), "--html", str(tmp_path / "none/x.html")]) == 2
     assert "cannot write" in capsys.readouterr().err

@@ -28,7 +28,9 @@ def exported(of: Trajectory) -> dict[str, Any]:
 
 
 def check(made: Trajectory) -> None:
-    """The turns of its record have what its journal says of each, and the tokens between them are counted once."""
+    """The turns of its record have what its journal says of each, and the tokens between them are
+    counted once.
+    """
     episode = of_record(exported(made))
     sampled_in: dict[int, list[Sampled]] = {}
     answers = {event.turn: event for event in made.events if isinstance(event, Observed)}
@@ -40,7 +42,9 @@ def check(made: Trajectory) -> None:
         assert turn.ids == [id for piece in pieces for id in piece.ids]
         assert turn.logprobs == [logprob for piece in pieces for logprob in piece.logprobs]
         assert turn.pieces == [[len(piece.ids), piece.finish.value] for piece in pieces]
-        spans = [(span.version, span.end - span.start) for piece in pieces for span in piece.versions]
+        spans = [
+            (span.version, span.end - span.start) for piece in pieces for span in piece.versions
+        ]
         named = [name for name, length in spans for _ in range(length)]
         assert [name for name, start, end in turn.versions for _ in range(start, end)] == named
         answer = answers.get(turn.number)
@@ -56,12 +60,25 @@ def check(made: Trajectory) -> None:
 @given(sound_traces, st.integers(0, 4))
 def test_a_record_has_the_turns_of_its_journal(shape: list, cut: int) -> None:  # type: ignore[type-arg]
     whole = sound(shape)
-    check(replace(whole, events=whole.events[: len(whole.events) - cut] if cut < len(whole.events) else whole.events))
+    check(
+        replace(
+            whole,
+            events=whole.events[: len(whole.events) - cut]
+            if cut < len(whole.events)
+            else whole.events,
+        )
+    )
 
 
 def test_what_the_assistant_says_in_the_first_prompt_is_no_turn() -> None:
-    shown = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}, *prompt().messages]
-    check(replace(trajectory(), events=[replace(prompt(), messages=shown), *trajectory().events[1:]]))
+    shown = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        *prompt().messages,
+    ]
+    check(
+        replace(trajectory(), events=[replace(prompt(), messages=shown), *trajectory().events[1:]])
+    )
 
 
 def test_an_interrupted_turn_is_one_turn_with_its_pieces_and_versions() -> None:
@@ -94,15 +111,20 @@ def test_the_spans_of_a_page_are_its_tokens_in_order() -> None:
 
 odd = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 odd_messages = st.lists(
-    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "tool_call_id"]), odd), max_size=4
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "tool_call_id"]), odd),
+    max_size=4,
 )
-damages = st.dictionaries(st.sampled_from(sorted(record(trajectory()))), odd, min_size=1, max_size=3)
+damages = st.dictionaries(
+    st.sampled_from(sorted(record(trajectory()))), odd, min_size=1, max_size=3
+)
 
 
 @settings(max_examples=300)
@@ -117,7 +139,9 @@ def test_a_damaged_record_is_shown_or_is_one_typed_error(damage: dict[str, objec
 
 
 @given(interleaved())
-def test_traces_that_took_turns_are_shown_one_after_the_other(pair: tuple[Trajectory, Trajectory]) -> None:
+def test_traces_that_took_turns_are_shown_one_after_the_other(
+    pair: tuple[Trajectory, Trajectory],
+) -> None:
     for made in pair:
         episode = of_record(exported(made))
         sampled_ids = [id for id, trained in zip(made.tokens, made.mask, strict=True) if trained]

@@ -38,9 +38,13 @@ def test_it_serves_a_file_until_it_is_ended(tmp_path: Path, number: int) -> None
     assert '"title":"x.jsonl"' in said and '"actions":false' in said
 
 
-def test_with_actions_the_address_carries_a_token_that_the_server_does_not_tell(ledger: Ledger, redis_url: str) -> None:
+def test_with_actions_the_address_carries_a_token_that_the_server_does_not_tell(
+    ledger: Ledger, redis_url: str
+) -> None:
     ledger.submit(group())
-    address, said, code = view(["--run", "r", "--allow-actions", "--redis", redis_url], signal.SIGINT)
+    address, said, code = view(
+        ["--run", "r", "--allow-actions", "--redis", redis_url], signal.SIGINT
+    )
     token = address.partition("#token=")[2]
     assert len(token) >= 32 and token not in said and code == 0
     assert '"run":"r"' in said and '"actions":true' in said

@@ -31,7 +31,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Domain:
     return domain
 
 
-def play_task(domain: Domain, index: int, engine: Any, tokenizer: Tokenizer, **budget: int) -> Trajectory:
+def play_task(
+    domain: Domain, index: int, engine: Any, tokenizer: Tokenizer, **budget: int
+) -> Trajectory:
     environment, task = domain.open("train", index, {}), domain.task("train", index)
     return play(
         Job(run="run", group="group", env=NAME, task=index, budget=Budget(**budget)),

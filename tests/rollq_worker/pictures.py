@@ -1,4 +1,6 @@
-"""Pictures made by code, a chat template that shows images, and the folder of a vision model's tokenizer."""
+"""Pictures made by code, a chat template that shows images, and the folder of a vision model's
+tokenizer.
+"""
 
 import io
 import json
@@ -23,7 +25,9 @@ PROCESSOR = {
     "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 64 * 28 * 28},
 }
 _PART = "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}"
-_PARTS = "{% if x is string %}{{ x }}{% else %}{% for part in x %}" + _PART + "{% endfor %}{% endif %}"
+_PARTS = (
+    "{% if x is string %}{{ x }}{% else %}{% for part in x %}" + _PART + "{% endfor %}{% endif %}"
+)
 
 
 @cache
@@ -43,8 +47,13 @@ def vision_template() -> str:
     """The bundled template, which also shows the images in messages of users and tools."""
     text = (BUNDLED / "chat_template.jinja").read_text()
     shown = "{%- macro show(x) -%}" + _PARTS + "{%- endmacro -%}"
-    text = text.replace("+ message.content + '\\n</tool_response>'", "+ show(message.content) + '\\n</tool_response>'")
-    text = text.replace("+ message.content + '<|im_end|>\\n'", "+ show(message.content) + '<|im_end|>\\n'")
+    text = text.replace(
+        "+ message.content + '\\n</tool_response>'",
+        "+ show(message.content) + '\\n</tool_response>'",
+    )
+    text = text.replace(
+        "+ message.content + '<|im_end|>\\n'", "+ show(message.content) + '<|im_end|>\\n'"
+    )
     assert text.count("show(message.content)") == 2
     return shown + text
 

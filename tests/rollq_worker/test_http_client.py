@@ -1,4 +1,6 @@
-"""One request over HTTP: a response of bounded size, or an exception that says what became of it and shows no key."""
+"""One request over HTTP: a response of bounded size, or an exception that says what became of it
+and shows no key.
+"""
 
 import traceback
 from collections.abc import Iterator
@@ -37,7 +39,9 @@ def test_a_body_that_is_not_json_is_none(client: HttpClient, body: bytes) -> Non
 @pytest.mark.parametrize("size", [b"zz", b"-5"])
 def test_a_chunk_of_no_size_is_a_broken_response(client: HttpClient, size: bytes) -> None:
     with (
-        scripted_engine(path=(200, lambda: [size + b"\r\n{}"], {"Transfer-Encoding": "chunked"})) as server,
+        scripted_engine(
+            path=(200, lambda: [size + b"\r\n{}"], {"Transfer-Encoding": "chunked"})
+        ) as server,
         pytest.raises(NoResponse),
     ):
         client.request("GET", server.url + "/path", timeout_s=60.0)
@@ -54,7 +58,12 @@ def test_failures_are_told_apart_and_show_no_header(client: HttpClient) -> None:
         }
         for url, failure in urls.items():
             with pytest.raises(NoResponse) as caught:
-                client.request("GET", url, headers=headers, timeout_s=0.2 if failure is ResponseTimeout else 60.0)
+                client.request(
+                    "GET",
+                    url,
+                    headers=headers,
+                    timeout_s=0.2 if failure is ResponseTimeout else 60.0,
+                )
             assert type(caught.value) is failure
             assert caught.value.__cause__ is caught.value.__context__ is None
             assert "very-secret" not in "".join(traceback.format_exception(caught.value))
@@ -62,11 +71,15 @@ def test_failures_are_told_apart_and_show_no_header(client: HttpClient) -> None:
 
 def test_a_header_that_cannot_be_sent_is_not_shown(client: HttpClient) -> None:
     with pytest.raises(NoResponse) as caught:
-        client.request("GET", "http://127.0.0.1:1", headers={"Authorization": f"{KEY}\n"}, timeout_s=1.0)
+        client.request(
+            "GET", "http://127.0.0.1:1", headers={"Authorization": f"{KEY}\n"}, timeout_s=1.0
+        )
     assert str(caught.value) == "InvalidHeader"
 
 
-def test_the_machines_netrc_is_never_used(client: HttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_netrc_is_never_used(
+    client: HttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with scripted_engine(path=(200, b"")) as server:

@@ -11,13 +11,33 @@ from rollq_worker import strict_json as strict_json_module
 from rollq_worker.strict_json import NotJson, strict_json
 
 PARTS = [
-    *('"', "\\", "{", "}", "[", "]", ",", ":", " ", "1", "-", "e", ".", "NaN", "-Infinity", "nul", "\n"),
+    *(
+        '"',
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        " ",
+        "1",
+        "-",
+        "e",
+        ".",
+        "NaN",
+        "-Infinity",
+        "nul",
+        "\n",
+    ),
     *("\\u12", "\\ud83d\\ude42", "\\ud83d", '"a": ', "123456789012345678901234", "1.5e3", " " * 20),
 ]
 
 WRITTEN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
     max_leaves=12,
 ).map(json.dumps)
 TEXTS = st.lists(WRITTEN | st.sampled_from(PARTS), max_size=6).map("".join)

@@ -25,7 +25,9 @@ def test_a_pause_of_no_length_still_checks() -> None:
     assert checks == [1]
 
 
-@pytest.mark.parametrize(("tries", "longest"), [(0, 0.1), (1, 0.2), (3, 0.8), (5, 2.0), (10_000, 2.0)])
+@pytest.mark.parametrize(
+    ("tries", "longest"), [(0, 0.1), (1, 0.2), (3, 0.8), (5, 2.0), (10_000, 2.0)]
+)
 def test_pauses_double_up_to_the_longest(tries: int, longest: float) -> None:
     pauses = [backoff(tries, 0.1, 2.0) for _ in range(100)]
     assert longest / 2 <= min(pauses) < max(pauses) <= longest

@@ -1,1 +1,3 @@
-"""Runs and exported files as web pages on loopback: `rollq view`, and one rollout in one file: `rollq show --html`."""
+"""Runs and exported files as web pages on loopback: `rollq view`, and one rollout in one file:
+`rollq show --html`.
+"""

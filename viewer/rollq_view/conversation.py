@@ -1,7 +1,8 @@
-"""One rollout as its page shows it: why it scored what it scored, then the conversation, turn by turn.
+"""One rollout as its page shows it: why it scored what it scored, then the conversation, turn by
+turn.
 
-A page is a plain JSON value. Texts are the models' and users' own, neither escaped nor shortened: the page's script
-writes them as text only.
+A page is a plain JSON value. Texts are the models' and users' own, neither escaped nor shortened:
+the page's script writes them as text only.
 """
 
 import json
@@ -18,7 +19,19 @@ from rollq_view.rows import last_line
 from rollq_view.turns import Episode, Turn, add_journal, of_record
 
 SHOWN = (
-    *("job", "run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling", "template_kwargs"),
+    *(
+        "job",
+        "run",
+        "group",
+        "sample",
+        "env",
+        "split",
+        "task",
+        "queue",
+        "labels",
+        "sampling",
+        "template_kwargs",
+    ),
     *("adapter", "attempt", "stop", "failure", "reward", "turns", "began"),
 )
 """Fields of a record that the page has as they are."""
@@ -35,10 +48,11 @@ def page(
     faults: Sequence[str] = (),
     **facts: Any,
 ) -> dict[str, Any]:
-    """The page of an exported record. With its `trajectory`, also what only a journal has. `facts` are added to it.
+    """The page of an exported record. With its `trajectory`, also what only a journal has. `facts`
+    are added to it.
 
-    `images`: files by sha256. `faults`: what is wrong with the record. Raises ContractError for a record that cannot
-    be shown.
+    `images`: files by sha256. `faults`: what is wrong with the record. Raises ContractError for a
+    record that cannot be shown.
     """
     try:
         episode = of_record(record)
@@ -81,13 +95,19 @@ def _finite(value: Any) -> Any:
 
 
 def _parts(info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the grader says, one thing at a time. `ok` is None where neither good nor bad is known."""
+    """What the grader says, one thing at a time. `ok` is None where neither good nor bad
+    is known.
+    """
     for name, value in info.items():
         if name in ("reason", "failures"):  # which have places of their own
             continue
         ok = value if isinstance(value, bool) else None
         plain = isinstance(value, (str, int, float, bool)) or value is None
-        text = str(value) if plain and not isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+        text = (
+            str(value)
+            if plain and not isinstance(value, bool)
+            else json.dumps(value, ensure_ascii=False)
+        )
         yield {"name": name, "value": text, "ok": ok, "empty": value in ([], {}, "", None)}
 
 
@@ -99,9 +119,17 @@ def _failed_calls(entries: Sequence[Mapping[str, Any]], *, died: bool) -> Iterat
         for error in entry.get("errors", ()):
             yield {"turn": turn, "what": "the turn could not be read", "text": error}
         if entry["failed"]:
-            yield {"turn": turn, "what": entry["call"] or entry["role"], "text": entry["text"][:1000]}
+            yield {
+                "turn": turn,
+                "what": entry["call"] or entry["role"],
+                "text": entry["text"][:1000],
+            }
         if died and entry.get("answered") is False:
-            yield {"turn": turn, "what": "the attempt failed in this turn", "text": entry["text"][:1000]}
+            yield {
+                "turn": turn,
+                "what": "the attempt failed in this turn",
+                "text": entry["text"][:1000],
+            }
 
 
 def _tokens(episode: Episode) -> dict[str, Any]:
@@ -110,14 +138,19 @@ def _tokens(episode: Episode) -> dict[str, Any]:
     for turn in episode.turns:
         for version, start, end in turn.versions:
             versions[str(version)] = versions.get(str(version), 0) + end - start
-    masked = episode.prompt + sum(turn.masked + (turn.opens.prompt if turn.opens else 0) for turn in episode.turns)
+    masked = episode.prompt + sum(
+        turn.masked + (turn.opens.prompt if turn.opens else 0) for turn in episode.turns
+    )
     return {
         "sampled": len(logprobs),
         "total": len(logprobs) + masked,
         "mean": sum(logprobs) / len(logprobs) if logprobs else None,
         "lowest": min(logprobs, default=None),
         "versions": versions,
-        "spans": [[episode.prompt, 0, None], *(span for turn in episode.turns for span in _spans(turn))],
+        "spans": [
+            [episode.prompt, 0, None],
+            *(span for turn in episode.turns for span in _spans(turn)),
+        ],
     }
 
 
@@ -162,7 +195,9 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
             yield entry | {"masked": turn.masked if place == len(turn.replies) - 1 else None}
 
 
-def _steps(steps: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+def _steps(
+    steps: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
+) -> Iterator[dict[str, Any]]:
     """What an agent program did in the environment behind a turn."""
     for step in steps:
         action = step["action"]
@@ -182,7 +217,10 @@ def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str,
         "turn": None,
         "text": text,
         "reasoning": str(message.get("reasoning_content") or ""),
-        "calls": [{"name": _name(call), "arguments": _arguments(call)} for call in message.get("tool_calls") or ()],
+        "calls": [
+            {"name": _name(call), "arguments": _arguments(call)}
+            for call in message.get("tool_calls") or ()
+        ],
         "images": [_image(part, images) for part in parts if part.get("type") == "image"],
         "call": "",
         "failed": role == "tool" and _is_failure(text),
@@ -208,8 +246,16 @@ def _is_failure(text: str) -> bool:
 
 def _image(part: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     data, mime = images.get(str(part.get("sha256"))), part.get("mime")
-    url = f"data:{mime};base64,{b64encode(data).decode()}" if data is not None and mime in IMAGE_TYPES else ""
-    return {"url": url, "size": f"{part.get('width')} × {part.get('height')}", "sha256": str(part.get("sha256"))[:12]}
+    url = (
+        f"data:{mime};base64,{b64encode(data).decode()}"
+        if data is not None and mime in IMAGE_TYPES
+        else ""
+    )
+    return {
+        "url": url,
+        "size": f"{part.get('width')} × {part.get('height')}",
+        "sha256": str(part.get("sha256"))[:12],
+    }
 
 
 def _tools(tools: Sequence[Any]) -> Iterator[dict[str, str]]:

@@ -1,7 +1,8 @@
-"""An exported file as a place with rollouts: an index of its lines in memory, which grows with the file.
+"""An exported file as a place with rollouts: an index of its lines in memory, which grows with the
+file.
 
-The index has a few facts of each rollout; an episode is read when its page is opened. A request reads on for a moment
-only, so the first rows of a large file are there at once.
+The index has a few facts of each rollout; an episode is read when its page is opened. A request
+reads on for a moment only, so the first rows of a large file are there at once.
 """
 
 import math
@@ -34,7 +35,9 @@ class ExportedFile:
     live = False
 
     def __init__(self, path: Path) -> None:
-        """Raises SettingsError when it cannot be read, ContractError when it holds something else."""
+        """Raises SettingsError when it cannot be read, ContractError when it holds
+        something else.
+        """
         self.title = path.name
         self._path = path
         self._lock = Lock()
@@ -51,7 +54,9 @@ class ExportedFile:
 
     def runs(self) -> list[dict[str, Any]]:
         self._read_on()
-        return [_totals(name, dict(rows)) for name, rows in dict(self._rows).items()]  # another thread may read on
+        return [
+            _totals(name, dict(rows)) for name, rows in dict(self._rows).items()
+        ]  # another thread may read on
 
     def listing(self, run: str) -> Listing:
         self._read_on()
@@ -63,7 +68,9 @@ class ExportedFile:
         if key not in self._where:
             raise SettingsError(f"{self.title} has no rollout {key!r}")
         record = self._reader.read_at(self._path, self._where[key])
-        return page_of_record(record, key=key, state="done" if record.get("stop") in GRADED else "dead")
+        return page_of_record(
+            record, key=key, state="done" if record.get("stop") in GRADED else "dead"
+        )
 
     def requeue(self, run: str, job_id: str) -> None:
         raise SettingsError("a rollout of a file cannot be played again: view its run")
@@ -86,7 +93,14 @@ class ExportedFile:
             row = row_of(head.fields)
         except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
             said = head.wrong or f"it is no exported trajectory: {type(e).__name__} {e}"
-            row = Row(key="", job=head.name, run=UNREADABLE, group=head.name, state=UNREADABLE, why=short(said))
+            row = Row(
+                key="",
+                job=head.name,
+                run=UNREADABLE,
+                group=head.name,
+                state=UNREADABLE,
+                why=short(said),
+            )
         count, key = 1, row.job
         while key in self._where:
             count += 1
@@ -103,7 +117,12 @@ def page_of_record(record: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
 
 def row_of(record: Mapping[str, Any]) -> Row:
     """The row of a record without its tokens and messages; it has `sampled` where that is known."""
-    stop, info, reward, sampled = record["stop"], record["info"], record["reward"], record.get("sampled")
+    stop, info, reward, sampled = (
+        record["stop"],
+        record["info"],
+        record["reward"],
+        record.get("sampled"),
+    )
     failure = str(record["failure"] or "")
     return Row(
         key="",
@@ -127,7 +146,9 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 
 def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
-    rewards = [row.reward for row in rows.values() if row.reward is not None and math.isfinite(row.reward)]
+    rewards = [
+        row.reward for row in rows.values() if row.reward is not None and math.isfinite(row.reward)
+    ]
     return {
         "run": name,
         "rollouts": len(rows),

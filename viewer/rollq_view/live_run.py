@@ -1,8 +1,10 @@
-"""A run in Redis as a place with rollouts: an index in memory that reads only what changed since it was read last.
+"""A run in Redis as a place with rollouts: an index in memory that reads only what changed since it
+was read last.
 
-It only reads, and what it knows may be a second old. Where more than PAGE jobs are queued, it may see later that one of
-them failed meanwhile. When Redis does not answer, it is what was known before. A job whose group is acknowledged is no
-longer in Redis: its row stays as long as the page is served, its conversation does not.
+It only reads, and what it knows may be a second old. Where more than PAGE jobs are queued, it may
+see later that one of them failed meanwhile. When Redis does not answer, it is what was known
+before. A job whose group is acknowledged is no longer in Redis: its row stays as long as the page
+is served, its conversation does not.
 """
 
 import time
@@ -12,7 +14,14 @@ from threading import Lock
 from typing import Any
 
 from rollq.errors import ContractError, LedgerError, Unreachable, Unwritable
-from rollq.snapshot.rollouts import GroupRecord, Indexes, Rollout, RolloutReader, group_of, reachable
+from rollq.snapshot.rollouts import (
+    GroupRecord,
+    Indexes,
+    Rollout,
+    RolloutReader,
+    group_of,
+    reachable,
+)
 from rollq_view.place import Listing
 from rollq_view.rows import Row, last_line, short, why
 from rollq_view.run_facts import run_facts
@@ -27,7 +36,9 @@ UNFINISHED = (QUEUED, LEASED)
 
 
 class LiveRun:
-    """The rows and the counts of one run. `listing` reads what changed, at most every READ_EVERY_S seconds."""
+    """The rows and the counts of one run. `listing` reads what changed, at most every READ_EVERY_S
+    seconds.
+    """
 
     def __init__(self, reader: RolloutReader, where: str) -> None:
         """`where`: Redis's address, without a password."""
@@ -52,7 +63,9 @@ class LiveRun:
         self._states: dict[str, str] = {}
 
     def listing(self) -> Listing:
-        """What is known of the run, with the trouble if the last look failed. Raises LedgerError if all did."""
+        """What is known of the run, with the trouble if the last look failed. Raises LedgerError if
+        all did.
+        """
         with self._lock:
             if time.monotonic() - self._looked_at > READ_EVERY_S:
                 self._trouble = self._look()
@@ -60,8 +73,14 @@ class LiveRun:
                 self._read_at = self._read_at if self._trouble else self._looked_at
             if self._trouble and self._facts is None and not self._rows:
                 raise LedgerError(self._trouble)
-            facts = {**(self._facts or {}), "trouble": self._trouble, "age_s": self._looked_at - self._read_at}
-            return Listing(rows=dict(self._rows), version=self._version, groups=dict(self._states), facts=facts)
+            facts = {
+                **(self._facts or {}),
+                "trouble": self._trouble,
+                "age_s": self._looked_at - self._read_at,
+            }
+            return Listing(
+                rows=dict(self._rows), version=self._version, groups=dict(self._states), facts=facts
+            )
 
     def _look(self) -> str:
         """Reads what changed. Returns what went wrong; what was known before stays."""
@@ -108,12 +127,15 @@ class LiveRun:
         """Notes new groups, in the order of submission."""
         groups = self.reader.groups(names)
         for name, group in sorted(groups.items(), key=lambda each: each[1].seq):
-            self._ids[name] = dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(group.members))
+            self._ids[name] = dict.fromkeys(
+                f"{self.reader.run}/{name}/{sample}" for sample in range(group.members)
+            )
             self._groups[name] = group
 
     def _leave(self, names: Sequence[str]) -> list[str]:
-        """Groups that are in no index any more: acknowledged, dropped, or deleted with their run. Returns the ones that
-        are dropped."""
+        """Groups that are in no index any more: acknowledged, dropped, or deleted with their run.
+        Returns the ones that are dropped.
+        """
         states = dict(zip(names, self.reader.group_states(names), strict=True))
         for name, state in states.items():
             if self._states.get(name) == state:
@@ -137,7 +159,9 @@ class LiveRun:
         return row.state != indexed if indexed else row.state in (QUEUED, LEASED, DEAD, UNREADABLE)
 
     def _next_page(self, queued: list[str]) -> list[str]:
-        """Some of them each time: one that was played and queued again since is in the same index as before."""
+        """Some of them each time: one that was played and queued again since is in the same index
+        as before.
+        """
         start = self._next_queued if self._next_queued < len(queued) else 0
         self._next_queued = start + PAGE
         return queued[start : start + PAGE]
@@ -149,19 +173,35 @@ class LiveRun:
                 self._rows[id], self._version = row, self._version + 1
 
     def _skipped(self, id: str) -> Row | None:
-        """The row of a job whose record is gone: its group may have been skipped as stale between two looks."""
+        """The row of a job whose record is gone: its group may have been skipped as stale between
+        two looks.
+        """
         row = self._rows.get(id)
         if row is None or row.state not in UNFINISHED or self._states.get(group_of(id)) != DROPPED:
             return None
-        return replace(row, state=DONE, turns=None, attempt=0, why="it ended, and its group was too old to train on")
+        return replace(
+            row,
+            state=DONE,
+            turns=None,
+            attempt=0,
+            why="it ended, and its group was too old to train on",
+        )
 
 
 def _acked(row: Row) -> Row:
-    """The row of a member once its group is acknowledged. If its end was not seen, Redis no longer tells it."""
+    """The row of a member once its group is acknowledged. If its end was not seen, Redis no longer
+    tells it.
+    """
     if row.state == DONE:
         return replace(row, state=ACKED)
     if row.state in UNFINISHED:
-        return replace(row, state=ACKED, turns=None, attempt=0, why="it ended and was acknowledged between two looks")
+        return replace(
+            row,
+            state=ACKED,
+            turns=None,
+            attempt=0,
+            why="it ended and was acknowledged between two looks",
+        )
     return row
 
 
@@ -169,7 +209,9 @@ def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
     if not isinstance(rollout, Rollout):
         run, group, sample = id.split("/")
         why_not = short(str(rollout))
-        return Row(key=id, job=id, run=run, group=group, sample=int(sample), state=UNREADABLE, why=why_not)
+        return Row(
+            key=id, job=id, run=run, group=group, sample=int(sample), state=UNREADABLE, why=why_not
+        )
     job = rollout.job
     row = Row(
         key=job.id,
@@ -190,4 +232,6 @@ def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
     if (end := rollout.end) is None:
         gone = "its journal is gone, with its dropped group"
         return replace(row, why="its journal has no graded end" if rollout.journaled else gone)
-    return replace(row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=rollout.sampled)
+    return replace(
+        row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=rollout.sampled
+    )

@@ -1,4 +1,6 @@
-"""Where rollouts come from: a Redis with runs, or an exported file. The server knows nothing else of either."""
+"""Where rollouts come from: a Redis with runs, or an exported file. The server knows nothing else
+of either.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +20,17 @@ class Listing:
     groups: Mapping[str, str] = field(default_factory=dict)
     """State of each group: open, ready, held, acked or dropped; empty for a file."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Counts of the run in place of those of its rows, and what else is known of it; empty for a file."""
+    """Counts of the run in place of those of its rows, and what else is known of it; empty for a
+    file.
+    """
     share: float = 1.0
     """How much of the file is read, from 0.0 to 1.0."""
 
 
 class Place(Protocol):
-    """Its methods may be called from several threads. They raise RollqError, whose text is for people."""
+    """Its methods may be called from several threads. They raise RollqError, whose text is for
+    people.
+    """
 
     title: str
     """A file's name, or Redis's address without its password."""

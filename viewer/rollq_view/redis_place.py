@@ -1,4 +1,6 @@
-"""A Redis as a place with rollouts: its runs, live conversations from the journals, and dead letters."""
+"""A Redis as a place with rollouts: its runs, live conversations from the journals, and dead
+letters.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,8 +23,12 @@ class RedisPlace:
 
     live = True
 
-    def __init__(self, connection: Any, title: str, client: Callable[[str], Client] | None = None) -> None:
-        """`title`: Redis's address, without a password. `client` makes one of a run, for who may change it."""
+    def __init__(
+        self, connection: Any, title: str, client: Callable[[str], Client] | None = None
+    ) -> None:
+        """`title`: Redis's address, without a password. `client` makes one of a run, for who may
+        change it.
+        """
         self.title = title
         self._redis = connection
         self._client = client
@@ -46,11 +52,16 @@ class RedisPlace:
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
         reader = self._run(run).reader
         with reachable(self.title):
-            return page_of_job(*reader.rollout(key, attempt), attempt) | {"key": key, "waits": self._wait(key)}
+            return page_of_job(*reader.rollout(key, attempt), attempt) | {
+                "key": key,
+                "waits": self._wait(key),
+            }
 
     def _wait(self, job_id: str) -> dict[str, Any] | None:
         waits = (wait for worker in read_workers(self._redis).workers for wait in worker.waits)
-        return next(({"what": w.what, "seconds": w.seconds} for w in waits if w.job_id == job_id), None)
+        return next(
+            ({"what": w.what, "seconds": w.seconds} for w in waits if w.job_id == job_id), None
+        )
 
     def requeue(self, run: str, job_id: str) -> None:
         if self._client is None:
@@ -72,16 +83,25 @@ class RedisPlace:
 def _totals(name: str, began: float, counts: Mapping[str, Any] | LedgerError) -> dict[str, Any]:
     if isinstance(counts, LedgerError):  # one damaged run costs no other
         return {"run": name, "why": str(counts)}
-    return {"run": name, "began": began, "rollouts": counts["submitted"]} | {count: counts[count] for count in COUNTS}
+    return {"run": name, "began": began, "rollouts": counts["submitted"]} | {
+        count: counts[count] for count in COUNTS
+    }
 
 
 def page_of_job(
     state: Any, trajectory: Trajectory, images: Mapping[str, bytes], attempt: int | None = None
 ) -> dict[str, Any]:
-    """The page of a job in Redis, finished or not. `state`: as `Client.job` says. Raises ContractError."""
+    """The page of a job in Redis, finished or not. `state`: as `Client.job` says. Raises
+    ContractError.
+    """
     found = record(trajectory)
     current = attempt in (None, state.attempt)
-    if state.failures and current and state.state.value != "done" and not found["info"].get("reason"):
+    if (
+        state.failures
+        and current
+        and state.state.value != "done"
+        and not found["info"].get("reason")
+    ):
         found["info"]["reason"] = state.reason
     return page(
         found,

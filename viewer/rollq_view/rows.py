@@ -24,7 +24,9 @@ class Row:
     """One rollout, finished or not."""
 
     key: str
-    """Its name within the run or file: the job's id, with `#2` behind it for the second line of the same job."""
+    """Its name within the run or file: the job's id, with `#2` behind it for the second line of the
+    same job.
+    """
     job: str
     run: str
     group: str
@@ -72,11 +74,25 @@ class Query:
     limit: int = 100
 
 
-SORTS = ("reward", "group", "env", "task", "outcome", "failure", "turns", "sampled", "attempt", "began", "why")
+SORTS = (
+    "reward",
+    "group",
+    "env",
+    "task",
+    "outcome",
+    "failure",
+    "turns",
+    "sampled",
+    "attempt",
+    "began",
+    "why",
+)
 
 
 def select(rows: Iterable[Row], query: Query) -> list[Row]:
-    """The rows that the query chooses, all of them, in its order. Rows without a value come last in either order."""
+    """The rows that the query chooses, all of them, in its order. Rows without a value come last in
+    either order.
+    """
     chosen = [row for row in rows if _fits(row, query)]
     if query.sort not in SORTS:
         return chosen
@@ -101,7 +117,10 @@ def _fits(row: Row, query: Query) -> bool:
         and query.env in ("", row.env)
         and query.group in ("", row.group)
         and query.reward in ("", verdict(row.reward))
-        and (not query.text or query.text.lower() in f"{row.job} {row.env} {row.split} {row.task} {row.why}".lower())
+        and (
+            not query.text
+            or query.text.lower() in f"{row.job} {row.env} {row.split} {row.task} {row.why}".lower()
+        )
     )
 
 
@@ -131,7 +150,9 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def histogram(rewards: Sequence[float]) -> dict[str, Any]:
-    """How many rewards lie in each of BARS equal parts of their range, which is at least from 0 to 1."""
+    """How many rewards lie in each of BARS equal parts of their range, which is at least from 0 to
+    1.
+    """
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     counts = [0] * BARS
     for reward in rewards:
@@ -140,15 +161,22 @@ def histogram(rewards: Sequence[float]) -> dict[str, Any]:
 
 
 def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The groups of these rows in their order, with a few facts of each member. `states`: of groups, where known."""
+    """The groups of these rows in their order, with a few facts of each member. `states`: of
+    groups, where known.
+    """
     members: dict[str, list[Row]] = {}
     for row in rows:
         members.setdefault(row.group, []).append(row)
-    return [_group(name, sorted(own, key=lambda row: row.sample), states) for name, own in members.items()]
+    return [
+        _group(name, sorted(own, key=lambda row: row.sample), states)
+        for name, own in members.items()
+    ]
 
 
 def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
-    rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
+    rewards = [
+        row.reward for row in members if row.reward is not None and math.isfinite(row.reward)
+    ]
     first = members[0]
     return {
         "group": name,
@@ -158,12 +186,16 @@ def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict
         "task": first.task,
         "mean": mean(rewards) if rewards else None,
         "spread": pstdev(rewards) if rewards else None,
-        "members": [{"sample": row.sample, "reward": row.reward, "outcome": row.outcome} for row in members],
+        "members": [
+            {"sample": row.sample, "reward": row.reward, "outcome": row.outcome} for row in members
+        ],
     }
 
 
 def why(info: Mapping[str, Any], failure: str = "") -> str:
-    """The grader's or the failure's words in one short line: what is false or not empty, else nothing."""
+    """The grader's or the failure's words in one short line: what is false or not empty, else
+    nothing.
+    """
     if reason := str(info.get("reason") or ""):
         return short(f"{failure}: {last_line(reason)}" if failure else last_line(reason))
     parts = []
@@ -178,7 +210,9 @@ def why(info: Mapping[str, Any], failure: str = "") -> str:
 
 
 def last_line(reason: str) -> str:
-    """What a reason says: its first line, or the last one of a traceback, which is the exception."""
+    """What a reason says: its first line, or the last one of a traceback, which is the
+    exception.
+    """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     if not lines:
         return ""

@@ -1,4 +1,5 @@
-"""What a run's page says of all its rollouts: the ledger's own totals, as `rollq stats` prints them.
+"""What a run's page says of all its rollouts: the ledger's own totals, as `rollq stats` prints
+them.
 
 They count what is no longer in Redis, too, which no row can.
 """
@@ -9,7 +10,14 @@ from typing import Any
 from rollq.snapshot.diagnosis import look_on
 from rollq.snapshot.fleet import FleetSnapshot
 
-GROUPS = ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_skipped", "groups_dropped")
+GROUPS = (
+    "groups_open",
+    "groups_ready",
+    "groups_held",
+    "groups_acked",
+    "groups_skipped",
+    "groups_dropped",
+)
 STATES = ("queued", "leased", "done", "dead", "surplus")
 GONE = {
     "delivered": "acknowledged (see your exported file)",
@@ -35,13 +43,16 @@ def run_facts(fleet: FleetSnapshot) -> dict[str, Any]:
 
 
 def totals(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of `rollq_view.rows.summary` that the ledger has of all rollouts, and which of them are gone."""
+    """The counts of `rollq_view.rows.summary` that the ledger has of all rollouts, and which of
+    them are gone.
+    """
     states = {state: stats[state] for state in STATES if stats[state]}
     return {
         "rollouts": stats["submitted"],
         "groups": sum(stats[name] for name in GROUPS),
         "states": states,
-        "outcomes": stats["stops"] | {state: times for state, times in states.items() if state != "done"},
+        "outcomes": stats["stops"]
+        | {state: times for state, times in states.items() if state != "done"},
         "graded": sum(stats["stops"].values()),
         "reward_mean": stats["reward_mean"],
         "acked": stats["delivered"] + stats["skipped"],

@@ -1,7 +1,8 @@
 """The pages over HTTP, on loopback: static files, and JSON that their script asks for.
 
-It answers only requests that name a loopback host, so that no other site can reach it by a name of its own. Nothing
-can be changed unless it was started with a token, and then only by a request of its own page that carries the token.
+It answers only requests that name a loopback host, so that no other site can reach it by a name of
+its own. Nothing can be changed unless it was started with a token, and then only by a request of
+its own page that carries the token.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ SCRIPTS = ("text.js", "turns.js", "rollout.js", "tables.js", "run.js", "view.js"
 """In the order in which they are loaded."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none';"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src "
+    "'self'; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
@@ -54,10 +56,13 @@ def asset(name: str) -> str:
 
 
 class ViewServer:
-    """`run`: the run to open first, if any. `token`: what a requeue must carry; empty: nothing can be changed.
-    `texts`: of single tokens, where they are known."""
+    """`run`: the run to open first, if any. `token`: what a requeue must carry; empty: nothing can
+    be changed. `texts`: of single tokens, where they are known.
+    """
 
-    def __init__(self, place: Place, *, run: str = "", token: str = "", texts: Texts | None = None) -> None:
+    def __init__(
+        self, place: Place, *, run: str = "", token: str = "", texts: Texts | None = None
+    ) -> None:
         self.place, self.run, self.token, self.texts = place, run, token, texts
 
     def app(self) -> web.Application:
@@ -80,12 +85,16 @@ class ViewServer:
         name = request.match_info.get("name", "index.html")
         if name not in ("index.html", "view.css", *SCRIPTS):
             raise web.HTTPNotFound
-        return web.Response(text=asset(name), content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
+        return web.Response(
+            text=asset(name), content_type=TYPES[name.rpartition(".")[2]], charset="utf-8"
+        )
 
     async def start(self, request: web.Request) -> web.Response:
         """What the page begins with."""
         place = self.place
-        return _json({"title": place.title, "live": place.live, "run": self.run, "actions": bool(self.token)})
+        return _json(
+            {"title": place.title, "live": place.live, "run": self.run, "actions": bool(self.token)}
+        )
 
     async def runs(self, request: web.Request) -> web.Response:
         return _json({"runs": await asyncio.to_thread(self.place.runs)})
@@ -103,7 +112,9 @@ class ViewServer:
         listing = await asyncio.to_thread(self.place.listing, request.query["run"])
         chosen = await asyncio.to_thread(rows.select, listing.rows.values(), query)
         some = chosen[query.offset : query.offset + min(query.limit, MOST_ROWS)]
-        return _json({"total": len(chosen), "rows": [asdict(row) | {"outcome": row.outcome} for row in some]})
+        return _json(
+            {"total": len(chosen), "rows": [asdict(row) | {"outcome": row.outcome} for row in some]}
+        )
 
     async def groups(self, request: web.Request) -> web.Response:
         """Groups that have a row that the query chooses, each with all its members."""
@@ -120,10 +131,14 @@ class ViewServer:
         if attempt and not attempt.isdecimal():
             raise SettingsError(f"attempt must be a number, not {attempt!r}")
         asked = request.query["run"], request.query["key"], int(attempt) if attempt else None
-        return _json(await asyncio.to_thread(lambda: with_texts(self.place.rollout(*asked), self.texts)))
+        return _json(
+            await asyncio.to_thread(lambda: with_texts(self.place.rollout(*asked), self.texts))
+        )
 
     async def requeue(self, request: web.Request) -> web.Response:
-        """Only for a request of this page: other sites cannot set the header, and name another origin."""
+        """Only for a request of this page: other sites cannot set the header, and name another
+        origin.
+        """
         own = request.headers.get("Origin") == f"http://{request.host}"
         given = request.headers.get(TOKEN, "").encode()
         if not (self.token and own) or not hmac.compare_digest(given, self.token.encode()):
@@ -136,7 +151,9 @@ class ViewServer:
 
 def query_of(given: dict[str, str]) -> Query:
     """The query in an address. Raises SettingsError."""
-    known: dict[str, Any] = {field.name: given[field.name] for field in fields(Query) if field.name in given}
+    known: dict[str, Any] = {
+        field.name: given[field.name] for field in fields(Query) if field.name in given
+    }
     try:
         for name in ("offset", "limit"):
             if name in known:
@@ -156,9 +173,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses requests by another host's name, and sets the headers of every answer."""
-    named = [*request.headers.getall("Host", []), request.host]  # a whole address in the request's line comes first
+    named = [
+        *request.headers.getall("Host", []),
+        request.host,
+    ]  # a whole address in the request's line comes first
     if not all(map(HOST.fullmatch, named)):
-        response: web.StreamResponse = web.Response(text="this page is served on loopback only\n", status=421)
+        response: web.StreamResponse = web.Response(
+            text="this page is served on loopback only\n", status=421
+        )
     else:
         response = await handler(request)
     response.headers.update(HEADERS)
@@ -183,7 +205,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def serve(server: ViewServer, port: int, *, ready: Callable[[int], None]) -> None:
-    """Serves until Ctrl-C or SIGTERM. `ready` gets the port once it is open. Raises SettingsError when it is taken."""
+    """Serves until Ctrl-C or SIGTERM. `ready` gets the port once it is open. Raises SettingsError
+    when it is taken.
+    """
     asyncio.run(_serve(server, port, ready))
 
 

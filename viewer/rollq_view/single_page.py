@@ -1,6 +1,7 @@
 """One rollout as one HTML file that needs nothing else: script, style and data are inside.
 
-The file's own policy allows exactly its script and style, by their hashes, and no connection at all.
+The file's own policy allows exactly its script and style, by their hashes, and no connection at
+all.
 """
 
 import html
@@ -20,7 +21,8 @@ def single_page(page: Mapping[str, Any]) -> str:
     style = _asset("view.css")
     script = "\n".join(map(_asset, SCRIPTS))
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none';"
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "img-src data:; base-uri 'none';"
         " form-action 'none'"
     )
     # Inside a script element only `<` can end the data: `</script` or `<!--`.

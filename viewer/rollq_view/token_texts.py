@@ -1,7 +1,8 @@
-"""The texts of single tokens on a page, where the run's tokenizer is at hand. The light client has none.
+"""The texts of single tokens on a page, where the run's tokenizer is at hand. The light client has
+none.
 
-Nothing on a page depends on them. They are shown only when they spell what the messages say, so that another model's
-tokenizer shows nothing in place of nonsense.
+Nothing on a page depends on them. They are shown only when they spell what the messages say, so
+that another model's tokenizer shows nothing in place of nonsense.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,9 @@ COMPARED = 40
 
 
 def load_texts(tokenizer: str | None) -> Texts:
-    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded when it is first asked. Gives
-    no texts where the worker's package, or a package that it needs, is not installed.
+    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded when it
+    is first asked. Gives no texts where the worker's package, or a package that it needs, is not
+    installed.
 
     Raises RollqError for a tokenizer that was named and cannot be loaded.
     """
@@ -44,7 +46,12 @@ def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
         return page
     try:
         found = [texts(entry["ids"]) for entry in turns]
-    except (OverflowError, TypeError, ValueError, RollqError):  # ids that the vocabulary does not have
+    except (
+        OverflowError,
+        TypeError,
+        ValueError,
+        RollqError,
+    ):  # ids that the vocabulary does not have
         return page
     if all(_spell(words, entry) for words, entry in zip(found, turns, strict=True)):
         for words, entry in zip(found, turns, strict=True):

@@ -1,7 +1,8 @@
-"""An episode cut into turns, from an exported record; a journal adds what only it has: tools and errors.
+"""An episode cut into turns, from an exported record; a journal adds what only it has: tools and
+errors.
 
-Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none; `conversation.page` turns them into
-one error.
+Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none;
+`conversation.page` turns them into one error.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Turn:
     asked: dict[str, Any] = field(default_factory=dict)
     """What an agent program's request asked for."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """`engine_s`, `answer_s` and `answered_by` where times are known. Only a journal has `errors` and `extra_calls`."""
+    """`engine_s`, `answer_s` and `answered_by` where times are known. Only a journal has `errors`
+    and `extra_calls`.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +84,8 @@ def of_record(record: Mapping[str, Any]) -> Episode:
     _divide_pieces(turns, record.get("pieces") or ())
     messages = list(record["messages"])
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has no message.
+    # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has
+    # no message.
     first = max(0, len(answers) - len(turns) + ("unanswered" in record))
     answers = answers[first:]
     for turn, start, end in zip(turns, answers, [*answers[1:], len(messages)], strict=False):
@@ -91,22 +95,35 @@ def of_record(record: Mapping[str, Any]) -> Episode:
         turn.reward = reward
     if turns and turns[-1].message is None:
         turns[-1].text = str(record.get("unanswered") or "")
-    episode = Episode(opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns)
+    episode = Episode(
+        opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns
+    )
     episode.steps = list(record.get("steps") or ())
     return _with_times(episode, record.get("times") or ())
 
 
 def _of_traces(record: Mapping[str, Any]) -> Episode:
     """The turns of an episode whose traces are conversations of their own, trace by trace."""
-    episode, pieces, at = Episode(opening=[], prompt=0, turns=[]), iter(record.get("pieces") or ()), 0
-    for number, (trace, length) in enumerate(zip(record["conversations"], record["traces"], strict=True)):
-        own = {name: record[name][at : at + length] for name in ("tokens", "mask", "logprobs", "versions")}
+    episode, pieces, at = (
+        Episode(opening=[], prompt=0, turns=[]),
+        iter(record.get("pieces") or ()),
+        0,
+    )
+    for number, (trace, length) in enumerate(
+        zip(record["conversations"], record["traces"], strict=True)
+    ):
+        own = {
+            name: record[name][at : at + length]
+            for name in ("tokens", "mask", "logprobs", "versions")
+        }
         taken, left = [], sum(own["mask"])
         while left > 0 and (piece := next(pieces, None)):
             taken.append(piece)
             left -= piece[0]
         found = of_record({**trace, **own, "pieces": taken})
-        opening = Opening(words=trace_words(number, trace), messages=found.opening, prompt=found.prompt)
+        opening = Opening(
+            words=trace_words(number, trace), messages=found.opening, prompt=found.prompt
+        )
         for turn, name in zip(found.turns, trace["turns"], strict=True):
             turn.number = int(name)
         if found.turns:
@@ -132,7 +149,10 @@ def _with_times(episode: Episode, times: Sequence[Any]) -> Episode:
         elif what == "agent":
             notes["agent_s"] = notes.get("agent_s", 0.0) + float(seconds)
         elif "engine_s" in notes:  # else it opened the episode
-            notes |= {"answer_s": notes.get("answer_s", 0.0) + float(seconds), "answered_by": str(what)}
+            notes |= {
+                "answer_s": notes.get("answer_s", 0.0) + float(seconds),
+                "answered_by": str(what),
+            }
     return episode
 
 
@@ -178,9 +198,15 @@ def add_journal(episode: Episode, trajectory: Trajectory) -> None:
     by_number = {turn.number: turn for turn in episode.turns}
     for event in trajectory.events:
         if isinstance(event, Observed) and event.turn in by_number:
-            by_number[event.turn].notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
+            by_number[event.turn].notes |= {
+                "errors": list(event.errors),
+                "extra_calls": event.extra_calls,
+            }
         elif isinstance(event, Prompt):
-            episode.tools = [*episode.tools, *(tool for tool in event.tools if tool not in episode.tools)]
+            episode.tools = [
+                *episode.tools,
+                *(tool for tool in event.tools if tool not in episode.tools),
+            ]
 
 
 def _add_masked(episode: Episode, tokens: int) -> None:

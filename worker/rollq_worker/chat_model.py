@@ -1,9 +1,9 @@
 """Asks a language model behind an OpenAI-compatible endpoint for a message.
 
-A job names the endpoint and the model; the worker knows the address and the key. An endpoint that is away is waited
-for; what it does to this request alone spends the job's retries. The invariants: every error of the endpoint becomes
-the failure that the caller names, and no key gets into a message, a repr or the cause of an error. It does not know
-what the model is asked for.
+A job names the endpoint and the model; the worker knows the address and the key. An endpoint that
+is away is waited for; what it does to this request alone spends the job's retries. The invariants:
+every error of the endpoint becomes the failure that the caller names, and no key gets into a
+message, a repr or the cause of an error. It does not know what the model is asked for.
 """
 
 import json
@@ -33,7 +33,9 @@ Away = Callable[[str], AbstractContextManager[object]]
 BACKOFF_S = (0.5, 8.0)
 """First and longest pause in seconds between two requests, before jitter."""
 MOST_OUTAGES = 3
-"""So often an endpoint may break down at one message. After that it may be the message that breaks it."""
+"""So often an endpoint may break down at one message. After that it may be the message that breaks
+it.
+"""
 PROBE = ({"role": "user", "content": "Say yes."},)
 """Asked after a failure, to tell an endpoint that is away from one that fails this request only."""
 PROBE_TIMEOUT_S = 20.0
@@ -58,7 +60,9 @@ _OF_THE_VALUE = re.compile(
     r"context|too (?:large|long|high)|exceed|at (?:most|least)|(?:greater|less) than|between", re.I
 )
 """In a refusal of this value, or beside this conversation: the parameter itself is known."""
-_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)", re.S)
+_THOUGHT = re.compile(
+    r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)", re.S
+)
 _END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]")
 """Some templates open the thought in the prompt, so that only its end is in the reply."""
 
@@ -75,8 +79,9 @@ class ChatOptions:
     max_tokens: int = 1024
     """Most tokens of one message, reasoning included."""
     timeout_s: float = 60.0
-    """Seconds for one request. All requests for one message take at most (retries + 1) times that, without the time for
-    which the endpoint is away."""
+    """Seconds for one request. All requests for one message take at most (retries + 1) times that,
+    without the time for which the endpoint is away.
+    """
     retries: int = 4
     """Most repeats for one message."""
 
@@ -85,14 +90,20 @@ class ChatOptions:
         """The options in a job; `role` is what the model plays. Raises JobFailure."""
         known = [part.name for part in fields(cls)]
         if unknown := sorted(str(name) for name in options if name not in known):
-            raise JobFailure(f"{role} model takes no {', '.join(unknown)}; it takes {', '.join(known)}")
+            raise JobFailure(
+                f"{role} model takes no {', '.join(unknown)}; it takes {', '.join(known)}"
+            )
         if missing := [name for name in ("endpoint", "model") if name not in options]:
             raise JobFailure(f"{role} model needs {' and '.join(missing)}")
         read = cls(**options)
         for name, valid in (
             ("endpoint", isinstance(read.endpoint, str) and bool(read.endpoint)),
             ("model", isinstance(read.model, str) and bool(read.model)),
-            ("temperature", read.temperature is None or (number(read.temperature) and 0 <= read.temperature <= 2)),
+            (
+                "temperature",
+                read.temperature is None
+                or (number(read.temperature) and 0 <= read.temperature <= 2),
+            ),
             ("max_tokens", type(read.max_tokens) is int and read.max_tokens >= 1),
             ("timeout_s", number(read.timeout_s) and 0 < read.timeout_s <= 3600),
             ("retries", type(read.retries) is int and 0 <= read.retries <= 100),
@@ -121,13 +132,15 @@ class ChatModel:
         check: Callable[[], None] | None = None,
         away: Away = nullcontext,
     ) -> None:
-        """`failure` is raised when the endpoint gives no message. `check` is called while this waits and raises when
-        the attempt must stop; `away` is around the time for which the endpoint is away. Raises JobFailure for an
-        endpoint that is unknown here."""
+        """`failure` is raised when the endpoint gives no message. `check` is called while this
+        waits and raises when the attempt must stop; `away` is around the time for which the
+        endpoint is away. Raises JobFailure for an endpoint that is unknown here.
+        """
         if (endpoint := endpoints.get(options.endpoint)) is None:
             known = ", ".join(sorted(endpoints)) or "none"
             raise JobFailure(
-                f"{role} endpoint {options.endpoint!r} is unknown to this worker, which knows {known}: "
+                f"{role} endpoint {options.endpoint!r} is unknown to this worker, "
+                f"which knows {known}: "
                 "name its address in ROLLQ_USER_ENDPOINTS"
             )
         self._options = options
@@ -139,8 +152,9 @@ class ChatModel:
         self._away = away
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The model's next message, without its thoughts. Asks until there is one, the retries are spent, or the time
-        for all of them is over."""
+        """The model's next message, without its thoughts. Asks until there is one, the retries are
+        spent, or the time for all of them is over.
+        """
         tried, tries, outages = 0, self._options.retries + 1, 0
         left_s = self._options.timeout_s * tries
         while True:
@@ -151,7 +165,12 @@ class ChatModel:
             except _Retry as e:
                 failed = e
             left_s -= time.monotonic() - began
-            if failed.may_be_away and left_s > 0 and outages < MOST_OUTAGES and self._was_away(failed):
+            if (
+                failed.may_be_away
+                and left_s > 0
+                and outages < MOST_OUTAGES
+                and self._was_away(failed)
+            ):
                 outages += not failed.busy
                 continue
             pause_s = backoff(tried, *BACKOFF_S)
@@ -162,8 +181,9 @@ class ChatModel:
             wait(pause_s, self._check)
 
     def _was_away(self, failed: "_Retry") -> bool:
-        """Wait until the endpoint answers anything, and for as long as it asks for. False when it answers at once: then
-        the request is to blame."""
+        """Wait until the endpoint answers anything, and for as long as it asks for. False when it
+        answers at once: then the request is to blame.
+        """
         attempt = 0
         with self._away(f"the {self._role}'s endpoint {self._options.endpoint!r}, which {failed}"):
             while (away := self._no_answer()) is not None:
@@ -184,8 +204,9 @@ class ChatModel:
         return None
 
     def _request(self, messages: Sequence[Mapping[str, str]], timeout_s: float) -> str:
-        """One request, and another one where a parameter is refused. Raises _Retry if a repeat may help, else the
-        failure."""
+        """One request, and another one where a parameter is refused. Raises _Retry if a repeat may
+        help, else the failure.
+        """
         key = self._key()
         while True:
             body = self._body(messages)
@@ -194,7 +215,12 @@ class ChatModel:
                 return _text(response)
             if response.status >= 500 or response.status in RETRIED:
                 busy = response.status == 429
-                raise _Retry(f"answered {response.status}", _retry_after(response), may_be_away=True, busy=busy)
+                raise _Retry(
+                    f"answered {response.status}",
+                    _retry_after(response),
+                    may_be_away=True,
+                    busy=busy,
+                )
             if response.status not in (400, 422) or not self._leave_out(body, response):
                 raise self._failure(f"answered {response.status}{self._explain(response, key)}")
 
@@ -210,14 +236,19 @@ class ChatModel:
         return {"model": self._options.model, "messages": messages, **parameters}
 
     def _leave_out(self, body: Mapping[str, Json], response: Response) -> bool:
-        """Whether the model refuses a parameter that it can do without. It is not sent again by this process."""
+        """Whether the model refuses a parameter that it can do without. It is not sent again by
+        this process.
+        """
         text = response.body.decode("utf-8", "replace")
         if _OF_THE_VALUE.search(text):
             return False
         for name in ("max_tokens", *INSTEAD.values(), "seed", "temperature"):
             if name in body and re.search(rf"\b{name}\b", text):
                 _refused[self._endpoint.url, self._options.model].add(name)
-                where = f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}"
+                where = (
+                    f"{self._role} endpoint {self._options.endpoint!r}, model "
+                    f"{self._options.model!r}"
+                )
                 log.warning("%s: it refuses %s, which is left out from now on", where, name)
                 return True
         return False
@@ -252,7 +283,8 @@ class ChatModel:
 
     def _failure(self, problem: str) -> RolloutFailure:
         return self._failed(
-            f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}: {problem}"
+            f"{self._role} endpoint {self._options.endpoint!r}, model "
+            f"{self._options.model!r}: {problem}"
         )
 
 
@@ -267,17 +299,22 @@ def key_of(endpoint: Endpoint) -> str | None:
     try:
         key = endpoint.key_file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise KeyUnreadable(f"its key file {endpoint.key_file} cannot be read ({type(error).__name__})") from None
+        raise KeyUnreadable(
+            f"its key file {endpoint.key_file} cannot be read ({type(error).__name__})"
+        ) from None
     if key and key.isascii() and key.isprintable():
         return key
     raise KeyUnreadable(f"its key file {endpoint.key_file} holds no key")
 
 
 class _Retry(Exception):
-    """A repeat may help. `pause_s` is how long the server asked us to wait; `may_be_away`: nothing came that shows that
-    it works; `busy`: it has too many requests."""
+    """A repeat may help. `pause_s` is how long the server asked us to wait; `may_be_away`: nothing
+    came that shows that it works; `busy`: it has too many requests.
+    """
 
-    def __init__(self, problem: str, pause_s: float = 0.0, *, may_be_away: bool = False, busy: bool = False) -> None:
+    def __init__(
+        self, problem: str, pause_s: float = 0.0, *, may_be_away: bool = False, busy: bool = False
+    ) -> None:
         super().__init__(problem)
         self.pause_s = pause_s
         self.may_be_away = may_be_away
@@ -320,6 +357,10 @@ def _text(response: Response) -> str:
 def _spoken(content: Any) -> str:
     """The text of a message's content, also of a list of parts: those of text are spoken."""
     if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
+        parts = [
+            part
+            for part in content
+            if isinstance(part, dict) and part.get("type") in ("text", "output_text")
+        ]
         return "".join(text for part in parts if isinstance(text := part.get("text"), str))
     return content if isinstance(content, str) else ""

@@ -1,4 +1,6 @@
-"""Why an attempt stops, what makes foreign code's exceptions typed failures, and what interrupts it."""
+"""Why an attempt stops, what makes foreign code's exceptions typed failures, and what interrupts
+it.
+"""
 
 import ctypes
 from types import TracebackType
@@ -15,15 +17,18 @@ class Drained(RollqError):
 
 
 class OtherWeights(RollqError):
-    """No engine serves the weights that the job is pinned to, so it goes back at no cost, and comes again later."""
+    """No engine serves the weights that the job is pinned to, so it goes back at no cost, and comes
+    again later.
+    """
 
     def __init__(self, key: str, version: str) -> None:
         super().__init__(f"{key} is pinned to weights {version!r}, and no engine serves them")
 
 
 def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> RolloutFailure | None:
-    """The `failure` that foreign code's exception becomes; None for an error that has a type already. `what` names the
-    code."""
+    """The `failure` that foreign code's exception becomes; None for an error that has a type
+    already. `what` names the code.
+    """
     if isinstance(error, DeadlineExceeded):
         return failure(f"{error} while waiting for {what}")
     if isinstance(error, RollqError):
@@ -33,10 +38,11 @@ def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> Rol
 
 
 class errors_become:
-    """A block in which a missed deadline and every untyped exception is raised as `failure`. `what` names the code
-    inside.
+    """A block in which a missed deadline and every untyped exception is raised as `failure`. `what`
+    names the code inside.
 
-    A turn has several of these blocks, and a class costs a fourth of a generator with `contextmanager`.
+    A turn has several of these blocks, and a class costs a fourth of a generator with
+    `contextmanager`.
     """
 
     __slots__ = ("_failure", "_what")
@@ -49,13 +55,20 @@ class errors_become:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception) and (became := typed(error, self._failure, self._what)) is not None:
+        if (
+            isinstance(error, Exception)
+            and (became := typed(error, self._failure, self._what)) is not None
+        ):
             raise became from error
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise the error in that thread of this process (`threading.get_ident`). It ends code that loops, but not code
-    that blocks. https://docs.python.org/3/c-api/init.html"""
+    """Raise the error in that thread of this process (`threading.get_ident`). It ends code that
+    loops, but not code that blocks. https://docs.python.org/3/c-api/init.html
+    """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -1,6 +1,8 @@
-"""Fakes of every protocol, for tests of agent loops, environments and renderers: no network, no model, no Redis.
+"""Fakes of every protocol, for tests of agent loops, environments and renderers: no network, no
+model, no Redis.
 
-`FakeEngine` samples a fixed list of texts; `FakeRenderer` makes each character a token, so ids are easy to read.
+`FakeEngine` samples a fixed list of texts; `FakeRenderer` makes each character a token, so ids are
+easy to read.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -15,7 +17,14 @@ from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.images import references, text_of
 from rollq.job import Json
 from rollq.trajectory_extras import Extra
-from rollq_worker.protocols import Generated, PromptImages, ReadTurn, Routing, SampleRequest, TurnRefused
+from rollq_worker.protocols import (
+    Generated,
+    PromptImages,
+    ReadTurn,
+    Routing,
+    SampleRequest,
+    TurnRefused,
+)
 
 END = 0
 """FakeRenderer's stop token."""
@@ -29,16 +38,21 @@ def char_ids(text: str) -> array[int]:
 
 
 def fake_experts(ids: array[int], routing: Routing) -> Extra:
-    """A row for each of the ids from the routing's start on but for the last. It follows from the id and its place."""
+    """A row for each of the ids from the routing's start on but for the last. It follows from the
+    id and its place.
+    """
     shape, rows = routing.shape, range(routing.start, len(ids) - 1)
     places = range(shape.layers * shape.top_k)
-    return shape.part(shape.pack((ids[row] + 7 * row + place) % shape.experts for row in rows for place in places))
+    return shape.part(
+        shape.pack((ids[row] + 7 * row + place) % shape.experts for row in rows for place in places)
+    )
 
 
 @dataclass
 class FakeEngine:
-    """Samples the texts one after the other, and then the last one again and again. The stop token follows unless the
-    text is cut."""
+    """Samples the texts one after the other, and then the last one again and again. The stop token
+    follows unless the text is cut.
+    """
 
     texts: Sequence[str]
     version: str = "v0"
@@ -64,14 +78,22 @@ class FakeEngine:
         self.requests.append(array("I", ids))
         self.images.append(request.images)
         if self._rest is None:
-            self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
+            self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array(
+                "I", [END]
+            )
             self._sampled += 1
         cut = room
         if self.interrupts:
             self.interrupts -= 1
             cut = 1
         out, self._rest = self._rest[:cut], self._rest[cut:] or None
-        finish = Finish.STOP if self._rest is None else Finish.ABORT if cut == 1 < room else Finish.LENGTH
+        finish = (
+            Finish.STOP
+            if self._rest is None
+            else Finish.ABORT
+            if cut == 1 < room
+            else Finish.LENGTH
+        )
         if finish is Finish.LENGTH:
             self._rest = None
         self.replies.append(out)
@@ -88,8 +110,9 @@ class FakeEngine:
 
 
 class FakeRenderer:
-    """A renderer for texts in which a JSON object with name and arguments (and id) is a call, and a list of them
-    several calls. Other JSON is malformed."""
+    """A renderer for texts in which a JSON object with name and arguments (and id) is a call, and a
+    list of them several calls. Other JSON is malformed.
+    """
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
@@ -98,13 +121,17 @@ class FakeRenderer:
     roles: frozenset[str] = frozenset({"tool", "user"})
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        return char_ids("".join(f"[{m['role']}]{self._content(m)}" for m in messages) + "[assistant]")
+        return char_ids(
+            "".join(f"[{m['role']}]{self._content(m)}" for m in messages) + "[assistant]"
+        )
 
     def image_length(self, width: int, height: int) -> int:
         return width * height
 
     def _content(self, message: Message) -> str:
-        squares = sum(self.image_length(image.width, image.height) for image in references([message]))
+        squares = sum(
+            self.image_length(image.width, image.height) for image in references([message])
+        )
         return text_of(message["content"]) + chr(self.image_token) * squares
 
     def read(self, ids: array[int]) -> ReadTurn:
@@ -134,17 +161,27 @@ class FakeRenderer:
     def complaint_role(self, stop: int | None) -> str:
         return "tool"
 
-    def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        return char_ids("".join(f"[{m['role']}]{self._content(m)}" for m in replies) + "[assistant]")
+    def bridge(
+        self, message: Message, replies: Sequence[Message], stop: int | None = None
+    ) -> array[int]:
+        return char_ids(
+            "".join(f"[{m['role']}]{self._content(m)}" for m in replies) + "[assistant]"
+        )
 
     def rewritten(
-        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+        self,
+        messages: Sequence[Message],
+        sampled: array[int],
+        replies: Sequence[Message],
+        tools: Sequence[Json],
     ) -> array[int] | None:
         ids = self.reopen([*messages, *replies], tools)
         return ids if any(reply["role"] == "user" for reply in replies) else None
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        if any(REFUSED in message["content"] for message in messages if message["role"] == "assistant"):
+        if any(
+            REFUSED in message["content"] for message in messages if message["role"] == "assistant"
+        ):
             raise TurnRefused(f"{REFUSED} is refused")
         return self.open(messages, tools)
 
@@ -172,7 +209,9 @@ class FakeUser:
 class FakeEnvironment:
     """Echoes tool calls; the reward is 1.0 if `add` was called."""
 
-    tools: Sequence[Json] = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
+    tools: Sequence[Json] = (
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+    )
     system_prompt: str = "policy"
     actions: list[Action] = field(default_factory=list)
     user: User | None = None

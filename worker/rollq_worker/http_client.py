@@ -1,7 +1,8 @@
-"""HTTP over pooled connections. Every request ends in a `Response` or a `NoResponse`, whatever the server does.
+"""HTTP over pooled connections. Every request ends in a `Response` or a `NoResponse`, whatever the
+server does.
 
-The invariant: bodies are read up to a limit, and no error holds a header or an address, which may contain keys. It
-knows nothing of retries or of what is sent.
+The invariant: bodies are read up to a limit, and no error holds a header or an address, which may
+contain keys. It knows nothing of retries or of what is sent.
 """
 
 import json
@@ -47,9 +48,11 @@ class Response:
 
 
 class HttpClient:
-    """One pool of connections, for all threads. Sends JSON and follows no redirects, which lose the body.
+    """One pool of connections, for all threads. Sends JSON and follows no redirects, which lose the
+    body.
 
-    The machine's proxies and certificates count (HTTPS_PROXY, REQUESTS_CA_BUNDLE); its .netrc is never read.
+    The machine's proxies and certificates count (HTTPS_PROXY, REQUESTS_CA_BUNDLE); its .netrc is
+    never read.
     """
 
     def __init__(self, *, max_bytes: int, connect_timeout_s: float) -> None:
@@ -71,10 +74,13 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         total: bool = False,
     ) -> Response:
-        """Sends a request. `timeout_s` limits each read of the response, or with `total` the whole exchange. Raises
-        NoResponse."""
+        """Sends a request. `timeout_s` limits each read of the response, or with `total` the whole
+        exchange. Raises NoResponse.
+        """
         until = time.monotonic() + timeout_s if total else None
-        connect_timeout_s = min(self._connect_timeout_s, timeout_s) if total else self._connect_timeout_s
+        connect_timeout_s = (
+            min(self._connect_timeout_s, timeout_s) if total else self._connect_timeout_s
+        )
         try:
             with self._session.request(
                 method,
@@ -87,18 +93,22 @@ class HttpClient:
                 stream=True,
             ) as response:
                 content = read_body(response.raw, self._max_bytes, until)
-                return Response(response.status_code, content, response.headers.get("Retry-After", ""))
+                return Response(
+                    response.status_code, content, response.headers.get("Retry-After", "")
+                )
         except (OSError, HTTPError, ValueError) as e:  # all errors of requests are OSErrors
             failure = failure_of(e)
-        raise failure  # outside of the except block: the library's exception holds the request with its headers
+        # outside of the except block: the library's exception holds the request with its headers
+        raise failure
 
     def close(self) -> None:
         self._session.close()
 
 
 def read_body(raw: Any, max_bytes: int, until: float | None = None) -> bytes:
-    """The body of urllib3's response, cut off at a limit. Raises ResponseTimeout when `until` passes, even if each byte
-    comes in time."""
+    """The body of urllib3's response, cut off at a limit. Raises ResponseTimeout when `until`
+    passes, even if each byte comes in time.
+    """
     read: Callable[..., bytes] = raw.read
     if until is not None:
         read = getattr(raw, "read1", read)  # returns what is there
@@ -117,8 +127,12 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 
 def failure_of(error: Exception) -> NoResponse:
-    """The error as a NoResponse, without the request, the address and anything else that may hold a key."""
-    if isinstance(error, ValueError):  # a bad address or header, which its text repeats, or a negative chunk
+    """The error as a NoResponse, without the request, the address and anything else that may hold a
+    key.
+    """
+    if isinstance(
+        error, ValueError
+    ):  # a bad address or header, which its text repeats, or a negative chunk
         return NoResponse(type(error).__name__)
     reason = getattr(error.args[0] if error.args else None, "reason", None) or error
     text = f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"

@@ -1,7 +1,8 @@
-"""Files and folders that jobs name by their content: `game@0123456789ab`, the stem and the first digits of its hash.
+"""Files and folders that jobs name by their content: `game@0123456789ab`, the stem and the first
+digits of its hash.
 
-A job carries such a name, never a path, and only a process that was given the same file uses it. The hash covers the
-file itself, not what it imports. It does not know what the files are for.
+A job carries such a name, never a path, and only a process that was given the same file uses it.
+The hash covers the file itself, not what it imports. It does not know what the files are for.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ DIGITS = 12
 
 
 class NamedFile(NamedTuple):
-    """A file, and the part of it that is meant: a function, or another word that follows the colon."""
+    """A file, and the part of it that is meant: a function, or another word that follows
+    the colon.
+    """
 
     path: Path
     part: str
@@ -39,11 +42,14 @@ class NamedFile(NamedTuple):
         except OSError:
             same = False
         if not same:
-            raise ForOtherWorkers(f"{self.name}: {self.path} has changed since; repeat what names the file")
+            raise ForOtherWorkers(
+                f"{self.name}: {self.path} has changed since; repeat what names the file"
+            )
 
     def run(self) -> ModuleType:
-        """The Python file as a module, which has just been run. Raises JobFailure for an import of a file beside it,
-        and what the file raises."""
+        """The Python file as a module, which has just been run. Raises JobFailure for an import of
+        a file beside it, and what the file raises.
+        """
         module_name = "rollq_file_" + "".join(c if c.isalnum() else "_" for c in self.name)
         spec = importlib.util.spec_from_file_location(module_name, self.path)
         assert spec is not None, "it ends in .py"
@@ -57,7 +63,8 @@ class NamedFile(NamedTuple):
             del sys.modules[module_name]
             if isinstance(e, ModuleNotFoundError) and (beside := self._beside(e.name or "")):
                 raise JobFailure(
-                    f"{self.name}: {self.path.name} imports {beside} from beside it, and workers are given one file:"
+                    f"{self.name}: {self.path.name} imports {beside} from beside it, and "
+                    "workers are given one file:"
                     " make the two a package (rollq env new writes one)"
                 ) from e
             raise
@@ -66,18 +73,32 @@ class NamedFile(NamedTuple):
     def _beside(self, module: str) -> str:
         """The file or folder next to this one that the module would be; "" without one."""
         name = module.partition(".")[0]
-        return next((found for found in (f"{name}.py", name) if name and self.path.with_name(found).exists()), "")
+        return next(
+            (
+                found
+                for found in (f"{name}.py", name)
+                if name and self.path.with_name(found).exists()
+            ),
+            "",
+        )
 
 
 class NamedFiles:
     """The files of one kind that this process knows, and its child processes with it."""
 
     def __init__(
-        self, variable: str, *, what: str, flag: str, default: Callable[[Path], str], folders: Collection[str] = ()
+        self,
+        variable: str,
+        *,
+        what: str,
+        flag: str,
+        default: Callable[[Path], str],
+        folders: Collection[str] = (),
     ) -> None:
-        """`variable` is the environment variable that lists them, with commas. `what` and `flag` are for errors: what
-        such a file is, and what gives a worker one. `default` is the part that a file without a colon means. With one
-        of the parts `folders`, a folder is meant."""
+        """`variable` is the environment variable that lists them, with commas. `what` and `flag`
+        are for errors: what such a file is, and what gives a worker one. `default` is the part that
+        a file without a colon means. With one of the parts `folders`, a folder is meant.
+        """
         self.variable = variable
         self._what = what
         self._flag = flag
@@ -85,13 +106,20 @@ class NamedFiles:
         self._folders = folders
 
     def file(self, text: str) -> NamedFile:
-        """The file that a user names, `game.py:load` or `game.py`. Raises JobFailure when it cannot be read."""
+        """The file that a user names, `game.py:load` or `game.py`. Raises JobFailure when it cannot
+        be read.
+        """
         where, _, part = text.partition(":")
         path = Path(where).absolute()
         if not NAME.fullmatch(path.stem):
-            raise JobFailure(f"the name of the {self._what}'s file must match {NAME.pattern}, not {path.stem!r}")
+            raise JobFailure(
+                f"the name of the {self._what}'s file must match {NAME.pattern}, not {path.stem!r}"
+            )
         if "," in str(path):
-            raise JobFailure(f"the {self._what} {text!r} has a comma in its path, which {self.variable} cannot have")
+            raise JobFailure(
+                f"the {self._what} {text!r} has a comma in its path, which "
+                f"{self.variable} cannot have"
+            )
         try:
             digest = _digest_of_folder(path) if part in self._folders else _digest(path)
         except OSError as e:
@@ -112,7 +140,9 @@ class NamedFiles:
         return self._read()[0]
 
     def of(self, name: str) -> NamedFile:
-        """The file of that name. Raises ForOtherWorkers when this process has none, or another version of it."""
+        """The file of that name. Raises ForOtherWorkers when this process has none, or another
+        version of it.
+        """
         known, problems = self._read()
         for file in known:
             if file.name == name:
@@ -121,14 +151,19 @@ class NamedFiles:
         others = [f"but {file.name}" for file in known if file.name.startswith(f"{title}@")]
         have = ", ".join(["there is no such file here", *others[:1], *problems])
         raise ForOtherWorkers(
-            f"{self._what} {name!r}: {have}; give every worker the same file: rollq worker {self._flag} FILE"
+            f"{self._what} {name!r}: {have}; give every worker the same file: rollq "
+            f"worker {self._flag} FILE"
         )
 
     def _listed(self) -> list[str]:
-        return [text.strip() for text in os.environ.get(self.variable, "").split(",") if text.strip()]
+        return [
+            text.strip() for text in os.environ.get(self.variable, "").split(",") if text.strip()
+        ]
 
     def _read(self) -> tuple[list[NamedFile], list[str]]:
-        """The files, and what is wrong with those that cannot be read. Jobs of the others must not suffer from them."""
+        """The files, and what is wrong with those that cannot be read. Jobs of the others must not
+        suffer from them.
+        """
         files, problems = [], []
         for text in self._listed():
             try:

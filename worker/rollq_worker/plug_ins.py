@@ -1,7 +1,8 @@
-"""What installed packages add to rollq through entry points: each object once, by name, checked when it is loaded.
+"""What installed packages add to rollq through entry points: each object once, by name, checked
+when it is loaded.
 
-A plug-in that cannot be loaded is an error, never passed over: a worker without it would read turns differently from
-the others. It does not know what the objects are for.
+A plug-in that cannot be loaded is an error, never passed over: a worker without it would read turns
+differently from the others. It does not know what the objects are for.
 """
 
 import inspect
@@ -27,7 +28,8 @@ class PlugIn(NamedTuple, Generic[T]):
 
 
 def plug_ins(group: str, kind: type[T]) -> Iterator[PlugIn[T]]:
-    """The objects of an entry-point group. An entry point loads one object of that kind, or a list of them.
+    """The objects of an entry-point group. An entry point loads one object of that kind, or a list
+    of them.
 
     Raises JobFailure, naming the distribution, for one that cannot be loaded or is of another kind.
     """
@@ -37,24 +39,31 @@ def plug_ins(group: str, kind: type[T]) -> Iterator[PlugIn[T]]:
             loaded = entry.load()
         except Exception as e:  # other people's code
             raise JobFailure(
-                f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall that distribution"
+                f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall "
+                "that distribution"
             ) from e
         for item in loaded if isinstance(loaded, list | tuple) else [loaded]:
             if not isinstance(item, kind):
                 raise JobFailure(
-                    f"{origin} is a {type(item).__name__}, not a {kind.__name__}; docs/formats.md shows one"
+                    f"{origin} is a {type(item).__name__}, not a {kind.__name__}; "
+                    "docs/formats.md shows one"
                 )
             yield PlugIn(entry.name, item, origin)
 
 
-def with_plug_ins(built_in: Mapping[str, T], added: Iterable[tuple[str, PlugIn[T]]]) -> dict[str, T]:
-    """The built-in objects and then the plug-ins, by name. Raises JobFailure for a name that is taken."""
+def with_plug_ins(
+    built_in: Mapping[str, T], added: Iterable[tuple[str, PlugIn[T]]]
+) -> dict[str, T]:
+    """The built-in objects and then the plug-ins, by name. Raises JobFailure for a name that is
+    taken.
+    """
     known = dict(built_in)
     origins = dict.fromkeys(built_in, "rollq itself")
     for name, plug_in in added:
         if name in known:
             raise JobFailure(
-                f"{plug_in.origin}: the name {name!r} is taken by {origins[name]}; uninstall one of the two, or take"
+                f"{plug_in.origin}: the name {name!r} is taken by {origins[name]}; "
+                "uninstall one of the two, or take"
                 " another name"
             )
         known[name], origins[name] = plug_in.object, plug_in.origin
@@ -63,16 +72,22 @@ def with_plug_ins(built_in: Mapping[str, T], added: Iterable[tuple[str, PlugIn[T
 
 @cache
 def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Callable[..., Any]:
-    """The function of that name in an entry-point group. Errors say `what` it is, and which ones are rollq's `own`.
+    """The function of that name in an entry-point group. Errors say `what` it is, and which ones
+    are rollq's `own`.
 
     Raises JobFailure when there is none, two packages have one, or it cannot be loaded.
     """
     entries = {entry.value: entry for entry in entry_points(group=group) if entry.name == name}
     if not entries:
         names = ", ".join(sorted({*own, *(entry.name for entry in entry_points(group=group))}))
-        raise JobFailure(f"{what} {name!r} is unknown here; there are {names} (packages add more: {group!r})")
+        raise JobFailure(
+            f"{what} {name!r} is unknown here; there are {names} (packages add more: {group!r})"
+        )
     if len(entries) > 1:
-        raise JobFailure(f"{what} {name!r} is claimed by {' and '.join(entries)}: uninstall one of the two packages")
+        raise JobFailure(
+            f"{what} {name!r} is claimed by {' and '.join(entries)}: uninstall one "
+            "of the two packages"
+        )
     [(value, entry)] = entries.items()
     try:
         loaded = entry.load()
@@ -89,10 +104,16 @@ def as_function(what: str, name: str, found: object, where: str) -> Callable[...
 
 
 def check_arguments(
-    what: str, name: str, function: Callable[..., Any], given: int, key: str, args: Mapping[str, Json]
+    what: str,
+    name: str,
+    function: Callable[..., Any],
+    given: int,
+    key: str,
+    args: Mapping[str, Json],
 ) -> None:
-    """Raises JobFailure for a function that does not take so many values, and by keyword the `args`, which the job has
-    under `key`."""
+    """Raises JobFailure for a function that does not take so many values, and by keyword the
+    `args`, which the job has under `key`.
+    """
     try:
         inspect.signature(function).bind(*[None] * given, **args)
     except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python

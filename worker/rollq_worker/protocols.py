@@ -1,6 +1,8 @@
-"""The protocols inside a worker: what the agent loop needs of engine, renderer and journal, and what they exchange.
+"""The protocols inside a worker: what the agent loop needs of engine, renderer and journal, and
+what they exchange.
 
-`rollq.env` has those of environments and users. `rollq_worker.fakes` implements each in a few lines.
+`rollq.env` has those of environments and users. `rollq_worker.fakes` implements each in a few
+lines.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -64,18 +66,22 @@ class SampleRequest:
     images: PromptImages | None = None
     """The images of the prompt."""
     accepts: Callable[[str], bool] | None = None
-    """Whether weights of that version may sample; None: all. It may raise what stops the attempt."""
+    """Whether weights of that version may sample; None: all. It may raise what stops the attempt.
+    """
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
     adapter: Callable[[], Adapter] | None = None
-    """Says with which adapter to sample, anew for each try; None: with none. The reply has the adapter's version. It
-    may raise what stops the attempt."""
+    """Says with which adapter to sample, anew for each try; None: with none. The reply has the
+    adapter's version. It may raise what stops the attempt.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One reply of the engine, checked where it is read and not behind that: there are no more ids than were asked for,
-    each has a logprob, which is finite and not above 0, and the spans tile them."""
+    """One reply of the engine, checked where it is read and not behind that: there are no more ids
+    than were asked for, each has a logprob, which is finite and not above 0, and the spans tile
+    them.
+    """
 
     ids: array[int]
     """array('I'): the sampled tokens, stop token included."""
@@ -90,8 +96,9 @@ class Generated:
     cached_tokens: int = 0
     """Tokens of the request that were in the engine's prefix cache."""
     routed_experts: Extra | None = None
-    """What `Routing` asked for: a row for each token from its start on, but for the last one that was sampled. The
-    engine never read that one."""
+    """What `Routing` asked for: a row for each token from its start on, but for the last one that
+    was sampled. The engine never read that one.
+    """
 
 
 class Engine(Protocol):
@@ -104,9 +111,9 @@ class Engine(Protocol):
     def generate(self, request: SampleRequest) -> Generated:
         """Sample a continuation. A prompt that fills the context yields LENGTH and no ids.
 
-        Waits for an engine that refuses connections, is overloaded or paused, and calls `request.check` meanwhile. A
-        reply that finished with ABORT has the tokens sampled before the interruption. Raises EngineFailure, or
-        JobFailure if the request is to blame.
+        Waits for an engine that refuses connections, is overloaded or paused, and calls
+        `request.check` meanwhile. A reply that finished with ABORT has the tokens sampled before
+        the interruption. Raises EngineFailure, or JobFailure if the request is to blame.
         """
         ...
 
@@ -132,7 +139,9 @@ class TurnRefused(RollqError):
 
 
 class Renderer(Protocol):
-    """The chat template of one model as token ids. After `open` only bridges are rendered, never sampled ids."""
+    """The chat template of one model as token ids. After `open` only bridges are rendered, never
+    sampled ids.
+    """
 
     @property
     def stop_ids(self) -> Sequence[int]:
@@ -145,28 +154,36 @@ class Renderer(Protocol):
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The first prompt, generation prompt included, which the caller does not change. Raises JobFailure when the
-        template cannot do it."""
+        """The first prompt, generation prompt included, which the caller does not change. Raises
+        JobFailure when the template cannot do it.
+        """
         ...
 
     def read(self, ids: array[int]) -> ReadTurn:
         """Parse a whole sampled turn, stop token included if there is one."""
         ...
 
-    def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        """The tokens after the stop token of the turn `message`, up to the end of the next assistant header.
+    def bridge(
+        self, message: Message, replies: Sequence[Message], stop: int | None = None
+    ) -> array[int]:
+        """The tokens after the stop token of the turn `message`, up to the end of the next
+        assistant header.
 
-        `stop` is the token that ended the turn. In some model families it is also the header of the next message.
+        `stop` is the token that ended the turn. In some model families it is also the header of the
+        next message.
         """
         ...
 
     def is_end(self, id: int) -> bool:
-        """Whether a turn that ends with this token is closed, so that it needs no other end token."""
+        """Whether a turn that ends with this token is closed, so that it needs no other
+        end token.
+        """
         ...
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token that closes the turn `message`, so that these replies may follow: the one that the template writes
-        there. The turn has no end token."""
+        """The token that closes the turn `message`, so that these replies may follow: the one that
+        the template writes there. The turn has no end token.
+        """
         ...
 
     def call_id(self, id: str, name: str, n: int) -> str:
@@ -177,8 +194,9 @@ class Renderer(Protocol):
         ...
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The prompt of a conversation that was sampled in part. Raises TurnRefused when the template cannot write one
-        of its turns, and JobFailure when it cannot write the rest."""
+        """The prompt of a conversation that was sampled in part. Raises TurnRefused when the
+        template cannot write one of its turns, and JobFailure when it cannot write the rest.
+        """
         ...
 
     def replying_roles(self, stop: int) -> frozenset[str]:
@@ -191,20 +209,29 @@ class Renderer(Protocol):
         ...
 
     def image_length(self, width: int, height: int) -> int:
-        """The number of tokens of an image of this size in pixels. Raises JobFailure for a model of text."""
+        """The number of tokens of an image of this size in pixels. Raises JobFailure for a model of
+        text.
+        """
         ...
 
     def complaint_role(self, stop: int | None) -> str:
-        """The role of the message that tells the policy what was wrong with a turn that ended with `stop`."""
+        """The role of the message that tells the policy what was wrong with a turn that ended with
+        `stop`.
+        """
         ...
 
     def rewritten(
-        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+        self,
+        messages: Sequence[Message],
+        sampled: array[int],
+        replies: Sequence[Message],
+        tools: Sequence[Json],
     ) -> array[int] | None:
-        """The ids of the conversation as the template writes it; None where that says what the trace says.
+        """The ids of the conversation as the template writes it; None where that says what the
+        trace says.
 
-        `messages` end with the turn that was sampled as `sampled`. Raises TurnRefused when the template cannot write
-        that turn, and JobFailure when it cannot write the replies.
+        `messages` end with the turn that was sampled as `sampled`. Raises TurnRefused when the
+        template cannot write that turn, and JobFailure when it cannot write the replies.
         """
         ...
 
@@ -216,7 +243,9 @@ class Context:
     shorten: ContextHook
     """A conversation whose last turn has no reply ends with the answer to what `asks` said."""
     asks: Callable[[int], str] = lambda tokens: ""
-    """What the policy is to be asked, given the number of tokens, before the conversation is shortened; "": nothing."""
+    """What the policy is to be asked, given the number of tokens, before the conversation is
+    shortened; "": nothing.
+    """
     over: int = 0
     """Most tokens of the first prompt, if it is not 0."""
     failure: type[RolloutFailure] = AgentFailure

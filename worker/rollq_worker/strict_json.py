@@ -1,7 +1,8 @@
 """Strict JSON inside a sampled turn.
 
-The values that it reads can be written as JSON anywhere: no NaN, no repeated key, no half a surrogate pair, no number
-beyond 64 bits, and bounded nesting. It does not know how calls are marked.
+The values that it reads can be written as JSON anywhere: no NaN, no repeated key, no half a
+surrogate pair, no number beyond 64 bits, and bounded nesting. It does not know how calls are
+marked.
 """
 
 import json
@@ -22,8 +23,9 @@ _SPACES = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"', re.DOTALL)
 _STARTS = frozenset('{["-0123456789tfnNI')
 _WINDOW, _GROWTH, _MARGIN = 1024, 8, 16
-"""Characters that are decoded first, the factor for each next try, and more characters than the part of a number or
-word that the end of a window may have cut off."""
+"""Characters that are decoded first, the factor for each next try, and more characters than the
+part of a number or word that the end of a window may have cut off.
+"""
 
 
 class NotJson(ValueError):
@@ -37,8 +39,9 @@ class NotJson(ValueError):
 
 
 class _Decoder(threading.local):
-    """Python's decoder, which also notes what it accepts although JSON forbids it. One per thread, because making one
-    is expensive."""
+    """Python's decoder, which also notes what it accepts although JSON forbids it. One per thread,
+    because making one is expensive.
+    """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -81,10 +84,11 @@ def read_number(word: str) -> tuple[int | float, str]:
 
 
 def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
-    """The JSON value at `at`, what is wrong with it though it parses ("": nothing), and where it ends.
+    """The JSON value at `at`, what is wrong with it though it parses ("": nothing), and where it
+    ends.
 
-    Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all its text for each
-    error, so it only gets windows of the text.
+    Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all
+    its text for each error, so it only gets windows of the text.
     """
     start, width = skip(text, at), _WINDOW
     if text[start : start + 1] not in _STARTS:
@@ -118,12 +122,17 @@ def _unclosed(text: str, at: int) -> bool:
 def _shape_problems(value: Json, written: str) -> list[str]:
     if (depth := _depth(value)) > MAX_DEPTH:
         return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
-    if written.isascii() and "\\u" not in written:  # as most calls are, and writing them again takes long
+    if (
+        written.isascii() and "\\u" not in written
+    ):  # as most calls are, and writing them again takes long
         return []
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return ["The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character."]
+        return [
+            "The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which "
+            "is not a character."
+        ]
     return []
 
 
@@ -132,7 +141,9 @@ def _depth(value: Json) -> int:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        level = [item for node in level for item in (node.values() if isinstance(node, dict) else node)]
+        level = [
+            item for node in level for item in (node.values() if isinstance(node, dict) else node)
+        ]
     return depth
 
 

@@ -9,7 +9,9 @@ CHECK_S = 0.5
 
 
 def backoff(tries: int, first_s: float, longest_s: float) -> float:
-    """Seconds to pause after that many tries. They double, with jitter so that threads do not come back together."""
+    """Seconds to pause after that many tries. They double, with jitter so that threads do not come
+    back together.
+    """
     return min(longest_s, first_s * 2.0 ** min(tries, 10)) * random.uniform(0.5, 1.0)
 
 

@@ -1,5 +1,5 @@
-"""Text as UTF-8 can hold it. What enters an episode from outside goes through here once, so that no journal and no file
-holds half a surrogate pair.
+"""Text as UTF-8 can hold it. What enters an episode from outside goes through here once, so that no
+journal and no file holds half a surrogate pair.
 
 A JSON reader makes such halves of `\\ud83d`, and other programs refuse files that have them.
 """
@@ -10,8 +10,14 @@ from rollq.job import Json
 
 
 def whole(text: str) -> str:
-    """The text, with U+FFFD in place of half a surrogate pair; two halves side by side are their character."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """The text, with U+FFFD in place of half a surrogate pair; two halves side by side are their
+    character.
+    """
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
 def whole_json(value: Json) -> Json:

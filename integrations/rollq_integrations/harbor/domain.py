@@ -1,7 +1,9 @@
-"""Task folders as an environment: a container for each episode, a tool `bash`, and the task's own tests as its grade.
+"""Task folders as an environment: a container for each episode, a tool `bash`, and the task's own
+tests as its grade.
 
-The policy calls `bash` until it says something, which ends the episode. A failure of image, container, tests or time is
-an EnvironmentFailure, never a reward of 0. It does not know how containers are made or how folders are read.
+The policy calls `bash` until it says something, which ends the episode. A failure of image,
+container, tests or time is an EnvironmentFailure, never a reward of 0. It does not know how
+containers are made or how folders are read.
 """
 
 import base64
@@ -15,10 +17,28 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rollq.env import RESPOND, STOP_MARKER, Action, CommandResult, Grade, Json, Observation, Task, User, attempt_labels
+from rollq.env import (
+    RESPOND,
+    STOP_MARKER,
+    Action,
+    CommandResult,
+    Grade,
+    Json,
+    Observation,
+    Task,
+    User,
+    attempt_labels,
+)
 from rollq.env.attempt import labelled
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.harbor.folder import ARTIFACTS, Place, TaskFolder, digest, read, task_folders
+from rollq_integrations.harbor.folder import (
+    ARTIFACTS,
+    Place,
+    TaskFolder,
+    digest,
+    read,
+    task_folders,
+)
 from rollq_integrations.sandbox import Container, as_told, image_of, pull
 
 COMMAND_S = 60.0
@@ -38,13 +58,17 @@ BASH: Json = {
     "type": "function",
     "function": {
         "name": "bash",
-        "description": "Runs a command in bash, in a shell of its own, and returns what it writes. When the task is"
+        "description": "Runs a command in bash, in a shell of its own, and returns what it "
+        "writes. When the task is"
         " done, say so without calling a tool.",
         "parameters": {
             "type": "object",
             "properties": {
                 "command": {"type": "string"},
-                "seconds": {"type": "number", "description": f"its longest time; {COMMAND_S:g} if it is left out"},
+                "seconds": {
+                    "type": "number",
+                    "description": f"its longest time; {COMMAND_S:g} if it is left out",
+                },
             },
             "required": ["command"],
         },
@@ -60,7 +84,9 @@ def load(folder: str | None) -> "HarborTasks":
 
 
 class HarborTasks:
-    """Implements rollq.env.Domain. All tasks are in the split `train`, by the names of their folders."""
+    """Implements rollq.env.Domain. All tasks are in the split `train`, by the names of their
+    folders.
+    """
 
     name = "harbor"
 
@@ -93,7 +119,10 @@ class HarborTasks:
     def _read(self, split: str, index: int) -> tuple[TaskFolder, Task]:
         """What the folder says. It is read once: the name of the environment has its hash."""
         if split != "train" or not 0 <= index < len(self._tasks):
-            raise JobFailure(f"there is no task {index} of split {split!r}; there are {len(self._tasks)} of 'train'")
+            raise JobFailure(
+                f"there is no task {index} of split {split!r}; there are "
+                f"{len(self._tasks)} of 'train'"
+            )
         if index not in self._known:
             found = read(self._tasks[index])
             self._known[index] = found, _task(found)
@@ -121,11 +150,22 @@ class HarborEpisode:
             return Observation("", done=True)
         if action.name != "bash":
             return Observation(f"Error: there is no tool {action.name!r}")
-        command, seconds = action.arguments.get("command"), action.arguments.get("seconds", COMMAND_S)
-        if not isinstance(command, str) or type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+        command, seconds = (
+            action.arguments.get("command"),
+            action.arguments.get("seconds", COMMAND_S),
+        )
+        if (
+            not isinstance(command, str)
+            or type(seconds) not in (int, float)
+            or not 0 < seconds < math.inf
+        ):
             return Observation("Error: bash takes command, a text, and seconds, a number above 0")
         longest = float(min(seconds, self._task.agent_s))
-        return Observation(as_told(self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)))
+        return Observation(
+            as_told(
+                self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)
+            )
+        )
 
     def grade(self) -> Grade:
         if self._task.tests_place is None:
@@ -137,7 +177,12 @@ class HarborEpisode:
 
     def _grade_in(self, box: Container) -> Grade:
         user = box.run(["id", "-u"], user=self._task.tests_user).output.strip()
-        self._prepare(box, ["rm", "-rf", LOGS, *self._task.tests], ["mkdir", "-p", LOGS], ["chown", user, LOGS])
+        self._prepare(
+            box,
+            ["rm", "-rf", LOGS, *self._task.tests],
+            ["mkdir", "-p", LOGS],
+            ["chown", user, LOGS],
+        )
         for target, source in self._task.tests.items():
             box.upload(source, target)
         if self._task.rewards:
@@ -149,14 +194,22 @@ class HarborEpisode:
             user=self._task.tests_user,
         )
         if result.stopped:
-            raise EnvironmentFailure(f"the tests of {self._task.path.name} were stopped: {result.stopped}")
+            raise EnvironmentFailure(
+                f"the tests of {self._task.path.name} were stopped: {result.stopped}"
+            )
         if not self._task.rewards and result.code >= NO_GRADE:
-            raise EnvironmentFailure(f"the tests of {self._task.path.name} did not run: {as_told(result)[-2000:]}")
+            raise EnvironmentFailure(
+                f"the tests of {self._task.path.name} did not run: {as_told(result)[-2000:]}"
+            )
         rewards = self._rewards(box) if self._task.rewards else {"reward": float(result.code == 0)}
-        return Grade(self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]})
+        return Grade(
+            self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]}
+        )
 
     def _prepare(self, box: Container, *commands: Sequence[str]) -> None:
-        """By root, so that the agent's user, if it has one, cannot write what the tests are to write."""
+        """By root, so that the agent's user, if it has one, cannot write what the tests are to
+        write.
+        """
         result = box.run(["sh", "-c", " && ".join(map(shlex.join, commands))], user="root")
         if result.code or result.stopped:
             raise EnvironmentFailure(f"{self._task.path.name}: {as_told(result)}")
@@ -165,22 +218,31 @@ class HarborEpisode:
         self.sandbox.close()
 
     def _rewards(self, box: Container) -> Json:
-        """What the tests wrote. Raises EnvironmentFailure when they wrote nothing that can be read."""
+        """What the tests wrote. Raises EnvironmentFailure when they wrote nothing that
+        can be read.
+        """
         for path, reading in ((NUMBERS, _numbers), (TEXT, lambda text: {"reward": float(text)})):
             try:
                 return reading(box.download(path).decode())
             except FileNotFoundError:
                 continue
             except (ValueError, RecursionError) as e:
-                raise EnvironmentFailure(f"the tests of {self._task.path.name} wrote {path}: {e}") from e
+                raise EnvironmentFailure(
+                    f"the tests of {self._task.path.name} wrote {path}: {e}"
+                ) from e
         return {}
 
     def _reward(self, rewards: Json, result: CommandResult) -> float:
         reward = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
         if reward is None or not 0.0 <= reward <= 1.0:
-            told = f"the rewards {rewards}, where one `reward` from 0 to 1 is needed" if rewards else "no reward"
+            told = (
+                f"the rewards {rewards}, where one `reward` from 0 to 1 is needed"
+                if rewards
+                else "no reward"
+            )
             raise EnvironmentFailure(
-                f"the tests of {self._task.path.name} ended with code {result.code} and {told}; they said:\n"
+                f"the tests of {self._task.path.name} ended with code {result.code} and "
+                f"{told}; they said:\n"
                 f"{result.output[-2000:]}"
             )
         return float(reward)
@@ -219,26 +281,36 @@ def _container(place: Place, folders: Sequence[str] = ()) -> Container:
 def _numbers(text: str) -> Json:
     told = json.loads(text)
     rewards = told if isinstance(told, dict) else {"reward": told}
-    if not all(type(value) in (int, float, bool) and abs(value) < LARGEST for value in rewards.values()):
+    if not all(
+        type(value) in (int, float, bool) and abs(value) < LARGEST for value in rewards.values()
+    ):
         raise ValueError(f"not finite numbers: {text:.200}")
     return rewards
 
 
 def _oracle(task: TaskFolder) -> tuple[Action, ...]:
-    """The moves of a perfect policy: the task's own solution as one command. It is unpacked at /solution, where such
-    scripts look for their files. There are none where it is too long for a command."""
+    """The moves of a perfect policy: the task's own solution as one command. It is unpacked at
+    /solution, where such scripts look for their files. There are none where it is too long for a
+    command.
+    """
     packed, source = io.BytesIO(), task.solution
     assert source is not None, "it has one"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(source, "." if source.is_dir() else "solve.sh", filter=_without_dates)
-    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items())
+    variables = "".join(
+        f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()
+    )
     text = base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
     command = (
-        f"mkdir -p /solution && echo {text} | base64 -d | tar -xz -C /solution && {variables}bash /solution/solve.sh"
+        f"mkdir -p /solution && echo {text} | base64 -d | tar -xz -C /solution && "
+        f"{variables}bash /solution/solve.sh"
     )
     if len(command) > LARGEST_SOLUTION:
         return ()
-    return (Action("bash", {"command": command, "seconds": task.agent_s}), Action(RESPOND, {"content": "Done."}))
+    return (
+        Action("bash", {"command": command, "seconds": task.agent_s}),
+        Action(RESPOND, {"content": "Done."}),
+    )
 
 
 def _without_dates(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,7 +1,9 @@
-"""Reads a task's folder: Harbor's form (`task.toml`), or the older one of terminal-bench (`task.yaml`).
+"""Reads a task's folder: Harbor's form (`task.toml`), or the older one of terminal-bench
+(`task.yaml`).
 
-Harbor's: https://harborframework.com/docs/tasks. What it asks for that is not done here is refused by name, as a
-JobFailure, and what carries no instruction (authors, difficulty) is ignored. It does not know containers.
+Harbor's: https://harborframework.com/docs/tasks. What it asks for that is not done here is refused
+by name, as a JobFailure, and what carries no instruction (authors, difficulty) is ignored. It does
+not know containers.
 """
 
 import hashlib
@@ -63,7 +65,9 @@ class TaskFolder:
     artifacts: Sequence[str] = ()
     """What is copied there from the agent's container."""
     tests: Mapping[str, Path]
-    """What is uploaded before the tests: paths inside, and files or folders. An image of their own may have them."""
+    """What is uploaded before the tests: paths inside, and files or folders. An image of their own
+    may have them.
+    """
     test_command: str
     """Run by a shell."""
     rewards: bool
@@ -76,8 +80,9 @@ class TaskFolder:
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """The tasks of a folder in the order of their names: itself, or the folders in it. Raises JobFailure when there is
-    none."""
+    """The tasks of a folder in the order of their names: itself, or the folders in it. Raises
+    JobFailure when there is none.
+    """
     if _is_task(folder):
         return [folder]
     try:
@@ -85,7 +90,9 @@ def task_folders(folder: Path) -> list[Path]:
     except OSError as e:
         raise JobFailure(f"{folder}: {e.strerror or e}") from e
     if not tasks:
-        raise JobFailure(f"{folder} has no task: neither it nor a folder in it has {HARBOR} or {TERMINAL_BENCH}")
+        raise JobFailure(
+            f"{folder} has no task: neither it nor a folder in it has {HARBOR} or {TERMINAL_BENCH}"
+        )
     return tasks
 
 
@@ -94,15 +101,20 @@ def _is_task(path: Path) -> bool:
 
 
 def digest(*paths: Path) -> str:
-    """A hash of all files and links below the folders: their names and contents, whether they may be run, and where
-    links lead."""
+    """A hash of all files and links below the folders: their names and contents, whether they may
+    be run, and where links lead.
+    """
     found = hashlib.sha256()
     for path in paths:
-        for file in sorted(below for below in path.rglob("*") if below.is_file() or below.is_symlink()):
+        for file in sorted(
+            below for below in path.rglob("*") if below.is_file() or below.is_symlink()
+        ):
             content, mode = (file.read_bytes(), file.stat().st_mode) if file.is_file() else (b"", 0)
             link = os.readlink(file) if file.is_symlink() else ""
             runs = mode & 0o111 != 0
-            found.update(os.fsencode(f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0"))
+            found.update(
+                os.fsencode(f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0")
+            )
             found.update(content)
     return found.hexdigest()[:16]
 
@@ -138,7 +150,9 @@ def _harbor(path: Path) -> TaskFolder:
         user=str(agent.get("user", "")),
         agent_s=_seconds(agent, "timeout_sec", 600),
         tests_s=_seconds(verifier, "timeout_sec", 600),
-        tests_place=_place(path, path / ("tests" if bundled else "environment"), tests) if own else None,
+        tests_place=_place(path, path / ("tests" if bundled else "environment"), tests)
+        if own
+        else None,
         artifacts=_artifacts(path, told),
         tests={} if bundled else {"/tests": path / "tests"},
         test_command="/tests/test.sh",
@@ -151,7 +165,9 @@ def _harbor(path: Path) -> TaskFolder:
 
 
 def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
-    """The container that a table `environment` describes, with the Dockerfile of the folder or a ready-made image."""
+    """The container that a table `environment` describes, with the Dockerfile of the folder or a
+    ready-made image.
+    """
     image = str(told.get("docker_image") or "")
     _refuse(
         path,
@@ -164,7 +180,9 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
         },
     )
     if not image and not (folder / DOCKERFILE).is_file():
-        raise JobFailure(f"the task {path.name} has neither {folder.name}/{DOCKERFILE} nor a docker_image")
+        raise JobFailure(
+            f"the task {path.name} has neither {folder.name}/{DOCKERFILE} nor a docker_image"
+        )
     return Place(
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
@@ -180,7 +198,9 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
 def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
     listed = told.get("artifacts", [])
     entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in listed]
-    if not isinstance(listed, list) or not all(isinstance(entry.get("source"), str) for entry in entries):
+    if not isinstance(listed, list) or not all(
+        isinstance(entry.get("source"), str) for entry in entries
+    ):
         raise TypeError("artifacts is not a list of paths")
     _refuse(
         path,
@@ -189,7 +209,10 @@ def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
             "artifacts with exceptions": any(entry.get("exclude") for entry in entries),
         },
     )
-    return (ARTIFACTS, *(entry["source"] for entry in entries if entry["source"].rstrip("/") != ARTIFACTS))
+    return (
+        ARTIFACTS,
+        *(entry["source"] for entry in entries if entry["source"].rstrip("/") != ARTIFACTS),
+    )
 
 
 def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -201,12 +224,16 @@ def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _refuse(path: Path, asked: Mapping[str, bool]) -> None:
     if wanted := [what for what, asks in asked.items() if asks]:
-        raise JobFailure(f"the task {path.name} asks for {' and '.join(wanted)}, which is not played here")
+        raise JobFailure(
+            f"the task {path.name} asks for {' and '.join(wanted)}, which is not played here"
+        )
 
 
 def _network(environment: Mapping[str, Any]) -> bool:
     mode = environment.get("network_mode")
-    return environment.get("allow_internet", True) is not False if mode is None else mode == "public"
+    return (
+        environment.get("allow_internet", True) is not False if mode is None else mode == "public"
+    )
 
 
 def _seconds(told: Mapping[str, Any], name: str, default: float) -> float:
@@ -223,7 +250,10 @@ def _memory(environment: Mapping[str, Any]) -> int:
     read_as = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
     if read_as is None:
         raise ValueError(f"memory is {text!r}, not a size such as 2G")
-    return int(_above_0("memory", read_as[1]) * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()])
+    return int(
+        _above_0("memory", read_as[1])
+        * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()]
+    )
 
 
 def _above_0(name: str, told: Any) -> float:
@@ -234,16 +264,22 @@ def _above_0(name: str, told: Any) -> float:
 
 
 def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
-    """Variables of a task. A value of the worker's environment is never given away: its default stands for it."""
+    """Variables of a task. A value of the worker's environment is never given away: its default
+    stands for it.
+    """
 
     def default(found: "re.Match[str]") -> str:
         if found[2] is None:
             raise JobFailure(
-                f"the task {path.name} asks for the variable {found[1]} of this machine, which a worker does not give"
+                f"the task {path.name} asks for the variable {found[1]} of this machine, "
+                "which a worker does not give"
             )
         return found[2]
 
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in told.items()}
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in told.items()
+    }
     return {name: VARIABLE.sub(default, text) for name, text in texts.items()}
 
 
@@ -276,19 +312,34 @@ def _terminal_bench(path: Path) -> TaskFolder:
 
 
 def _service(path: Path) -> Mapping[str, Any]:
-    """The one service of the task's compose file, with the folder of its Dockerfile and its variables."""
+    """The one service of the task's compose file, with the folder of its Dockerfile and its
+    variables.
+    """
     file = next((path / name for name in COMPOSE if (path / name).is_file()), None)
     services = _table(_yaml(file), "services") if file else {"client": {}}
     _refuse(path, {"several containers": len(services) != 1})
     [service] = (_table(services, name) for name in services)
-    played = {"build", "image", "container_name", "command", "volumes", "environment", "working_dir", "expose"}
+    played = {
+        "build",
+        "image",
+        "container_name",
+        "command",
+        "volumes",
+        "environment",
+        "working_dir",
+        "expose",
+    }
     build = service.get("build", ".")
     build = build if isinstance(build, dict) else {"context": build}
     variables = service.get("environment") or {}
     if isinstance(variables, list):
-        variables = dict(text.partition("=")[::2] if "=" in text else (text, None) for text in variables)
+        variables = dict(
+            text.partition("=")[::2] if "=" in text else (text, None) for text in variables
+        )
     # One without a value has that of the machine, as `${NAME}` has.
-    variables = {name: f"${{{name}}}" if value is None else value for name, value in variables.items()}
+    variables = {
+        name: f"${{{name}}}" if value is None else value for name, value in variables.items()
+    }
     _refuse(
         path,
         {
@@ -309,10 +360,14 @@ def _yaml(file: Path) -> dict[str, Any]:
         raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('harbor')}") from e
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Only `true` and `false` are booleans, as for docker compose; `yes` and `off` are texts."""
+        """Only `true` and `false` are booleans, as for docker compose; `yes` and `off`
+        are texts.
+        """
 
         yaml_implicit_resolvers: Mapping[str, Any] = {
-            letter: [(tag, form) for tag, form in known if letter in "tTfF" or not tag.endswith(":bool")]
+            letter: [
+                (tag, form) for tag, form in known if letter in "tTfF" or not tag.endswith(":bool")
+            ]
             for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 

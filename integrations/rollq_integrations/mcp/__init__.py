@@ -1,4 +1,6 @@
-"""Tools of MCP servers, by the official SDK: `dataset(..., tools=mcp_server("python", "server.py"))`."""
+"""Tools of MCP servers, by the official SDK: `dataset(..., tools=mcp_server("python",
+"server.py"))`.
+"""
 
 from rollq_integrations.mcp.session import mcp_server
 

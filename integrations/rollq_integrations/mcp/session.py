@@ -2,10 +2,10 @@
 
     load = dataset("tasks.jsonl", reward="number", tools=mcp_server("python", "server.py"))
 
-A command is a server of its own for each episode, which ends with it. An address is one server that all episodes share,
-so it must keep no state between calls, or keep it by session. A tool's error is an observation; a server that dies or
-does not answer is the environment's failure. The tools are those that the server had when the episode began. It does
-not know tasks or rewards.
+A command is a server of its own for each episode, which ends with it. An address is one server that
+all episodes share, so it must keep no state between calls, or keep it by session. A tool's error is
+an observation; a server that dies or does not answer is the environment's failure. The tools are
+those that the server had when the episode began. It does not know tasks or rewards.
 """
 
 import asyncio
@@ -30,19 +30,24 @@ SAID = 2000
 CALL_S = 50.0
 """Longest call in seconds: less than the time limit of a step, so that this is what fails."""
 CLOSE_S = 4.5
-"""Longest wait in seconds for a server's end. The SDK kills it after 4, and an isolated environment has 5 to close."""
+"""Longest wait in seconds for a server's end. The SDK kills it after 4, and an isolated environment
+has 5 to close.
+"""
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
 
 
 def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[[], Tools]:
-    """Opens the tools of an episode: those of the server that `command` starts, or of the one at the address that is
-    given alone. The process gets `env` and a few harmless variables of the worker's, no others.
+    """Opens the tools of an episode: those of the server that `command` starts, or of the one at
+    the address that is given alone. The process gets `env` and a few harmless variables of the
+    worker's, no others.
 
     Raises JobFailure without a command.
     """
     if not command:
-        raise JobFailure("mcp_server needs a command, as in mcp_server('python', 'server.py'), or an address")
+        raise JobFailure(
+            "mcp_server needs a command, as in mcp_server('python', 'server.py'), or an address"
+        )
     if command[0].startswith(("http://", "https://")):
         if len(command) > 1 or env:
             raise JobFailure("mcp_server takes an address alone, without arguments and env")
@@ -51,11 +56,14 @@ def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[
 
 
 class Session:
-    """Implements Tools. The connection lives in the thread of `_loop`, because the SDK is asynchronous."""
+    """Implements Tools. The connection lives in the thread of `_loop`, because the SDK is
+    asynchronous.
+    """
 
     def __init__(self, server: Sequence[str], env: dict[str, str] | None) -> None:
-        """`env` is None for an address. Raises EnvironmentFailure when there is no server, and JobFailure without the
-        SDK."""
+        """`env` is None for an address. Raises EnvironmentFailure when there is no server, and
+        JobFailure without the SDK.
+        """
         _sdk()
         self._server = server
         self._env = env
@@ -91,8 +99,9 @@ class Session:
             raise self._failure(f"failed in its tool {action.name}", e, CALL_S) from e
 
     def close(self) -> None:
-        """End the connection, and the server if it is this session's own. Waits for that server's end: what still runs
-        when this process ends would stay."""
+        """End the connection, and the server if it is this session's own. Waits for that server's
+        end: what still runs when this process ends would stay.
+        """
         self._ended.cancel()
         if self._env is not None:
             self._gone.wait(CLOSE_S)
@@ -112,7 +121,9 @@ class Session:
         return stdio_client(started, errlog=self._stderr)
 
     def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
-        """What to raise. Of the SDK's groups of exceptions the first one says something, and so may the server."""
+        """What to raise. Of the SDK's groups of exceptions the first one says something, and so may
+        the server.
+        """
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, Exception):
@@ -126,7 +137,9 @@ class Session:
             why = f"no answer within {limit_s:g} s"
         # More of its command may be a secret.
         server = mask_url(self._server[0]) if self._env is None else " ".join(self._server[:2])
-        return EnvironmentFailure(f"the MCP server {server!r} {what}: {why}" + (f"\nIt said: {said}" if said else ""))
+        return EnvironmentFailure(
+            f"the MCP server {server!r} {what}: {why}" + (f"\nIt said: {said}" if said else "")
+        )
 
     async def _serve(self) -> None:
         """The whole connection, in one task, as the SDK wants it."""
@@ -137,7 +150,9 @@ class Session:
                     await _answer(client, *await self._calls.get())
         except BaseException as e:
             if not self._opened.done():
-                self._opened.set_exception(e if isinstance(e, Exception) else ConnectionError("it was closed"))
+                self._opened.set_exception(
+                    e if isinstance(e, Exception) else ConnectionError("it was closed")
+                )
             raise
         finally:
             self._gone.set()
@@ -149,7 +164,11 @@ async def _schemas(client: Any) -> list[Json]:
     while True:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
-            function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+            function = {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            }
             schemas.append({"type": "function", "function": function})
         cursor = page.next_cursor
         if not cursor:
@@ -159,7 +178,9 @@ async def _schemas(client: Any) -> list[Json]:
     return schemas
 
 
-async def _answer(client: Any, name: str, arguments: dict[str, Json], answer: "Future[str]") -> None:
+async def _answer(
+    client: Any, name: str, arguments: dict[str, Json], answer: "Future[str]"
+) -> None:
     try:
         result = await client.call_tool(name, arguments)
         text = "\n".join(map(_as_text, result.content))
@@ -191,14 +212,17 @@ def _sdk() -> Any:
     try:
         import mcp
     except ImportError as e:
-        raise JobFailure(f"tools of an MCP server need the package mcp: {install_line('mcp')}") from e
+        raise JobFailure(
+            f"tools of an MCP server need the package mcp: {install_line('mcp')}"
+        ) from e
     return mcp
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """A loop in a thread of its own, for all sessions of this process. (Two that are opened first and at once may get
-    one each.)"""
+    """A loop in a thread of its own, for all sessions of this process. (Two that are opened first
+    and at once may get one each.)
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
     return loop

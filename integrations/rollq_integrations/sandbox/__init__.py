@@ -1,4 +1,6 @@
-"""Sandboxes for commands of the policy, by bubblewrap or as containers, and tools that run commands there."""
+"""Sandboxes for commands of the policy, by bubblewrap or as containers, and tools that run commands
+there.
+"""
 
 from rollq_integrations.sandbox.bubblewrap.box import PYTHON, Bubblewrap, Limits
 from rollq_integrations.sandbox.containers.container import Container

@@ -2,8 +2,8 @@
 
     load = dataset("tasks.jsonl", reward="number", tools=commands("python"))
 
-The commands of an episode share one sandbox, which ends with it. An exit code, a limit that stops a command and a
-program that is missing are observations. It does not know how a sandbox is made.
+The commands of an episode share one sandbox, which ends with it. An exit code, a limit that stops a
+command and a program that is missing are observations. It does not know how a sandbox is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,13 @@ TOOLS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 
 
 def commands(*names: str, sandbox: Callable[[], Sandbox]) -> Callable[[], Tools]:
-    """Opens the tools of an episode: those of TOOLS that are named, in a sandbox of its own that `sandbox` makes, such
-    as `Bubblewrap`. Raises JobFailure for an unknown name."""
+    """Opens the tools of an episode: those of TOOLS that are named, in a sandbox of its own that
+    `sandbox` makes, such as `Bubblewrap`. Raises JobFailure for an unknown name.
+    """
     if not names or not set(names) <= set(TOOLS):
-        raise JobFailure(f"commands() takes the names of tools, {' and '.join(TOOLS)}, not {names!r}")
+        raise JobFailure(
+            f"commands() takes the names of tools, {' and '.join(TOOLS)}, not {names!r}"
+        )
     return lambda: CommandTools(names, sandbox())
 
 
@@ -53,12 +56,25 @@ class CommandTools:
 
 def as_told(result: CommandResult) -> str:
     """What the policy is told of a command's end."""
-    end = f"stopped: {result.stopped}" if result.stopped else f"exit code {result.code}" if result.code else ""
+    end = (
+        f"stopped: {result.stopped}"
+        if result.stopped
+        else f"exit code {result.code}"
+        if result.code
+        else ""
+    )
     return f"{result.output}\n[{end}]".lstrip("\n") if end else result.output
 
 
 def _schema(name: str) -> Json:
     _, argument, says = TOOLS[name]
-    parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string"}},
+        "required": [argument],
+    }
     says += " Files that it writes in its folder stay until the end."
-    return {"type": "function", "function": {"name": name, "description": says, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": says, "parameters": parameters},
+    }

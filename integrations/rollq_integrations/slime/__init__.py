@@ -4,9 +4,10 @@
     --data-source-path rollq_integrations.slime.DataSource
     --custom-reward-post-process-path rollq_integrations.slime.reward_post_process
 
-slime's rollout n is batch n of a named consumer. slime's checkpoints acknowledge (`DataSource.save`), so a trainer that
-restarts from checkpoint k gets the batches after k as they were. Settings are attributes of slime's arguments, from the
-file of `--custom-config-path`; docs/slime.md lists them. Read from slime 0.3.1.
+slime's rollout n is batch n of a named consumer. slime's checkpoints acknowledge
+(`DataSource.save`), so a trainer that restarts from checkpoint k gets the batches after k as they
+were. Settings are attributes of slime's arguments, from the file of `--custom-config-path`;
+docs/slime.md lists them. Read from slime 0.3.1.
 """
 
 from rollq_integrations.slime.rollout import DataSource, generate_rollout

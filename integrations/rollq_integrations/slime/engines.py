@@ -1,7 +1,9 @@
-"""slime's engines as rollq's workers need them: their addresses, and the training step of the weights that they serve.
+"""slime's engines as rollq's workers need them: their addresses, and the training step of the
+weights that they serve.
 
-slime updates its engines itself. It counts the updates, and its engines report that count as their weight version: the
-first update, before the first rollout, makes it `update_weight_start_version` + 1 (slime/backends/megatron_utils).
+slime updates its engines itself. It counts the updates, and its engines report that count as their
+weight version: the first update, before the first rollout, makes it `update_weight_start_version` +
+1 (slime/backends/megatron_utils).
 """
 
 from typing import Any
@@ -17,42 +19,54 @@ def engine_urls(args: Any) -> list[str]:
 
 
 def served_version(urls: list[str]) -> int:
-    """slime's number of the weights that its engines serve. Raises SyncError when none of them tells.
+    """slime's number of the weights that its engines serve. Raises SyncError when none of them
+    tells.
 
-    slime gives all engines the same weights before it asks for a rollout; one that is being restarted does not answer.
+    slime gives all engines the same weights before it asks for a rollout; one that is being
+    restarted does not answer.
     """
-    versions = {url: version for url, version in Fleet(urls).versions().items() if version is not None}
+    versions = {
+        url: version for url, version in Fleet(urls).versions().items() if version is not None
+    }
     numbers = {int(version) for version in versions.values() if version.isdecimal()}
     if len(numbers) != 1:
         raise SyncError(
-            f"slime's engines serve no common version of slime's (a whole number): {versions or 'none answers'}"
+            "slime's engines serve no common version of slime's (a whole number): "
+            f"{versions or 'none answers'}"
         )
     return numbers.pop()
 
 
 def step_of(version: int, first: int, args: Any) -> int:
-    """The training step of slime's weight version: the number of rollouts that these weights were trained on.
+    """The training step of slime's weight version: the number of rollouts that these weights were
+    trained on.
 
-    `first` is the rollout with which this process began. train.py updates after each rollout, train_async.py after each
-    whole multiple of `update_weights_interval`. Weights of a checkpoint between two of those count as the lower one,
-    whose version has the same name: their tokens only look older.
+    `first` is the rollout with which this process began. train.py updates after each rollout,
+    train_async.py after each whole multiple of `update_weights_interval`. Weights of a checkpoint
+    between two of those count as the lower one, whose version has the same name: their tokens only
+    look older.
     """
     updates = version - 1 - getattr(args, "update_weight_start_version", 0)
     return (first // _interval(args) + updates) * _interval(args)
 
 
-def publish(client: Client, args: Any, first: int, urls: list[str], trained: int) -> tuple[int, str]:
-    """Publish the policy that slime's engines serve, and return its step and its weight version. `trained`: the
-    rollouts that slime has trained on at most.
+def publish(
+    client: Client, args: Any, first: int, urls: list[str], trained: int
+) -> tuple[int, str]:
+    """Publish the policy that slime's engines serve, and return its step and its weight version.
+    `trained`: the rollouts that slime has trained on at most.
 
-    Raises SyncError, and SettingsError when the step cannot be right or the run knows the version as another step.
+    Raises SyncError, and SettingsError when the step cannot be right or the run knows the version
+    as another step.
     """
     version = served_version(urls)
     policy = step, name = step_of(version, first, args), str(version)
     if step > trained:
         raise SettingsError(
-            f"slime's weight version {name} would be of step {step}, and slime has trained on {trained}"
-            " rollouts. train.py updates after each: leave out --update-weights-interval, which is train_async.py's"
+            f"slime's weight version {name} would be of step {step}, and slime has "
+            f"trained on {trained}"
+            " rollouts. train.py updates after each: leave out "
+            "--update-weights-interval, which is train_async.py's"
         )
     known = client.published()
     if known is None or (known.step, known.weight_version) != policy:
@@ -60,8 +74,10 @@ def publish(client: Client, args: Any, first: int, urls: list[str], trained: int
             client.publish(step, name)
         except SettingsError as e:
             raise SettingsError(
-                f"{e}. slime starts at rollout {first}. So that a weight version keeps its meaning over a restart, put"
-                f" `update_weight_start_version: {first // _interval(args)}` into the file of --custom-config-path, or"
+                f"{e}. slime starts at rollout {first}. So that a weight version keeps "
+                "its meaning over a restart, put"
+                f" `update_weight_start_version: {first // _interval(args)}` into the "
+                "file of --custom-config-path, or"
                 " use another run"
             ) from None
     return policy

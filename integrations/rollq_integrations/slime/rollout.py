@@ -18,17 +18,29 @@ from rollq_integrations.slime.samples import (
 PREFIX = "rollq_"
 """How the names of the settings begin."""
 REFUSED = {
-    "rollout_top_p": (1.0, "slime trains on the token ids that its own engine kept, which no rollq record has"),
+    "rollout_top_p": (
+        1.0,
+        "slime trains on the token ids that its own engine kept, which no rollq record has",
+    ),
     "partial_rollout": (False, "workers go on with an interrupted turn by themselves"),
     "group_rm": (False, "the environment grades, or the function that rollq_reward names"),
     "custom_rm_path": (None, "the environment grades, or the function that rollq_reward names"),
     "rm_type": (None, "the environment grades, or the function that rollq_reward names"),
     "reward_key": (None, "a reward is one number"),
     "custom_generate_function_path": (None, "rollq's workers play the episodes"),
-    "async_save": (False, "a rollout is acknowledged at its checkpoint, which is not whole yet then"),
-    "update_weight_mode": ("full", "the first update of a delta tells slime's engines no weight version"),
+    "async_save": (
+        False,
+        "a rollout is acknowledged at its checkpoint, which is not whole yet then",
+    ),
+    "update_weight_mode": (
+        "full",
+        "the first update of a delta tells slime's engines no weight version",
+    ),
     "debug_rollout_only": (False, "slime tells its engines no weight version then"),
-    "rollout_all_samples_process_path": (None, "groups that are not kept are not handed out again after a restart"),
+    "rollout_all_samples_process_path": (
+        None,
+        "groups that are not kept are not handed out again after a restart",
+    ),
     "rollout_global_dataset": (
         True,
         "leave out --disable-rollout-global-dataset, or slime never tells its checkpoints",
@@ -49,39 +61,57 @@ class SlimeSettings:
     engines: str | None = None
     """Write slime's engines to this list, for workers with `--engine redis:NAME`."""
     reward: str | None = None
-    """Import path (`module:function`) of a function of a trajectory, in place of the environment's reward."""
+    """Import path (`module:function`) of a function of a trajectory, in place of the environment's
+    reward.
+    """
     eval_job: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `rollq.Job` for evaluations, for example `user` and `agent`; `budget` as a mapping."""
+    """Fields of `rollq.Job` for evaluations, for example `user` and `agent`; `budget` as a mapping.
+    """
 
     @classmethod
     def read(cls, args: Any) -> "SlimeSettings":
-        """Raises SettingsError for a setting that is missing or unknown, and for what slime cannot do with rollq."""
+        """Raises SettingsError for a setting that is missing or unknown, and for what slime cannot
+        do with rollq.
+        """
         for name, (wanted, why) in REFUSED.items():
             if (value := getattr(args, name, wanted)) != wanted:
                 flag = f"--{name.replace('_', '-')}"
-                raise SettingsError(f"slime's {flag} must be {wanted!r} with rollq, not {value!r}: {why}")
-        given = {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+                raise SettingsError(
+                    f"slime's {flag} must be {wanted!r} with rollq, not {value!r}: {why}"
+                )
+        given = {
+            name.removeprefix(PREFIX): value
+            for name, value in vars(args).items()
+            if name.startswith(PREFIX)
+        }
         known = [field.name for field in fields(cls)]
         if unknown := sorted({*given} - {*known}):
             names = ", ".join(PREFIX + name for name in known)
             raise SettingsError(f"slime's arguments have {PREFIX}{unknown[0]}; rollq knows {names}")
         if not given.get("run"):
-            raise SettingsError("name the run: put `rollq_run: NAME` into the file of slime's --custom-config-path")
+            raise SettingsError(
+                "name the run: put `rollq_run: NAME` into the file of slime's --custom-config-path"
+            )
         job = given.get("eval_job", {})
         if not isinstance(job, Mapping) or not isinstance(job.get("sampling", {}), Mapping):
             raise SettingsError(
-                f"rollq_eval_job must be a mapping of fields of rollq.Job, and its sampling a mapping, not {job!r}"
+                "rollq_eval_job must be a mapping of fields of rollq.Job, and its "
+                f"sampling a mapping, not {job!r}"
             )
         return cls(**given)
 
 
 class DataSource:
-    """slime's data source: the named consumer of a run. `save` acknowledges, `load` begins at a checkpoint."""
+    """slime's data source: the named consumer of a run. `save` acknowledges, `load` begins at a
+    checkpoint.
+    """
 
     def __init__(self, args: Any) -> None:
         """Raises SettingsError and ContractError for settings and evaluations that cannot be."""
         self.settings = SlimeSettings.read(args)
-        if args.eval_function_path == args.rollout_function_path:  # another function reads paths its own way
+        if (
+            args.eval_function_path == args.rollout_function_path
+        ):  # another function reads paths its own way
             for dataset in args.eval_datasets:
                 _tasks(dataset, self.settings)
         self.args = args
@@ -89,7 +119,9 @@ class DataSource:
         self.first = 0
         """The rollout with which this process began."""
         self.drops: Counter[str] = Counter()
-        """Groups that the filter of `--dynamic-sampling-filter-path` dropped for this rollout, by its reasons."""
+        """Groups that the filter of `--dynamic-sampling-filter-path` dropped for this rollout, by
+        its reasons.
+        """
         self._filter = _filter(args)
         self._consumer: Consumer | None = None
 
@@ -115,43 +147,54 @@ class DataSource:
 
     def get_samples(self, num_samples: int) -> list[Any]:
         raise SettingsError(
-            "slime needs --rollout-function-path rollq_integrations.slime.generate_rollout for this data source"
+            "slime needs --rollout-function-path "
+            "rollq_integrations.slime.generate_rollout for this data source"
         )
 
     def add_samples(self, samples: list[Any]) -> None:
-        raise ContractError("rollq's groups come finished from its queue, and none can be put back into it")
+        raise ContractError(
+            "rollq's groups come finished from its queue, and none can be put back into it"
+        )
 
     def __len__(self) -> int:
-        """Number of groups that were submitted so far. Give slime --num-rollout, not --num-epoch."""
+        """Number of groups that were submitted so far. Give slime --num-rollout, not
+        --num-epoch.
+        """
         stats = self.client.stats()
         states = ("open", "ready", "held", "acked", "skipped", "dropped")
         return sum(int(stats[f"groups_{state}"]) for state in states)
 
     def batch(self, rollout_id: int) -> Batch:
-        """The groups of that rollout, exactly `rollout_batch_size`. Raises LedgerError when the run is elsewhere."""
+        """The groups of that rollout, exactly `rollout_batch_size`. Raises LedgerError when the run
+        is elsewhere.
+        """
         self.drops.clear()
         batch = self._opened().next(self.args.rollout_batch_size, exact=True)
         if batch is None:
             raise MissingGroups(
-                f"run {self.settings.run} is sealed and has no more groups: end slime with --num-rollout, or train on"
+                f"run {self.settings.run} is sealed and has no more groups: end slime "
+                "with --num-rollout, or train on"
                 " with another run"
             )
         where = f"run {self.settings.run}: consumer {self.settings.consumer}"
         if batch.step != rollout_id:
             raise LedgerError(
-                f"{where} is at rollout {batch.step}, and slime asks for {rollout_id}. Start slime from the checkpoint"
+                f"{where} is at rollout {batch.step}, and slime asks for {rollout_id}. "
+                "Start slime from the checkpoint"
                 f" before rollout {batch.step}, or use another run or another rollq_consumer"
             )
         if len(batch.groups) != self.args.rollout_batch_size:
             raise LedgerError(
-                f"{where} took {len(batch.groups)} groups for rollout {rollout_id} before it was restarted, and"
+                f"{where} took {len(batch.groups)} groups for rollout {rollout_id} before "
+                "it was restarted, and"
                 f" --rollout-batch-size is {self.args.rollout_batch_size}: leave it as it was"
             )
         return batch
 
     def dynamic_sampling_filter(self, group: Group) -> bool:
-        """Whether slime trains on the group: it is complete, every member sampled something, and slime's own filter
-        keeps it. Groups that slime's arguments do not fit raise SettingsError."""
+        """Whether slime trains on the group: it is complete, every member sampled something, and
+        slime's own filter keeps it. Groups that slime's arguments do not fit raise SettingsError.
+        """
         check_arguments(group, self.args)
         members = group_samples(group)
         if len(members) != group.size:
@@ -163,7 +206,9 @@ class DataSource:
         if getattr(verdict, "keep", verdict):
             return True
         spare = self.args.over_sampling_batch_size - self.args.rollout_batch_size
-        enough = self.drops.total() >= spare or group.redelivered  # slime may have trained on it before a restart
+        enough = (
+            self.drops.total() >= spare or group.redelivered
+        )  # slime may have trained on it before a restart
         if getattr(verdict, "keep_when_insufficient", False) and enough:
             return True
         self.drops[getattr(verdict, "reason", None) or "unnamed"] += 1
@@ -186,16 +231,19 @@ def _filter(args: Any) -> Any:
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """slime's rollout function: waits for `rollout_batch_size` finished groups, in the order of their submission.
+    """slime's rollout function: waits for `rollout_batch_size` finished groups, in the order of
+    their submission.
 
-    First it publishes the policy that slime's engines serve, so that admission goes on. Returns RolloutFnTrainOutput,
-    or RolloutFnEvalOutput. Raises SettingsError for a data source that is not rollq's, and what `Consumer.next` raises.
+    First it publishes the policy that slime's engines serve, so that admission goes on. Returns
+    RolloutFnTrainOutput, or RolloutFnEvalOutput. Raises SettingsError for a data source that is not
+    rollq's, and what `Consumer.next` raises.
     """
     from slime.rollout.base_types import RolloutFnTrainOutput
 
     if not isinstance(data_source, DataSource):
         raise SettingsError(
-            "slime needs --data-source-path rollq_integrations.slime.DataSource for this rollout function"
+            "slime needs --data-source-path rollq_integrations.slime.DataSource for "
+            "this rollout function"
         )
     urls = engine_urls(args)
     if data_source.settings.engines:
@@ -216,15 +264,21 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 def _metrics(batch: Batch, drops: Mapping[str, int]) -> dict[str, float]:
     staleness = {"max": batch.staleness.max, "mean": batch.staleness.mean}
     return {
-        **{f"rollout/rollq/staleness_{name}": value for name, value in staleness.items() if value is not None},
+        **{
+            f"rollout/rollq/staleness_{name}": value
+            for name, value in staleness.items()
+            if value is not None
+        },
         "rollout/rollq/redelivered_groups": sum(group.redelivered for group in batch.groups),
         **{f"rollout/dynamic_filter/drop_{reason}": count for reason, count in drops.items()},
     }
 
 
 def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> Any:
-    """Each evaluation data set of slime, whose path is ENV/SPLIT/FIRST-LAST: every task in it, played
-    `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run as NAME-STEP."""
+    """Each evaluation data set of slime, whose path is ENV/SPLIT/FIRST-LAST: every task in it,
+    played `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run
+    as NAME-STEP.
+    """
     from slime.rollout.base_types import RolloutFnEvalOutput
 
     client, data = data_source.client, {}
@@ -244,7 +298,8 @@ def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> An
         tries = evaluation.result().tries
         if not tries:
             raise LedgerError(
-                f"run {client.run}: no try of the evaluation {dataset.name} was graded: see `rollq jobs list`"
+                f"run {client.run}: no try of the evaluation {dataset.name} was graded: "
+                "see `rollq jobs list`"
             )
         data[dataset.name] = {
             "rewards": [one.reward for one in tries],
@@ -260,13 +315,16 @@ def _tasks(dataset: Any, settings: SlimeSettings) -> list[Job]:
     numbered = first.isdecimal() and (last.isdecimal() or not dash)
     if not (env and split and numbered and int(first) <= int(last or first)):
         raise SettingsError(
-            f"--eval-prompt-data {dataset.name} {dataset.path}: the path of an evaluation is ENV/SPLIT/FIRST-LAST with"
+            f"--eval-prompt-data {dataset.name} {dataset.path}: the path of an evaluation "
+            "is ENV/SPLIT/FIRST-LAST with"
             " rollq, for example shop/test/0-15"
         )
     sampling = {name: getattr(dataset, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     sampling |= settings.eval_job.get("sampling", {})
     return [
-        Job.of({"env": env, "split": split, "task": task, **settings.eval_job, "sampling": sampling})
+        Job.of(
+            {"env": env, "split": split, "task": task, **settings.eval_job, "sampling": sampling}
+        )
         for task in range(int(first), int(last or first) + 1)
     ]

@@ -1,8 +1,9 @@
 """Groups as slime's samples: one sample for each row to train on.
 
-Read from slime 0.3.1 (slime/utils/types.py and slime/ray/rollout.py): `tokens` is prompt and response, while the loss
-mask, the logprobs and the response's length begin after the prompt. slime compares samples by their place in the list,
-so every group has exactly `n_samples_per_prompt` members.
+Read from slime 0.3.1 (slime/utils/types.py and slime/ray/rollout.py): `tokens` is prompt and
+response, while the loss mask, the logprobs and the response's length begin after the prompt. slime
+compares samples by their place in the list, so every group has exactly `n_samples_per_prompt`
+members.
 """
 
 from collections import defaultdict
@@ -32,18 +33,24 @@ EPSILON = 1e-6
 def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     """The samples of one rollout: a list of groups, each a list of `n_samples_per_prompt` samples.
 
-    When a trajectory has several rows (`history=template`, `context`), every member of every group is a list of samples
-    instead, which share a `rollout_id`. Raises SettingsError when slime would then compare the wrong samples. `index`
-    and `group_index` count over all rollouts, and are the same after a restart.
+    When a trajectory has several rows (`history=template`, `context`), every member of every group
+    is a list of samples instead, which share a `rollout_id`. Raises SettingsError when slime would
+    then compare the wrong samples. `index` and `group_index` count over all rollouts, and are the
+    same after a restart.
     """
     first = rollout_id * args.rollout_batch_size
-    groups = [group_samples(group, index, batch.version_steps) for index, group in enumerate(batch.groups, first)]
+    groups = [
+        group_samples(group, index, batch.version_steps)
+        for index, group in enumerate(batch.groups, first)
+    ]
     if all(len(member) == 1 for members in groups for member in members):
         return [[sample for [sample] in members] for members in groups]
     if args.custom_reward_post_process_path is None and _centres(args):
         raise SettingsError(
-            f"run {batch.trajectories[0].job.run}: an episode is several samples (history=template, context), and"
-            " slime would take one mean over the whole batch. Start it with --custom-reward-post-process-path"
+            f"run {batch.trajectories[0].job.run}: an episode is several samples "
+            "(history=template, context), and"
+            " slime would take one mean over the whole batch. Start it with "
+            "--custom-reward-post-process-path"
             " rollq_integrations.slime.reward_post_process."
         )
     return groups
@@ -52,8 +59,8 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
 def check_arguments(group: Group, args: Any) -> None:
     """Raises SettingsError when slime's arguments say other things of a group than its jobs.
 
-    slime divides the logits by its own `rollout_temperature` when it computes logprobs (megatron_utils/loss.py), and
-    does not know of tokens that other sampling parameters left out.
+    slime divides the logits by its own `rollout_temperature` when it computes logprobs
+    (megatron_utils/loss.py), and does not know of tokens that other sampling parameters left out.
     """
     job = group.trajectories[0].job
     wanted = [
@@ -65,18 +72,25 @@ def check_arguments(group: Group, args: Any) -> None:
     if args.use_rollout_routing_replay:
         if not job.routed_experts:
             raise SettingsError(
-                "slime's --use-rollout-routing-replay needs routed experts, and the run's jobs record none: submit them"
+                "slime's --use-rollout-routing-replay needs routed experts, and the "
+                "run's jobs record none: submit them"
                 " with routed_experts"
             )
         wanted += [("--num-layers", args.num_layers, job.routed_experts["layers"])]
         wanted += [("--moe-router-topk", args.moe_router_topk, job.routed_experts["top_k"])]
     for flag, theirs, found in wanted:
         if found != theirs:
-            raise SettingsError(f"the run's jobs have {found}, and slime's {flag} is {theirs}: make them equal")
+            raise SettingsError(
+                f"the run's jobs have {found}, and slime's {flag} is {theirs}: make them equal"
+            )
 
 
-def group_samples(group: Group, index: int = 0, steps: Mapping[str, int] | None = None) -> list[list[Sample]]:
-    """The rows of each member of a group. `index` is the group's, `steps` the step of each weight version."""
+def group_samples(
+    group: Group, index: int = 0, steps: Mapping[str, int] | None = None
+) -> list[list[Sample]]:
+    """The rows of each member of a group. `index` is the group's, `steps` the step of each weight
+    version.
+    """
     members = zip(group.trajectories, group.rewards, strict=True)
     return [
         _samples(trajectory, reward, index, index * group.size + place, steps or {})
@@ -85,18 +99,29 @@ def group_samples(group: Group, index: int = 0, steps: Mapping[str, int] | None 
     ]
 
 
-def _samples(trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]) -> list[Sample]:
-    """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none of the last
-    token. Raises ContractError for an episode with images."""
+def _samples(
+    trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]
+) -> list[Sample]:
+    """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none
+    of the last token. Raises ContractError for an episode with images.
+    """
     refuse_images(trajectory, "slime")
-    samples = [_sample(segment, trajectory, reward, group, index, steps) for segment in trajectory.segments()]
+    samples = [
+        _sample(segment, trajectory, reward, group, index, steps)
+        for segment in trajectory.segments()
+    ]
     for sample, experts in zip(samples, segment_experts(trajectory), strict=False):
         sample.rollout_routed_experts = experts[:-1].astype("int32")
     return samples
 
 
 def _sample(
-    segment: Segment, trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]
+    segment: Segment,
+    trajectory: Trajectory,
+    reward: float,
+    group: int,
+    index: int,
+    steps: Mapping[str, int],
 ) -> Sample:
     from slime.utils.types import Sample as SlimeSample
 
@@ -120,7 +145,11 @@ def _sample(
         start = end
     sample.response = "".join(event.text for event in segment.events if isinstance(event, Sampled))
     sample.weight_versions = _numbers(segment.versions, steps)
-    sample.status = SlimeSample.Status.TRUNCATED if trajectory.stop in TRUNCATED else SlimeSample.Status.COMPLETED
+    sample.status = (
+        SlimeSample.Status.TRUNCATED
+        if trajectory.stop in TRUNCATED
+        else SlimeSample.Status.COMPLETED
+    )
     return sample
 
 
@@ -136,18 +165,22 @@ def _metadata(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _numbers(versions: Sequence[str | None], steps: Mapping[str, int]) -> list[str]:
-    """The weight versions of a row in the order in which they sampled. slime reads whole numbers: its own count of
-    updates, which its engines report; the step of a version that has another name; else the name as it is."""
+    """The weight versions of a row in the order in which they sampled. slime reads whole numbers:
+    its own count of updates, which its engines report; the step of a version that has another name;
+    else the name as it is.
+    """
     names = dict.fromkeys(version for version in versions if version is not None)
     return [name if name.isdecimal() else str(steps.get(name, name)) for name in names]
 
 
 def reward_post_process(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """For slime's --custom-reward-post-process-path: the rewards as they are, and normalised in each group.
+    """For slime's --custom-reward-post-process-path: the rewards as they are, and normalised in
+    each group.
 
-    slime's own way reshapes the rewards by place, which is wrong once an episode is several samples. Here an episode
-    counts once in its group, and all its samples get its value: r - mean, divided by std + 1e-6 for grpo, gspo and
-    cispo with std normalisation. The std is over n - 1, as torch computes it.
+    slime's own way reshapes the rewards by place, which is wrong once an episode is several
+    samples. Here an episode counts once in its group, and all its samples get its value: r - mean,
+    divided by std + 1e-6 for grpo, gspo and cispo with std normalisation. The std is over n - 1, as
+    torch computes it.
     """
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     if not _centres(args):

@@ -1,4 +1,6 @@
-"""The tools of a benchmark's package on views of one shared database, graded as most of these benchmarks do."""
+"""The tools of a benchmark's package on views of one shared database, graded as most of these
+benchmarks do.
+"""
 
 import json
 from abc import abstractmethod
@@ -27,7 +29,9 @@ class PackageBackend(DatabaseBackend):
         """Call a tool. Raises one of TOOL_ERRORS for a wrong call."""
 
     def call(self, view: View, action: Action) -> Observation:
-        text = guarded(lambda arguments: self.invoke(view, action.name, arguments), action.arguments)
+        text = guarded(
+            lambda arguments: self.invoke(view, action.name, arguments), action.arguments
+        )
         return Observation(text, done=action.name in self.closing_tools)
 
     def replay(self, view: View, calls: Sequence[Action]) -> None:
@@ -39,7 +43,9 @@ class PackageBackend(DatabaseBackend):
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         # Each output must be within one message. Commas are dropped from the messages only.
         plain = [message.lower().replace(",", "") for message in messages]
-        return [output for output in outputs if not any(output.lower() in message for message in plain)]
+        return [
+            output for output in outputs if not any(output.lower() in message for message in plain)
+        ]
 
 
 def model_as_text(record: Any) -> str:

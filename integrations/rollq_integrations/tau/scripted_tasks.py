@@ -1,7 +1,9 @@
-"""Scripted users and perfect agents, for benchmarks whose tasks have only instructions for a simulated user.
+"""Scripted users and perfect agents, for benchmarks whose tasks have only instructions for a
+simulated user.
 
-The instructions address the user ("You want to return your kettle"). The scripted user says the same in the first
-person, in one message. Fixed rules change the wording and never shorten it, so different instructions stay different.
+The instructions address the user ("You want to return your kettle"). The scripted user says the
+same in the first person, in one message. Fixed rules change the wording and never shorten it, so
+different instructions stay different.
 """
 
 import json
@@ -31,10 +33,10 @@ _WORDS = {
     "your": "my",
     "you": "I",
 }
-_OBJECT = (
-    "about|ask|asks|at|charge|for|from|give|gives|help|helps|let|lets|of|offer|offers|refund|tell|tells|to|told|with"
+_OBJECT = "about|ask|asks|at|charge|for|from|give|gives|help|helps|let|lets|of|offer|offers|refund|tell|tells|to|told|with"  # noqa: E501
+_SECOND_PERSON = re.compile(
+    rf"\b(?:(?P<verb>{_OBJECT}) you|(?P<word>{'|'.join(_WORDS)}))\b", re.IGNORECASE
 )
-_SECOND_PERSON = re.compile(rf"\b(?:(?P<verb>{_OBJECT}) you|(?P<word>{'|'.join(_WORDS)}))\b", re.IGNORECASE)
 
 
 def scripted_case(
@@ -50,8 +52,8 @@ def scripted_case(
 ) -> Case:
     """The task whose ground truth is `calls` and `outputs`.
 
-    `content` is everything the benchmark has about the task. `wishes` is the part of the instruction that the user
-    tells the agent. `closing_tools` end the episode.
+    `content` is everything the benchmark has about the task. `wishes` is the part of the
+    instruction that the user tells the agent. `closing_tools` end the episode.
     """
     return Case(
         task=Task(
@@ -81,12 +83,20 @@ def _replacement(match: re.Match[str]) -> str:
     return said[0].upper() + said[1:] if word[0].isupper() else said
 
 
-def _moves(calls: Sequence[Action], outputs: Sequence[str], closing_tools: frozenset[str]) -> Sequence[Action]:
-    """The moves of a perfect agent: ask, make the calls, tell the outputs, and end with a goodbye or a closing call."""
+def _moves(
+    calls: Sequence[Action], outputs: Sequence[str], closing_tools: frozenset[str]
+) -> Sequence[Action]:
+    """The moves of a perfect agent: ask, make the calls, tell the outputs, and end with a goodbye
+    or a closing call.
+    """
     last = [call for call in calls if call.name in closing_tools]
-    done = f"It is all done. For your notes: {'; '.join(outputs)}." if outputs else "It is all done."
+    done = (
+        f"It is all done. For your notes: {'; '.join(outputs)}." if outputs else "It is all done."
+    )
     return (
-        respond("Let me make sure that I understand you. Shall I go ahead with what you asked for?"),
+        respond(
+            "Let me make sure that I understand you. Shall I go ahead with what you asked for?"
+        ),
         *(call for call in calls if call.name not in closing_tools),
         respond(done),
         *(last[:1] or [respond("Yes, it is. Is there anything else I can do for you?")]),

@@ -1,9 +1,11 @@
-"""tau2-bench as it was in June 2025, retail and airline, with tools, tasks, data and grading of `inspect_evals`.
+"""tau2-bench as it was in June 2025, retail and airline, with tools, tasks, data and grading of
+`inspect_evals`.
 
 Sierra has corrected tasks since; `tau2` has those.
 
-The tools run unchanged, on views of one shared database, and an episode earns what the package's scorer gives it. Only
-versions that the tests have compared are accepted. The package is imported when a domain is loaded: about 2 s, 100 MB.
+The tools run unchanged, on views of one shared database, and an episode earns what the package's
+scorer gives it. Only versions that the tests have compared are accepted. The package is imported
+when a domain is loaded: about 2 s, 100 MB.
 """
 
 import gzip
@@ -26,23 +28,37 @@ from rollq.env.customer_service import Case, ConversationDomain
 from rollq.env.foreign_tools import copy_record, untouched
 from rollq.errors import JobFailure
 from rollq.pip_extras import install_line
-from rollq_integrations.tau.backend import TAU2_STOP_MARKERS, PackageBackend, model_as_text, tables_of, wishes_of
+from rollq_integrations.tau.backend import (
+    TAU2_STOP_MARKERS,
+    PackageBackend,
+    model_as_text,
+    tables_of,
+    wishes_of,
+)
 from rollq_integrations.tau.scripted_tasks import scripted_case
 
 SERIES = "0.26"
-"""The series of inspect_evals that is accepted. The grading differs between versions, and rewards are comparable only
-within one."""
+"""The series of inspect_evals that is accepted. The grading differs between versions, and rewards
+are comparable only within one.
+"""
 MAX_ERRORS = 20
-"""Number of errors of one call that the policy is told. A list of ten thousand strings where objects belong has as many
-errors."""
+"""Number of errors of one call that the policy is told. A list of ten thousand strings where
+objects belong has as many errors.
+"""
 NOT_REPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
-"""Tools that the package's scorer leaves out when it replays the ground truth. They do not change the data."""
+"""Tools that the package's scorer leaves out when it replays the ground truth. They do not change
+the data.
+"""
 
 
 def load(variant: str | None) -> ConversationDomain:
-    """The entry point. Raises JobFailure for another variant, and without the package or with another version of it."""
+    """The entry point. Raises JobFailure for another variant, and without the package or with
+    another version of it.
+    """
     if variant not in ("retail", "airline"):
-        raise JobFailure(f"environment 'tau2_2025' has the variants retail and airline, not {variant!r}")
+        raise JobFailure(
+            f"environment 'tau2_2025' has the variants retail and airline, not {variant!r}"
+        )
     version = _installed()
     data = Path(str(_import("inspect_evals.tau2.utils").TAU2_DATA_DIR)) / "domains" / variant
     tables = gzip.decompress((data / "db.json.gz").read_bytes())
@@ -58,11 +74,13 @@ def _installed() -> str:
         version = metadata.version("inspect_evals")
     except metadata.PackageNotFoundError:
         raise JobFailure(
-            f"the environment tau2_2025 needs the package inspect_evals: {install_line('tau2-2025')}"
+            "the environment tau2_2025 needs the package inspect_evals: "
+            f"{install_line('tau2-2025')}"
         ) from None
     if version != SERIES and not version.startswith(f"{SERIES}."):
         raise JobFailure(
-            f"the environment tau2_2025 needs inspect_evals {SERIES}.*, not {version}: {install_line('tau2-2025')}"
+            f"the environment tau2_2025 needs inspect_evals {SERIES}.*, not {version}: "
+            f"{install_line('tau2-2025')}"
         )
     return version
 
@@ -75,7 +93,8 @@ def _import(module: str) -> Any:
             return import_module(module)
         except ImportError as e:
             raise JobFailure(
-                f"the environment tau2_2025 cannot import {module} ({e}): {install_line('tau2-2025')}"
+                f"the environment tau2_2025 cannot import {module} ({e}): "
+                f"{install_line('tau2-2025')}"
             ) from e
 
 
@@ -93,27 +112,44 @@ class Tau2Backend(PackageBackend):
         validator = _import("jsonschema").Draft7Validator
         self._tool_error: type[Exception] = toolkit.ToolError
         self._first_message: str = _import("inspect_evals.tau2.common.dataset").USER_MESSAGE.text
-        # The toolkit reads and writes through a store of the package's run time; its methods only need `self.db`.
+        # The toolkit reads and writes through a store of the package's run time; its methods only
+        # need `self.db`.
         methods = vars(getattr(toolkit, f"{title}AgentTools"))
-        self._toolkit = type("Toolkit", (), {k: v for k, v in methods.items() if inspect.isfunction(v)})
+        self._toolkit = type(
+            "Toolkit", (), {k: v for k, v in methods.items() if inspect.isfunction(v)}
+        )
         self._functions = {}  # tools that do not touch the database
         self._validators = {}
-        self._whole: dict[str, set[str]] = {}  # a tool's integer arguments. In JSON 2.0 is one too; for tools it is not
+        self._whole: dict[
+            str, set[str]
+        ] = {}  # a tool's integer arguments. In JSON 2.0 is one too; for tools it is not
         tools = []
         for wrapper in getattr(wrappers, f"all_{variant}_tools"):
             tool = define(wrapper())
             parameters = tool.parameters.model_dump(exclude_none=True)
-            function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+            function = {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": parameters,
+            }
             tools.append({"type": "function", "function": function})
             self._validators[tool.name] = validator(parameters)
             properties = parameters["properties"].items()
-            self._whole[tool.name] = {key for key, schema in properties if schema.get("type") == "integer"}
+            self._whole[tool.name] = {
+                key for key, schema in properties if schema.get("type") == "integer"
+            }
             if tool.name not in methods:
                 self._functions[tool.name] = tool.tool
         self.tools: Sequence[Json] = tools
         self.policy = policy
-        db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(json.loads(tables))
-        super().__init__(SharedDatabase(tables_of(db), copy=copy_record, canon=model_as_text, untouched=untouched))
+        db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(
+            json.loads(tables)
+        )
+        super().__init__(
+            SharedDatabase(
+                tables_of(db), copy=copy_record, canon=model_as_text, untouched=untouched
+            )
+        )
 
     def replay(self, view: View, calls: Sequence[Action]) -> None:
         for call in calls:
@@ -130,10 +166,16 @@ class Tau2Backend(PackageBackend):
         """The checks of the package's solver, then the tool."""
         if name not in self._validators:
             raise LookupError(f"Tool {name} not found")
-        if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)]:
-            raise ValueError(f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}")
+        if errors := [
+            e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)
+        ]:
+            raise ValueError(
+                f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}"
+            )
         if whole := self._whole[name]:
-            arguments = {key: int(value) if key in whole else value for key, value in arguments.items()}
+            arguments = {
+                key: int(value) if key in whole else value for key, value in arguments.items()
+            }
         try:
             if name in self._functions:
                 return _result_of(self._functions[name](**arguments))
@@ -159,20 +201,30 @@ def _result_of(coroutine: Any) -> str:
 
 
 def _cases(variant: str, data: Path) -> Mapping[str, Sequence[Case]]:
-    """The splits of the split file, each in the order of the task file, as in the package's data set."""
+    """The splits of the split file, each in the order of the task file, as in the package's data
+    set.
+    """
     load_task = _import("inspect_evals.tau2.data_model.tasks").Task.model_validate
     records = json.loads((data / "tasks.json").read_text(encoding="utf-8"))
     splits = json.loads((data / "split_tasks.json").read_text(encoding="utf-8"))
     cases = {record["id"]: _case(variant, record, load_task(record)) for record in records}
-    return {split: [case for key, case in cases.items() if key in set(ids)] for split, ids in splits.items()}
+    return {
+        split: [case for key, case in cases.items() if key in set(ids)]
+        for split, ids in splits.items()
+    }
 
 
 def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
     criteria, scenario = task.evaluation_criteria, task.user_scenario.instructions
     if task.initial_state is not None:
-        raise JobFailure(f"tau2_2025:{variant} task {task.id} changes the database before it starts: not supported")
+        raise JobFailure(
+            f"tau2_2025:{variant} task {task.id} changes the database before it "
+            "starts: not supported"
+        )
     if any(action.requestor != "assistant" for action in criteria.actions):
-        raise JobFailure(f"tau2_2025:{variant} task {task.id} has tools for the user: not supported")
+        raise JobFailure(
+            f"tau2_2025:{variant} task {task.id} has tools for the user: not supported"
+        )
     return scripted_case(
         task.id,
         record,

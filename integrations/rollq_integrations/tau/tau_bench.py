@@ -1,9 +1,10 @@
-"""Sierra's original tau-bench, retail and airline, with the tools, tasks and data of the package `tau_bench`.
+"""Sierra's original tau-bench, retail and airline, with the tools, tasks and data of the package
+`tau_bench`.
 
-The tools run unchanged, on views of one shared database. An episode earns what the package's `Env` gives it. The `Env`
-itself is not used: it loads and hashes the whole database for every episode, and writes to its own state when it
-scores. A tool's expression or a strange argument could also stop the process. The package is imported when a domain is
-loaded.
+The tools run unchanged, on views of one shared database. An episode earns what the package's `Env`
+gives it. The `Env` itself is not used: it loads and hashes the whole database for every episode,
+and writes to its own state when it scores. A tool's expression or a strange argument could also
+stop the process. The package is imported when a domain is loaded.
 """
 
 import importlib.util
@@ -34,33 +35,48 @@ SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airl
 def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure for another variant and without the package."""
     if variant is None or variant not in SPLITS:
-        raise JobFailure(f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}")
+        raise JobFailure(
+            f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}"
+        )
     get_env, hashable = _imported()
     # The human user is the package's only one that makes no call to a model. It is never asked.
     envs = {
-        split: get_env(variant, user_strategy="human", user_model="", task_split=split, task_index=0)
+        split: get_env(
+            variant, user_strategy="human", user_model="", task_split=split, task_index=0
+        )
         for split in SPLITS[variant]
     }
     backend = TauBenchBackend(next(iter(envs.values())), hashable)
     cases = {
-        split: [_case(f"{split}/{index}", task, backend.closing_tools) for index, task in enumerate(env.tasks)]
+        split: [
+            _case(f"{split}/{index}", task, backend.closing_tools)
+            for index, task in enumerate(env.tasks)
+        ]
         for split, env in envs.items()
     }
-    return ConversationDomain(f"tau_bench:{variant}", f"{_version()} data {backend.digest}", backend, cases)
+    return ConversationDomain(
+        f"tau_bench:{variant}", f"{_version()} data {backend.digest}", backend, cases
+    )
 
 
 def _imported() -> tuple[Any, Any]:
     if importlib.util.find_spec("tau_bench") is None:
-        raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
-    # litellm takes 100 MB and seconds, and fetches a price list. Only the package's user simulators need it, which are
-    # not used here.
+        raise JobFailure(
+            f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}"
+        )
+    # litellm takes 100 MB and seconds, and fetches a price list. Only the package's user simulators
+    # need it, which are not used here.
     stub = "litellm" not in sys.modules
     if stub:
         sys.modules["litellm"] = _litellm()
     try:
-        return import_module("tau_bench.envs").get_env, import_module("tau_bench.envs.base").to_hashable
+        return import_module("tau_bench.envs").get_env, import_module(
+            "tau_bench.envs.base"
+        ).to_hashable
     except ImportError as e:
-        raise JobFailure(f"the environment tau_bench cannot import tau_bench ({e}): {install_line('tau-bench')}") from e
+        raise JobFailure(
+            f"the environment tau_bench cannot import tau_bench ({e}): {install_line('tau-bench')}"
+        ) from e
     finally:
         if stub:
             sys.modules.pop("litellm", None)
@@ -68,7 +84,9 @@ def _imported() -> tuple[Any, Any]:
 
 def _litellm() -> ModuleType:
     def completion(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("tau-bench's own user simulators need litellm, which rollq leaves out")
+        raise ModuleNotFoundError(
+            "tau-bench's own user simulators need litellm, which rollq leaves out"
+        )
 
     module = ModuleType("litellm")
     module.completion = completion  # type: ignore[attr-defined]
@@ -90,7 +108,12 @@ class TauBenchBackend(PackageBackend):
 
     def __init__(self, env: Any, hashable: Any) -> None:
         super().__init__(
-            SharedDatabase(env.data, copy=copy_record, canon=lambda record: str(hashable(record)), untouched=untouched)
+            SharedDatabase(
+                env.data,
+                copy=copy_record,
+                canon=lambda record: str(hashable(record)),
+                untouched=untouched,
+            )
         )
         self.tools: Sequence[Json] = env.tools_info
         self.policy: str = env.wiki

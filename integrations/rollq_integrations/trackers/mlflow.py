@@ -7,7 +7,9 @@ import time
 from rollq import StepMetrics
 from rollq.pip_extras import needs
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports its own use, unless it is told before its import
+os.environ.setdefault(
+    "MLFLOW_DISABLE_TELEMETRY", "true"
+)  # it reports its own use, unless it is told before its import
 with needs("mlflow"):
     from mlflow import MlflowClient
     from mlflow.entities import Metric
@@ -16,8 +18,9 @@ TAG = "rollq.run"
 
 
 class MlflowTracker:
-    """A run of its own, beside one that the trainer may have. It is found again by a tag, because MLflow makes the
-    ids."""
+    """A run of its own, beside one that the trainer may have. It is found again by a tag, because
+    MLflow makes the ids.
+    """
 
     def __init__(self, project: str, rollouts: int, run: str) -> None:
         self.rollouts = rollouts
@@ -25,7 +28,11 @@ class MlflowTracker:
         known = self._client.get_experiment_by_name(project)
         experiment = known.experiment_id if known else self._client.create_experiment(project)
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run}'", max_results=1)
-        made = found[0] if found else self._client.create_run(experiment, run_name=run, tags={TAG: run})
+        made = (
+            found[0]
+            if found
+            else self._client.create_run(experiment, run_name=run, tags={TAG: run})
+        )
         self._id = made.info.run_id
         self._client.update_run(self._id, status="RUNNING")
 

@@ -1,5 +1,6 @@
-"""trackio, in its folder on this machine unless its own variables name another place: TRACKIO_DIR, TRACKIO_SERVER_URL,
-TRACKIO_SPACE_ID."""
+"""trackio, in its folder on this machine unless its own variables name another place: TRACKIO_DIR,
+TRACKIO_SERVER_URL, TRACKIO_SPACE_ID.
+"""
 
 from rollq import StepMetrics
 from rollq.pip_extras import needs
@@ -13,13 +14,17 @@ class TrackioTracker:
 
     def __init__(self, project: str, rollouts: int, run: str) -> None:
         self.rollouts = rollouts
-        self._run = trackio.init(project, name=run, resume="allow", embed=False, auto_log_cpu=False, auto_log_gpu=False)
+        self._run = trackio.init(
+            project, name=run, resume="allow", embed=False, auto_log_cpu=False, auto_log_gpu=False
+        )
 
     def log(self, metrics: StepMetrics) -> None:
         row = dict(metrics.numbers)
         if metrics.rollouts:
             columns = list(metrics.rollouts[0])
-            row["rollq/rollouts"] = trackio.Table(columns, [list(each.values()) for each in metrics.rollouts])
+            row["rollq/rollouts"] = trackio.Table(
+                columns, [list(each.values()) for each in metrics.rollouts]
+            )
         self._run.log(row, metrics.step)
 
     def close(self) -> None:

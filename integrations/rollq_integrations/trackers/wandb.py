@@ -1,4 +1,6 @@
-"""Weights & Biases. WANDB_MODE, WANDB_BASE_URL, WANDB_ENTITY, WANDB_DIR and its other variables are its own."""
+"""Weights & Biases. WANDB_MODE, WANDB_BASE_URL, WANDB_ENTITY, WANDB_DIR and its other variables are
+its own.
+"""
 
 from rollq import StepMetrics
 from rollq.pip_extras import needs
@@ -25,7 +27,12 @@ class WandbTracker:
     def __init__(self, project: str, rollouts: int, run: str) -> None:
         self.rollouts = rollouts
         self._run = wandb.init(
-            project=project, id=run, name=run, resume="allow", reinit="create_new", settings=wandb.Settings(**SETTINGS)
+            project=project,
+            id=run,
+            name=run,
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(**SETTINGS),
         )
         self._run.define_metric("rollq/*", step_metric="rollq/step")
 
@@ -33,7 +40,9 @@ class WandbTracker:
         row = {"rollq/step": metrics.step, **metrics.numbers}
         if metrics.rollouts:
             columns = list(metrics.rollouts[0])
-            row["rollq/rollouts"] = wandb.Table(columns, [list(each.values()) for each in metrics.rollouts])
+            row["rollq/rollouts"] = wandb.Table(
+                columns, [list(each.values()) for each in metrics.rollouts]
+            )
         self._run.log(row)
 
     def close(self) -> None:

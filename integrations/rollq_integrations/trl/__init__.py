@@ -1,4 +1,6 @@
-"""TRL: the rollout function of its GRPOTrainer. `async_grpo` has the rollout worker of its AsyncGRPOTrainer."""
+"""TRL: the rollout function of its GRPOTrainer. `async_grpo` has the rollout worker of its
+AsyncGRPOTrainer.
+"""
 
 from rollq_integrations.trl.checkpoints import last_checkpoint
 from rollq_integrations.trl.grpo import RolloutFunc

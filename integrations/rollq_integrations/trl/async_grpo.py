@@ -1,4 +1,5 @@
-"""The rollout worker of TRL's AsyncGRPOTrainer: finished groups of a run become samples in the trainer's queue.
+"""The rollout worker of TRL's AsyncGRPOTrainer: finished groups of a run become samples in the
+trainer's queue.
 
     worker = RolloutWorker(client)
     transfer = FleetTransfer(worker, fleet, "/shared/weights")
@@ -6,10 +7,10 @@
         model, rollout_worker=worker, weight_transfer=transfer, callbacks=[worker], train_dataset=..., args=...
     )
 
-Any producer submits the jobs. The trainer's data loader reads ahead, so a sample that left the queue is not trained
-yet. The worker counts what each step trains and acknowledges a group once a checkpoint holds all its samples. The
-interface is that of TRL 1.16 (trl/experimental/async_grpo).
-"""
+Any producer submits the jobs. The trainer's data loader reads ahead, so a sample that left the
+queue is not trained yet. The worker counts what each step trains and acknowledges a group once a
+checkpoint holds all its samples. The interface is that of TRL 1.16 (trl/experimental/async_grpo).
+"""  # noqa: E501
 
 import logging
 import queue
@@ -54,8 +55,9 @@ class Taken(NamedTuple):
 
 
 class RolloutBuffer(queue.Queue[Any]):
-    """A queue of the number of a batch, whether this is its last sample, and the sample. The trainer gets the sample
-    alone, and what it got is noted."""
+    """A queue of the number of a batch, whether this is its last sample, and the sample. The
+    trainer gets the sample alone, and what it got is noted.
+    """
 
     def __init__(self) -> None:
         super().__init__(AHEAD)
@@ -72,28 +74,34 @@ class RolloutBuffer(queue.Queue[Any]):
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
         sample: RolloutSample
         batch, last, sample = super().get(block, timeout)
-        self.taken.append(Taken(batch, last, self.version - sample.model_version > self.max_staleness))
+        self.taken.append(
+            Taken(batch, last, self.version - sample.model_version > self.max_staleness)
+        )
         return sample
 
 
 class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """`rollout_worker` of an AsyncGRPOTrainer, and one of its `callbacks`: these tell the trainer's step and what a
-    checkpoint holds. Its state is in the trainer's checkpoint. A run has one trainer at a time.
+    """`rollout_worker` of an AsyncGRPOTrainer, and one of its `callbacks`: these tell the trainer's
+    step and what a checkpoint holds. Its state is in the trainer's checkpoint. A run has one
+    trainer at a time.
 
-    A group is one group of samples, with a number of its own; each segment of each trajectory is a sample. The
-    advantages are the estimator's of that name (`rollq.training.advantages`).
+    A group is one group of samples, with a number of its own; each segment of each trajectory is a
+    sample. The advantages are the estimator's of that name (`rollq.training.advantages`).
 
-    Each weight sync publishes the trainer's step. The version of a sample is that of its oldest token. It counts the
-    syncs of this process, as TRL does: a step before the first one counts as one version, a step that a killed trainer
-    came to as the sync to come (TRL's staleness is below 0 then), and a token of a version that was never published as
-    old as its group's start.
+    Each weight sync publishes the trainer's step. The version of a sample is that of its oldest
+    token. It counts the syncs of this process, as TRL does: a step before the first one counts as
+    one version, a step that a killed trainer came to as the sync to come (TRL's staleness is below
+    0 then), and a token of a version that was never published as old as its group's start.
     """
 
     def __init__(self, client: Client, *, name: str = "trl", advantages: str = "grpo") -> None:
-        """`name`: the consumer's. Raises SettingsError for credit by turn: TRL's samples have one advantage."""
+        """`name`: the consumer's. Raises SettingsError for credit by turn: TRL's samples have one
+        advantage.
+        """
         if not isinstance(advantages, str):
             raise SettingsError(
-                "a sample of TRL has one advantage, so there is no credit by turn: train on `batch.arrays(advantages=)`"
+                "a sample of TRL has one advantage, so there is no credit by turn: train "
+                "on `batch.arrays(advantages=)`"
             )
         self.client = client
         self.rollout_buffer = RolloutBuffer()
@@ -108,7 +116,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """The trainer's step of each weight sync."""
         self._sync_every = 1
         self._done, self._into = -1, 0
-        """The last batch whose samples are all trained, and how many samples of the next one are."""
+        """The last batch whose samples are all trained, and how many samples of the next one are.
+        """
         self._kept = -1
         """The last batch that a checkpoint holds."""
         self._thread: threading.Thread | None = None
@@ -119,10 +128,13 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     # The protocol of a rollout worker.
 
     def start(self) -> None:
-        """Begin to fill the queue. Raises SettingsError when this worker is no callback of the trainer."""
+        """Begin to fill the queue. Raises SettingsError when this worker is no callback of the
+        trainer.
+        """
         if self._temperature is None:
             raise SettingsError(
-                "the rollout worker has to know the trainer's steps: AsyncGRPOTrainer(callbacks=[worker])"
+                "the rollout worker has to know the trainer's steps: "
+                "AsyncGRPOTrainer(callbacks=[worker])"
             )
         self._stopping.clear()
         self.rollout_buffer.clear()
@@ -131,13 +143,19 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._thread.start()
 
     def stop(self) -> None:
-        """Acknowledge what the last checkpoint holds, and end. The next trainer of the run takes over the rest."""
+        """Acknowledge what the last checkpoint holds, and end. The next trainer of the run takes
+        over the rest.
+        """
         self._stopping.set()
         if self._thread:
             self._thread.join(EXIT_S)
             if self._error or self._thread.is_alive():
                 why = self._error or f"Redis did not answer for {EXIT_S:g} s"
-                log.error("run %s: what the last checkpoint holds may not be acknowledged: %s", self.client.run, why)
+                log.error(
+                    "run %s: what the last checkpoint holds may not be acknowledged: %s",
+                    self.client.run,
+                    why,
+                )
 
     def update_model_version(self, model_version: int) -> None:
         """The engines serve the policy of the trainer's step now."""
@@ -146,9 +164,10 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.client.publish(self.step)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Called while the trainer waits. Raises the error that ended the worker, and PullTimeout when no sample came
-        for `stale_after_s` seconds after the last step, for another reason than long episodes: it says who waits for
-        whom."""
+        """Called while the trainer waits. Raises the error that ended the worker, and PullTimeout
+        when no sample came for `stale_after_s` seconds after the last step, for another reason than
+        long episodes: it says who waits for whom.
+        """
         if self._error:
             raise self._error
         waited = time.monotonic() - self._produced_at
@@ -161,7 +180,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Called before TRL puts values of its own into the settings."""
         if args.token_budget is None or args.token_budget > 0:
             raise SettingsError(
-                "to acknowledge what is trained, rollq counts samples, so each step needs the same number of them: use"
+                "to acknowledge what is trained, rollq counts samples, so each step "
+                "needs the same number of them: use"
                 " AsyncGRPOConfig(token_budget=0)"
             )
         if args.max_steps <= 0:
@@ -175,18 +195,28 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._temperature, self.step = args.temperature, state.global_step
-        self.rollout_buffer.max_staleness, self._sync_every = args.max_staleness, args.weight_sync_steps
+        self.rollout_buffer.max_staleness, self._sync_every = (
+            args.max_staleness,
+            args.weight_sync_steps,
+        )
         self._synced, self._done, self._into, self._kept = [], -1, 0, -1
         if self.step:
             saved = state.stateful_callbacks.get(type(self).__name__)
             if not saved:
-                raise SettingsError("the checkpoint does not say what it holds: it was saved without a RolloutWorker")
+                raise SettingsError(
+                    "the checkpoint does not say what it holds: it was saved "
+                    "without a RolloutWorker"
+                )
             self._done, self._into = saved["attributes"]["done"], saved["attributes"]["into"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step, self._produced_at = state.global_step, time.monotonic()
         if state.is_world_process_zero:
-            self._count(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
+            self._count(
+                args.per_device_train_batch_size
+                * args.gradient_accumulation_steps
+                * args.world_size
+            )
         if args.save_strategy == "no":
             self._kept = self._done
 
@@ -198,7 +228,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         return {"args": {}, "attributes": {"done": self._done, "into": self._into}}
 
     def _count(self, trained: int) -> None:
-        """The next `trained` samples are trained. The trainer takes them in order, and trains all but the stale."""
+        """The next `trained` samples are trained. The trainer takes them in order, and trains all
+        but the stale.
+        """
         while trained:
             batch, last, stale = self.rollout_buffer.taken.popleft()
             self._done, self._into = (batch, 0) if last else (self._done, self._into + 1)
@@ -209,14 +241,18 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _run(self) -> None:
         skip = self._into  # samples that the checkpoint holds
         try:
-            with self.client.consumer(name=self._name, step=self._done if self._done >= 0 else None) as consumer:
+            with self.client.consumer(
+                name=self._name, step=self._done if self._done >= 0 else None
+            ) as consumer:
                 while not self._stopping.is_set():
                     consumer.ack(up_to=self._kept)
                     if batch := self._next(consumer):
                         if skip and batch.step != self._done + 1:
                             raise LedgerError(
-                                f"run {self.client.run}: the checkpoint holds a part of batch {self._done + 1}, which"
-                                " a later one acknowledged: resume from the latest checkpoint, or start a new run"
+                                f"run {self.client.run}: the checkpoint holds a part of "
+                                f"batch {self._done + 1}, which"
+                                " a later one acknowledged: resume from the latest "
+                                "checkpoint, or start a new run"
                             )
                         skip -= self._put(batch, skip)
                 consumer.ack(up_to=self._kept)
@@ -229,7 +265,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         except PullTimeout:
             return None
         if batch is None:
-            self._error = LedgerError(f"run {self.client.run} is sealed and has no more groups: train fewer steps")
+            self._error = LedgerError(
+                f"run {self.client.run} is sealed and has no more groups: train fewer steps"
+            )
             self._stopping.wait(LOOK_S)
         return batch
 
@@ -239,7 +277,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         for index, sample in enumerate(samples[skip:], skip + 1):
             while not self._stopping.is_set():
                 try:
-                    self.rollout_buffer.put((batch.step, index == len(samples), sample), timeout=LOOK_S)
+                    self.rollout_buffer.put(
+                        (batch.step, index == len(samples), sample), timeout=LOOK_S
+                    )
                 except queue.Full:
                     continue
                 self._produced_at = time.monotonic()
@@ -249,13 +289,17 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _samples(self, batch: Batch) -> Iterator[RolloutSample]:
         assert self._temperature is not None  # `start` saw to it
         arrays = batch.arrays(advantages=self._advantages)
-        segments = (segment for trajectory in batch.trajectories for segment in trajectory.segments())  # as the arrays
+        segments = (
+            segment for trajectory in batch.trajectories for segment in trajectory.segments()
+        )  # as the arrays
         for row, (index, segment) in enumerate(zip(arrays.trajectory_index, segments, strict=True)):
             trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]
             check_temperature(trajectory.job, self._temperature)
             refuse_images(trajectory, "TRL")
             length = int(arrays.attention_mask[row].sum())
-            steps = {int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0}
+            steps = {
+                int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0
+            }
             yield RolloutSample(
                 prompt=segment.prompt_messages,
                 completion=segment.messages,
@@ -281,8 +325,10 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class FleetTransfer:
-    """`weight_transfer` of an AsyncGRPOTrainer: writes the trainable parameters into a folder that the engines see
-    under the same path, and has the fleet load them under the trainer's step as version."""
+    """`weight_transfer` of an AsyncGRPOTrainer: writes the trainable parameters into a folder that
+    the engines see under the same path, and has the fleet load them under the trainer's step as
+    version.
+    """
 
     def __init__(self, worker: RolloutWorker, fleet: Fleet, weights: str | Path) -> None:
         self._worker = worker

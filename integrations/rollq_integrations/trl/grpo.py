@@ -1,14 +1,16 @@
-"""The rollout function of TRL's GRPOTrainer: prompts name tasks, and the episodes of workers come back as rows.
+"""The rollout function of TRL's GRPOTrainer: prompts name tasks, and the episodes of workers come
+back as rows.
 
     rollouts = RolloutFunc(client, job=Job(env="shop", task=0))
     trainer = GRPOTrainer(
         model, rollq_reward, train_dataset=task_prompts(rollouts.job, range(64)), rollout_func=rollouts, ...
     )
 
-A group's name follows from the trainer's step. So a trainer that restarts from a checkpoint asks for the same groups
-again, and gets those that were played without playing them twice. A group is acknowledged once a checkpoint holds the
-step that it was trained in. The interface is that of TRL 1.16 (trl/trainer/grpo_trainer.py).
-"""
+A group's name follows from the trainer's step. So a trainer that restarts from a checkpoint asks
+for the same groups again, and gets those that were played without playing them twice. A group is
+acknowledged once a checkpoint holds the step that it was trained in. The interface is that of TRL
+1.16 (trl/trainer/grpo_trainer.py).
+"""  # noqa: E501
 
 import logging
 import re
@@ -49,11 +51,14 @@ STEP = re.compile(r"step(\d+)\.")
 
 
 def check_temperature(job: Job, trainers: float) -> None:
-    """The job samples with the temperature that the trainer computes logprobs for. Raises SettingsError."""
+    """The job samples with the temperature that the trainer computes logprobs for. Raises
+    SettingsError.
+    """
     temperature = job.sampling.get("temperature", 1.0)
     if temperature != trainers:
         raise SettingsError(
-            f"the jobs of {job.env} sample with temperature {temperature:g}, and the trainer computes logprobs for"
+            f"the jobs of {job.env} sample with temperature {temperature:g}, and the "
+            "trainer computes logprobs for"
             f" {trainers:g}: give the trainer's `temperature` and Job(sampling=) the same"
         )
 
@@ -62,22 +67,24 @@ def check_template_kwargs(args: Any) -> None:
     """The trainer does not say what only jobs say to the chat template. Raises SettingsError."""
     if args.chat_template_kwargs:
         raise SettingsError(
-            "rollq's workers render the chat template: give Job(template_kwargs=) what the trainer's"
+            "rollq's workers render the chat template: give Job(template_kwargs=) "
+            "what the trainer's"
             " `chat_template_kwargs` has, and leave those out"
         )
 
 
 class RolloutFunc:
-    """`rollout_func` of a GRPOTrainer. Each call submits a group for each prompt, waits for exactly these groups, and
-    returns a row for each prompt, in order. One trainer at a time may use a run.
+    """`rollout_func` of a GRPOTrainer. Each call submits a group for each prompt, waits for exactly
+    these groups, and returns a row for each prompt, in order. One trainer at a time may use a run.
 
-    A dead member of a group that is viable without it is a row of one masked token with reward None; so is each member
-    of a group that was dropped, and whose `refill` replacements were dropped too.
+    A dead member of a group that is viable without it is a row of one masked token with reward
+    None; so is each member of a group that was dropped, and whose `refill` replacements were
+    dropped too.
 
-    With a `fleet`, the engines get the trainer's weights before each call, under the step's number as version:
-    `trainer.save_model` writes them into `weights`, a folder that the engines see under the same path. The version is
-    published. A group that has tokens of any other weights, as after a restart, is replaced like a dropped one. So
-    training is on policy.
+    With a `fleet`, the engines get the trainer's weights before each call, under the step's number
+    as version: `trainer.save_model` writes them into `weights`, a folder that the engines see under
+    the same path. The version is published. A group that has tokens of any other weights, as after
+    a restart, is replaced like a dropped one. So training is on policy.
     """
 
     def __init__(
@@ -90,11 +97,13 @@ class RolloutFunc:
         fleet: Fleet | None = None,
         weights: str | Path | None = None,
     ) -> None:
-        """`job`: the template of all jobs. Environment, split, task, size and group come from the trainer. `name`: the
-        consumer's. Raises SettingsError."""
+        """`job`: the template of all jobs. Environment, split, task, size and group come from the
+        trainer. `name`: the consumer's. Raises SettingsError.
+        """
         if job.history is not History.KEEP or job.context:
             raise SettingsError(
-                "TRL trains one row for each prompt, and with history=template or a context an episode may have"
+                "TRL trains one row for each prompt, and with history=template or a "
+                "context an episode may have"
                 " several: use neither, or AsyncGRPOTrainer with rollq_integrations.trl.async_grpo"
             )
         if job.purpose is not Purpose.TRAIN:
@@ -117,8 +126,9 @@ class RolloutFunc:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """What TRL asks for. Its keys are the fields of Row.
 
-        Raises SettingsError when the trainer's settings and the job's disagree, LedgerError when the run holds other
-        groups or has none of these any more, and MissingGroups when all groups were dropped.
+        Raises SettingsError when the trainer's settings and the job's disagree, LedgerError when
+        the run holds other groups or has none of these any more, and MissingGroups when all groups
+        were dropped.
         """
         self._check(trainer)
         if not any(isinstance(each, AckCallback) for each in trainer.callback_handler.callbacks):
@@ -127,7 +137,9 @@ class RolloutFunc:
         self._sync(trainer, step)
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
-        everyone = gather_object(list(prompts))  # the samples of a group may be spread over processes
+        everyone = gather_object(
+            list(prompts)
+        )  # the samples of a group may be spread over processes
         rows: list[Any] = [None]
         if trainer.accelerator.is_main_process:
             jobs = list(self._jobs(everyone, trainer.num_generations))
@@ -159,13 +171,16 @@ class RolloutFunc:
         check_template_kwargs(trainer.args)
         if trainer.args.eval_strategy != "no" or not trainer.model.training:
             raise SettingsError(
-                "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` or `Client.evaluate`"
+                "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` "
+                "or `Client.evaluate`"
             )
 
     def _sync(self, trainer: Any, step: int) -> None:
         if self._fleet is None or step == self._synced:
             return
-        trainer.save_model(self._weights, _internal_call=True)  # all processes: the weights may be sharded
+        trainer.save_model(
+            self._weights, _internal_call=True
+        )  # all processes: the weights may be sharded
         if trainer.accelerator.is_main_process:
             self._fleet.update(self._weights, str(step))
             self.client.publish(step)
@@ -177,24 +192,33 @@ class RolloutFunc:
         for index in range(0, len(prompts), size):
             siblings = prompts[index : index + size]
             if len(siblings) < size or any(prompt != siblings[0] for prompt in siblings):
-                raise ContractError(f"prompts {index} to {index + size - 1} are not {size} times the same one")
+                raise ContractError(
+                    f"prompts {index} to {index + size - 1} are not {size} times the same one"
+                )
             place = place_of(siblings[0])
             seed = self.job.seed + self._step
-            yield replace(self.job, **place, size=size, sample=0, group=f"{prefix}.{index // size}", seed=seed)
+            yield replace(
+                self.job, **place, size=size, sample=0, group=f"{prefix}.{index // size}", seed=seed
+            )
 
     def _groups(self, jobs: Sequence[Job]) -> dict[str, Group]:
-        """The groups of these jobs by the jobs' group names. Those that were dropped for good are left out."""
+        """The groups of these jobs by the jobs' group names. Those that were dropped for good are
+        left out.
+        """
         self.client.submit(jobs, ahead=AHEAD)
         self._dropped([job.group for job in jobs])
         if self._consumer is None:
             self._consumer = self.client.consumer(name=self._name)
-        names = {job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)}
+        names = {
+            job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)
+        }
         missing, groups = {job.group: job for job in jobs}, dict[str, Group]()
         while missing:
             for group in self._take(self._consumer, len(missing)):
                 if group.id not in names:
                     raise LedgerError(
-                        f"group {self.client.run}/{group.id} was not asked for: a trainer needs a run of its own"
+                        f"group {self.client.run}/{group.id} was not asked for: a trainer "
+                        "needs a run of its own"
                     )
                 groups[names[group.id]] = group
                 missing.pop(names[group.id], None)
@@ -202,7 +226,8 @@ class RolloutFunc:
                 del missing[name]
         if not groups:
             raise MissingGroups(
-                f"run {self.client.run}: all groups of step {self._step} were dropped: `rollq jobs list"
+                f"run {self.client.run}: all groups of step {self._step} were "
+                "dropped: `rollq jobs list"
                 f" {self.client.run}` says why"
             )
         return groups
@@ -215,9 +240,13 @@ class RolloutFunc:
             except PullTimeout:
                 return []
             if batch is None:
-                raise LedgerError(f"run {self.client.run} is sealed and takes no more groups: use another run")
+                raise LedgerError(
+                    f"run {self.client.run} is sealed and takes no more groups: use another run"
+                )
             old = [group for group in batch.groups if _step(group) < self._step]
-            if len(old) == len(batch.groups):  # a checkpoint holds them, and their trainer did not acknowledge them
+            if len(old) == len(
+                batch.groups
+            ):  # a checkpoint holds them, and their trainer did not acknowledge them
                 batch.ack()
                 continue
             for group in old:
@@ -225,20 +254,31 @@ class RolloutFunc:
             for group in batch.groups:
                 if others := self._other_weights(group):
                     log.warning(
-                        "group %s has tokens of weights %s, not %s: it is replaced", group.id, others, self._step
+                        "group %s has tokens of weights %s, not %s: it is replaced",
+                        group.id,
+                        others,
+                        self._step,
                     )
                     batch.skip(group.id, "stale")
             self._batches[batch.step] = self._step
             return batch.groups
 
     def _other_weights(self, group: Group) -> str:
-        """The versions of its tokens, when they are not all that of the trainer's step. Only a fleet tells."""
-        versions = {version for trajectory in group.trajectories for version in trajectory.versions if version}
+        """The versions of its tokens, when they are not all that of the trainer's step. Only a
+        fleet tells.
+        """
+        versions = {
+            version
+            for trajectory in group.trajectories
+            for version in trajectory.versions
+            if version
+        }
         return ", ".join(sorted(versions)) if self._fleet and versions - {str(self._step)} else ""
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
-        """Has dropped groups replaced, and waits for the replacements. Returns the groups whose last replacement was
-        dropped, too."""
+        """Has dropped groups replaced, and waits for the replacements. Returns the groups whose
+        last replacement was dropped, too.
+        """
         names = self._dropped([job.group for job in jobs])
         dropped = [job for job in jobs if job.group in names]
         if not dropped:
@@ -248,19 +288,25 @@ class RolloutFunc:
         return [job.group for job in dropped if job.replacement(self._refill).group in last]
 
     def _dropped(self, names: Sequence[str]) -> set[str]:
-        """Which of these groups were dropped or skipped as stale. Raises LedgerError when one was trained and
-        acknowledged."""
+        """Which of these groups were dropped or skipped as stale. Raises LedgerError when one was
+        trained and acknowledged.
+        """
         states = dict(zip(names, self.client.group_states(names), strict=True)) if names else {}
         if acked := [name for name, state in states.items() if state == "acked"]:
             raise LedgerError(
-                f"group {self.client.run}/{acked[0]} was trained and acknowledged by an earlier trainer, so it cannot"
+                f"group {self.client.run}/{acked[0]} was trained and acknowledged by an "
+                "earlier trainer, so it cannot"
                 " come again: resume from the latest checkpoint, or start a new run"
             )
         return {name for name, state in states.items() if state == "dropped"}
 
-    def _rows(self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any) -> Iterator[Row]:
+    def _rows(
+        self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any
+    ) -> Iterator[Row]:
         """A row for each sample of each job. What is masked holds padding."""
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor has one
+        tokenizer = getattr(
+            trainer.processing_class, "tokenizer", trainer.processing_class
+        )  # a processor has one
         padding = tokenizer.pad_token_id
         for job in jobs:
             group = groups.get(job.group)
@@ -273,8 +319,9 @@ class RolloutFunc:
 
 
 class AckCallback(TrainerCallback):  # type: ignore[misc]
-    """Acknowledges what a checkpoint holds; when the trainer saves none, each step. `RolloutFunc` adds it to its
-    trainer."""
+    """Acknowledges what a checkpoint holds; when the trainer saves none, each step. `RolloutFunc`
+    adds it to its trainer.
+    """
 
     def __init__(self, rollouts: RolloutFunc) -> None:
         self._rollouts = rollouts

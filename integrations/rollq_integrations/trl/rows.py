@@ -1,4 +1,5 @@
-"""What goes into TRL's GRPOTrainer and comes back: prompts that name tasks, and a row for each rollout.
+"""What goes into TRL's GRPOTrainer and comes back: prompts that name tasks, and a row for each
+rollout.
 
 The names are those of TRL 1.16 (trl/trainer/grpo_trainer.py).
 """
@@ -21,17 +22,22 @@ PLACE = ("env", "split", "task")
 def task_prompts(job: Job, tasks: Iterable[int]) -> Dataset:
     """The trainer's dataset: a prompt for each of these tasks of the job's environment and split.
 
-    Its text is for logs only, because the environment writes the real prompt. To mix environments, join their datasets
-    with `datasets.concatenate_datasets`.
+    Its text is for logs only, because the environment writes the real prompt. To mix environments,
+    join their datasets with `datasets.concatenate_datasets`.
     """
     place = {"role": "user", "env": job.env, "split": job.split}
     return Dataset.from_list(
-        [{"prompt": [{**place, "task": task, "content": f"{job.env} {job.split}, task {task}"}]} for task in tasks]
+        [
+            {"prompt": [{**place, "task": task, "content": f"{job.env} {job.split}, task {task}"}]}
+            for task in tasks
+        ]
     )
 
 
 def rollq_reward(*, episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """The trainer's reward function: the environment's grades. A dead member has None, which enters no baseline."""
+    """The trainer's reward function: the environment's grades. A dead member has None, which enters
+    no baseline.
+    """
     return episode_reward
 
 
@@ -48,8 +54,9 @@ def place_of(prompt: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs` and `env_mask` have
-    one entry per token of the response."""
+    """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs`
+    and `env_mask` have one entry per token of the response.
+    """
 
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -73,7 +80,8 @@ def row_of(trajectory: Trajectory | None, reward: float | None, padding: int) ->
         if len(segments) > 1:  # an agent program's
             raise ContractError(
                 f"{job_id} has {len(segments)} traces, and TRL's synchronous trainer takes one"
-                " row a rollout: train on `batch.arrays()`, or with rollq_integrations.trl.async_grpo"
+                " row a rollout: train on `batch.arrays()`, or with "
+                "rollq_integrations.trl.async_grpo"
             )
         [segment] = segments
         ids, response = list(segment.prompt_ids), list(segment.response_ids)

@@ -4,11 +4,12 @@ They are called `verifiers:NAME`, or come with another configuration from a file
 
     load = taskset("my-taskset", difficulty="hard")
 
-The policy talks and calls the tools of the task, as with the package's own `null` harness, but rollq samples its turns.
-What it says without a call is its answer.
+The policy talks and calls the tools of the task, as with the package's own `null` harness, but
+rollq samples its turns. What it says without a call is its answer.
 
-Rewards of verifiers may limit their time by signals. Those work in a process's main thread only: elsewhere the package
-gives 0.0 for a right answer. So an episode is played in a main thread, which every isolated episode has.
+Rewards of verifiers may limit their time by signals. Those work in a process's main thread only:
+elsewhere the package gives 0.0 for a right answer. So an episode is played in a main thread, which
+every isolated episode has.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,15 +30,19 @@ SPLIT = "train"
 def load(variant: str | None) -> "TasksetDomain | ClassicDomain":
     """The entry point. Raises JobFailure."""
     if not variant:
-        raise JobFailure("name the taskset, as in verifiers:NAME, where NAME is its installed package")
+        raise JobFailure(
+            "name the taskset, as in verifiers:NAME, where NAME is its installed package"
+        )
     return taskset(variant)(None)
 
 
 def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain | ClassicDomain"]:
-    """The `load` of an environment with that taskset's tasks; `config` are fields of its configuration. With verifiers
-    0.3 it is the environment that `load_environment(name, **config)` makes.
+    """The `load` of an environment with that taskset's tasks; `config` are fields of its
+    configuration. With verifiers 0.3 it is the environment that `load_environment(name, **config)`
+    makes.
 
-    Raises JobFailure for one that cannot be played, and without the package or with another version of it.
+    Raises JobFailure for one that cannot be played, and without the package or with another version
+    of it.
     """
     classic = installed().startswith(f"{CLASSIC}.")
     found = ClassicDomain(name, config) if classic else TasksetDomain(name, config)
@@ -71,13 +76,17 @@ class TasksetDomain:
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "Episode":
         if args:
-            raise JobFailure(f"a taskset takes no env_args, not {dict(args)!r:.200}; configure it in a file: taskset()")
+            raise JobFailure(
+                f"a taskset takes no env_args, not {dict(args)!r:.200}; configure it in "
+                "a file: taskset()"
+            )
         only_in_main_thread(self.name)
         return Episode(self._task(split, index))
 
     def _task(self, split: str, index: int) -> Any:
         if split != SPLIT or not 0 <= index < len(self._tasks):
             raise JobFailure(
-                f"there is no task {index} of split {split!r}; {self.name} has {len(self._tasks)} of {SPLIT!r}"
+                f"there is no task {index} of split {split!r}; {self.name} has "
+                f"{len(self._tasks)} of {SPLIT!r}"
             )
         return self._tasks[index]

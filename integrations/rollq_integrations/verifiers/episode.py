@@ -1,4 +1,5 @@
-"""An episode of a task of verifiers: the policy talks and calls tools, and the package's functions see a trace of that.
+"""An episode of a task of verifiers: the policy talks and calls tools, and the package's functions
+see a trace of that.
 
 It does not know what tasks can be played.
 """
@@ -16,7 +17,9 @@ from rollq_integrations.verifiers.toolsets import Toolsets
 
 
 class Episode:
-    """Implements rollq.env.Environment. A turn with several calls becomes as many messages of one call each."""
+    """Implements rollq.env.Environment. A turn with several calls becomes as many messages of one
+    call each.
+    """
 
     def __init__(self, task: Any) -> None:
         self._task = task
@@ -51,12 +54,18 @@ class Episode:
     def grade(self) -> Grade:
         self._loop.wait(self._score())
         trace = self._trace
-        missing = [name for scores in (trace.rewards, trace.metrics) for name, score in scores.items() if score is None]
+        missing = [
+            name
+            for scores in (trace.rewards, trace.metrics)
+            for name, score in scores.items()
+            if score is None
+        ]
         if missing:
             raise EnvironmentFailure(f"verifiers gave no score for {', '.join(missing)}")
         info: dict[str, Json] = {
             "rewards": {
-                name: {"score": reward.score, "weight": reward.weight} for name, reward in trace.rewards.items()
+                name: {"score": reward.score, "weight": reward.weight}
+                for name, reward in trace.rewards.items()
             },
             "metrics": dict(trace.metrics),
         }
@@ -70,7 +79,9 @@ class Episode:
     def _add(self, kind: str, sampled: bool = False, **fields: Any) -> None:
         vf, nodes = package(), self._trace.nodes
         parent = len(nodes) - 1 if nodes else None
-        nodes.append(vf.MessageNode(parent=parent, message=getattr(vf, kind)(**fields), sampled=sampled))
+        nodes.append(
+            vf.MessageNode(parent=parent, message=getattr(vf, kind)(**fields), sampled=sampled)
+        )
 
     async def _open(self) -> Sequence[Json]:
         await call(self._task.setup, {"trace": self._trace})
@@ -102,7 +113,9 @@ def _trace_type() -> Any:
     """The package's Trace, but a reward that asks for numbers of tokens gets an error, not 0."""
 
     def unknown(trace: Any) -> int:
-        raise EnvironmentFailure("this reward counts tokens, which the trace of an episode of rollq does not have")
+        raise EnvironmentFailure(
+            "this reward counts tokens, which the trace of an episode of rollq does not have"
+        )
 
     counts = ("num_input_tokens", "num_output_tokens", "num_total_tokens", "usage")
     return type("PlayedTrace", (package().Trace,), {name: property(unknown) for name in counts})

@@ -1,4 +1,6 @@
-"""The installed package `verifiers`, of a series that rollq has been tested with, and where its code runs."""
+"""The installed package `verifiers`, of a series that rollq has been tested with, and where its
+code runs.
+"""
 
 import asyncio
 import inspect
@@ -23,10 +25,14 @@ def installed() -> str:
     try:
         version = metadata.version("verifiers")
     except metadata.PackageNotFoundError:
-        raise JobFailure(f"this environment needs the package verifiers: {install_line('verifiers')}") from None
+        raise JobFailure(
+            f"this environment needs the package verifiers: {install_line('verifiers')}"
+        ) from None
     if not f"{version}.".startswith((f"{CLASSIC}.", f"{TASKSETS}.")):
         needed = f"{CLASSIC}.* or {TASKSETS}.*"
-        raise JobFailure(f"this environment needs verifiers {needed}, not {version}: {install_line('verifiers')}")
+        raise JobFailure(
+            f"this environment needs verifiers {needed}, not {version}: {install_line('verifiers')}"
+        )
     return version
 
 
@@ -42,10 +48,13 @@ def part(module: str, name: str) -> Any:
 
 
 def only_in_main_thread(name: str) -> None:
-    """Rewards that limit their time by signals are silently wrong elsewhere. Raises ForOtherWorkers there."""
+    """Rewards that limit their time by signals are silently wrong elsewhere. Raises ForOtherWorkers
+    there.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise ForOtherWorkers(
-            f"{name} is only played in a process of its own, because rewards of verifiers use signals: "
+            f"{name} is only played in a process of its own, because rewards of "
+            "verifiers use signals: "
             f"start the worker with ROLLQ_ISOLATE={name}, or the name of your file's environment"
         )
 
@@ -61,7 +70,9 @@ class OwnLoop:
             asyncio.get_running_loop()
         except RuntimeError:
             return self._loop.run_until_complete(work)
-        with ThreadPoolExecutor(1) as other:  # a thread runs one loop at a time; the replay engine's asks for tools
+        with ThreadPoolExecutor(
+            1
+        ) as other:  # a thread runs one loop at a time; the replay engine's asks for tools
             return other.submit(self._loop.run_until_complete, work).result()
 
     def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Which tasks of verifiers can be played. What an episode of rollq does not have is refused here, by name."""
+"""Which tasks of verifiers can be played. What an episode of rollq does not have is refused here,
+by name.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -21,20 +23,25 @@ def playable_tasks(name: str, config: Mapping[str, Json]) -> list[Any]:
         raise JobFailure(f"the taskset {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
     if env is not vf.SingleAgentEnv:
         raise JobFailure(
-            f"the taskset {name!r} comes with an environment of its own, {env.__name__}, and cannot be played"
+            f"the taskset {name!r} comes with an environment of its own, {env.__name__}, "
+            "and cannot be played"
         )
     if harness == name:
-        raise JobFailure(f"the taskset {name!r} comes with a harness of its own, and cannot be played without it")
+        raise JobFailure(
+            f"the taskset {name!r} comes with a harness of its own, and cannot be played without it"
+        )
     if not found.bounded:
         raise JobFailure(f"the taskset {name!r} has no end; bound it in its configuration")
     if type(found).toolsets(found.config):
         raise JobFailure(
-            f"the taskset {name!r} has tool servers that its tasks share; only toolsets of tasks are played"
+            f"the taskset {name!r} has tool servers that its tasks share; only toolsets "
+            "of tasks are played"
         )
     for task in tasks:
         if needed := _needs(task):
             raise JobFailure(
-                f"task {task.data.idx} of the taskset {name!r} needs {needed}, which rollq does not give it"
+                f"task {task.data.idx} of the taskset {name!r} needs {needed}, which "
+                "rollq does not give it"
             )
     if not tasks:
         raise JobFailure(f"the taskset {name!r} has no tasks")
@@ -51,7 +58,11 @@ def _needs(task: Any) -> str:
             return f"its {name}"
     if part("utils.decorators", "discover_decorated")(task, "intercept"):
         return "functions that intercept requests"
-    hooks = [*task.hooks("metric"), *task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
+    hooks = [
+        *task.hooks("metric"),
+        *task.hooks("reward"),
+        *(judge.score for judge in task.plugged_judges()),
+    ]
     for function in (task.setup, task.finalize, *hooks):
         parameter = inspect.signature(function).parameters.get("runtime")
         own = getattr(function, "__func__", function) not in (vf.Task.setup, vf.Task.finalize)
@@ -62,7 +73,11 @@ def _needs(task: Any) -> str:
             return f"requests and responses, for the stop condition {function.__name__}"
     for toolset in type(task).toolsets(task.config):
         placed = toolset.config
-        if getattr(placed, "url", None) or getattr(placed, "colocated", False) or placed.runtime.type != "subprocess":
+        if (
+            getattr(placed, "url", None)
+            or getattr(placed, "colocated", False)
+            or placed.runtime.type != "subprocess"
+        ):
             return f"the toolset {type(toolset).__name__} to run elsewhere"
     try:
         prompt_of(data)
@@ -76,7 +91,9 @@ def prompt_of(data: Any) -> tuple[str, str]:
     system, found = data.system_prompt or "", data.prompt
     if isinstance(found, list):
         if [message.role for message in found] not in (["user"], ["system", "user"]):
-            raise JobFailure("a prompt of other messages than one of the user's, perhaps behind a system message")
+            raise JobFailure(
+                "a prompt of other messages than one of the user's, perhaps behind a system message"
+            )
         if len(found) > 1:
             system = "\n\n".join(part for part in (system, found[0].content) if part)
         found = found[-1].content

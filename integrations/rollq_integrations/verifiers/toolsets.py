@@ -1,7 +1,7 @@
 """The tools of a task of verifiers.
 
-The package runs each toolset as a server that shares the episode's state over HTTP. Here they are objects of the
-episode, and the state goes through the same checks.
+The package runs each toolset as a server that shares the episode's state over HTTP. Here they are
+objects of the episode, and the state goes through the same checks.
 """
 
 from collections.abc import Callable, Coroutine
@@ -32,9 +32,16 @@ class Toolsets:
             for tool in await server.list_tools():
                 name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
                 if name in self._tools:
-                    raise JobFailure(f"two tools are called {name!r}; give the toolsets of the task different prefixes")
+                    raise JobFailure(
+                        f"two tools are called {name!r}; give the toolsets of the task "
+                        "different prefixes"
+                    )
                 self._tools[name] = (server, tool.name)
-                function = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
+                function = {
+                    "name": name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                }
                 schemas.append({"type": "function", "function": function})
         return schemas
 
@@ -47,7 +54,9 @@ class Toolsets:
         except _mcp().exceptions.ToolError as e:
             return str(e)
         texts = ((part, getattr(part, "text", None)) for part in result.content)
-        return "\n".join(text if isinstance(text, str) else f"[{part.type}]" for part, text in texts)
+        return "\n".join(
+            text if isinstance(text, str) else f"[{part.type}]" for part, text in texts
+        )
 
     async def close(self) -> None:
         for toolset in self._toolsets:

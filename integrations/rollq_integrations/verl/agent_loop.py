@@ -7,9 +7,10 @@ In the file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
       run: shop-grpo
       job: {env: shop}
 
-A row of the data set names its task: `extra_info: {rollq: {task: 7}}`, and `agent_name: rollq`. docs/verl.md has a
-complete configuration. Read from verl 0.9.1 (verl/experimental/agent_loop, verl/trainer/ppo/v1); it needs the V1
-trainer. Its field contract: tests/rollq_integrations/verl_contract.py.
+A row of the data set names its task: `extra_info: {rollq: {task: 7}}`, and `agent_name: rollq`.
+docs/verl.md has a complete configuration. Read from verl 0.9.1 (verl/experimental/agent_loop,
+verl/trainer/ppo/v1); it needs the V1 trainer. Its field contract:
+tests/rollq_integrations/verl_contract.py.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,9 @@ def episodes(redis_url: str | None, run: str, keep_steps: int) -> Any:
 
 
 class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Submits a session as a job of its own, and waits for its episode without blocking verl's event loop."""
+    """Submits a session as a job of its own, and waits for its episode without blocking verl's
+    event loop.
+    """
 
     def __init__(
         self,
@@ -43,10 +46,12 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         session_from: str = "uid",
         **kwargs: Any,
     ) -> None:
-        """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have, `budget` as a mapping.
-        `keep_steps`: steps for which a played episode is kept for a trainer that restarts (default:
-        `trainer.save_freq` and `trainer.v1.sampler.max_off_policy_threshold`). `session_from`: `uid` or `task`, what
-        makes two sessions the same; docs/verl.md."""
+        """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have,
+        `budget` as a mapping. `keep_steps`: steps for which a played episode is kept for a trainer
+        that restarts (default: `trainer.save_freq` and
+        `trainer.v1.sampler.max_off_policy_threshold`). `session_from`: `uid` or `task`, what makes
+        two sessions the same; docs/verl.md.
+        """
         super().__init__(*args, **kwargs)
         if session_from not in ("uid", "task"):
             raise SettingsError(f"session_from must be uid or task, not {session_from!r}")
@@ -58,8 +63,9 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:
         """One session: an AgentLoopOutput, or a list of them when the episode has several traces
-        (`history=template`, `context`). Raises RolloutFailure for an episode without a grade: verl counts the prompt as
-        failed."""
+        (`history=template`, `context`). Raises RolloutFailure for an episode without a grade: verl
+        counts the prompt as failed.
+        """
         job = self._as_job(sampling_params, fields, self._session(fields))
         step = _step(fields)
         trajectory = await self._episodes.play(job, step)
@@ -70,7 +76,8 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """The name of the job's group."""
         if "uid" not in fields or "session_id" not in fields:
             raise SettingsError(
-                "verl gave its agent loop no uid and session_id: rollq needs the V1 trainer (trainer.use_v1=true, the"
+                "verl gave its agent loop no uid and session_id: rollq needs the V1 "
+                "trainer (trainer.use_v1=true, the"
                 " default of verl 0.9)"
             )
         if not self._by_task:
@@ -78,38 +85,52 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         job = Job.of({**self._job, **_row(fields)})
         return f"{job.task_name}.step{_step(fields)}.{int(fields['session_id'])}"
 
-    def _as_job(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any], group: str) -> Job:
-        """Raises ContractError for a row that names no task and for what no worker can play, SettingsError for
-        sampling parameters that are verl's."""
+    def _as_job(
+        self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any], group: str
+    ) -> Job:
+        """Raises ContractError for a row that names no task and for what no worker can play,
+        SettingsError for sampling parameters that are verl's.
+        """
         given = {**self._job, **_row(fields)}
         lengths = self.rollout_config
-        budget = {"max_tokens": lengths.prompt_length + lengths.response_length, **given.get("budget", {})}
+        budget = {
+            "max_tokens": lengths.prompt_length + lengths.response_length,
+            **given.get("budget", {}),
+        }
         # rollq always records logprobs, so it has no parameter for them.
         theirs = {name: value for name, value in sampling_params.items() if name != "logprobs"}
         sampling = given.get("sampling", {})
         if both := ", ".join(sorted({*sampling} & {*theirs})):
             raise SettingsError(
-                f"sampling of the agent loop's job has {both}, which verl sets and computes with: set it in"
+                f"sampling of the agent loop's job has {both}, which verl sets and "
+                "computes with: set it in"
                 " actor_rollout_ref.rollout"
             )
-        return Job.of({**given, "sampling": {**theirs, **sampling}, "group": group, "budget": budget})
+        return Job.of(
+            {**given, "sampling": {**theirs, **sampling}, "group": group, "budget": budget}
+        )
 
 
 def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     """The fields of verl's AgentLoopOutput, for each trace in which something was sampled.
 
-    verl puts the reward on the last token of the response, and asks for the versions as integers: that of the weights
-    with which the first and the last token were sampled, at the oldest and at the newest. verl's engines do not say
-    theirs; then both are `step` - 1, the weights when the session began, so no token is taken for younger than it is.
-    Raises ContractError for an episode with images.
+    verl puts the reward on the last token of the response, and asks for the versions as integers:
+    that of the weights with which the first and the last token were sampled, at the oldest and at
+    the newest. verl's engines do not say theirs; then both are `step` - 1, the weights when the
+    session began, so no token is taken for younger than it is. Raises ContractError for an episode
+    with images.
     """
     refuse_images(trajectory, "verl")
     segments = trajectory.segments()
     if not segments:
-        raise ContractError(f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})")
+        raise ContractError(
+            f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})"
+        )
     outputs = [_output(segment, trajectory, step) for segment in segments]
     for output, experts in zip(outputs, segment_experts(trajectory), strict=False):
-        output["routed_experts"] = experts.astype("int32")  # a row for each token of prompt and response
+        output["routed_experts"] = experts.astype(
+            "int32"
+        )  # a row for each token of prompt and response
     return outputs
 
 
@@ -124,8 +145,12 @@ def _output(segment: Segment, trajectory: Trajectory, step: int) -> dict[str, An
         "reward_score": trajectory.reward,
         "num_turns": 2 * trajectory.turns,  # of both sides: the user speaks first, the policy last
         "metrics": {
-            "generate_sequences": sum(event.seconds for event in segment.events if isinstance(event, Sampled)),
-            "tool_calls": sum(event.seconds for event in segment.events if isinstance(event, Observed)),
+            "generate_sequences": sum(
+                event.seconds for event in segment.events if isinstance(event, Sampled)
+            ),
+            "tool_calls": sum(
+                event.seconds for event in segment.events if isinstance(event, Observed)
+            ),
         },
         "extra_fields": {
             "min_global_steps": min(steps),
@@ -140,13 +165,17 @@ def _output(segment: Segment, trajectory: Trajectory, step: int) -> dict[str, An
 
 
 def _keep_steps(trainer: Any) -> int:
-    """The steps between two checkpoints, and those after which verl still trains on a prompt: one that a checkpoint has
-    in flight comes again after a restart, and some of its sessions were played as long before."""
+    """The steps between two checkpoints, and those after which verl still trains on a prompt: one
+    that a checkpoint has in flight comes again after a restart, and some of its sessions were
+    played as long before.
+    """
     in_flight = trainer.v1.sampler.max_off_policy_threshold
     if in_flight is None:
         raise SettingsError(
-            "trainer.v1.sampler.max_off_policy_threshold is null, so verl plays a prompt for any number of steps: set"
-            " keep_steps of the agent loop to trainer.save_freq and the most steps that a prompt takes"
+            "trainer.v1.sampler.max_off_policy_threshold is null, so verl plays a prompt "
+            "for any number of steps: set"
+            " keep_steps of the agent loop to trainer.save_freq and the most steps "
+            "that a prompt takes"
         )
     return max(1, int(trainer.save_freq)) + int(in_flight)
 
@@ -160,7 +189,9 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the job that the row of the data set names."""
     row = (fields.get("extra_info") or {}).get("rollq")
     if not isinstance(row, Mapping) or "task" not in row:
-        raise ContractError("a row of verl's data set names its task: extra_info: {rollq: {task: 7}}")
+        raise ContractError(
+            "a row of verl's data set names its task: extra_info: {rollq: {task: 7}}"
+        )
     return dict(_without_nulls(_plain(row)))
 
 

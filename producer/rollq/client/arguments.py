@@ -8,8 +8,9 @@ from rollq.job import NAME
 from rollq.sampling import number
 
 Order = Literal["ready", "submitted"]
-"""`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
-earlier, which bounds how old a group can be."""
+"""`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that
+was submitted earlier, which bounds how old a group can be.
+"""
 ORDERS = ("ready", "submitted")
 MOST_DAYS = 36_500
 """Days for which a run may be told to keep a finished group's record."""
@@ -32,7 +33,9 @@ def check_ahead(ahead: int) -> None:
 def check_days(days: float) -> None:
     """Raises SettingsError."""
     if not number(days) or not 0 < days <= MOST_DAYS:
-        raise SettingsError(f"forget_after: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
+        raise SettingsError(
+            f"forget_after: days must be a positive number of at most {MOST_DAYS}, not {days!r}"
+        )
 
 
 def check_ids(job_ids: Iterable[str]) -> Iterable[str]:
@@ -43,7 +46,9 @@ def check_ids(job_ids: Iterable[str]) -> Iterable[str]:
 
 
 def check_wanted(groups: int, timeout: float | None) -> None:
-    """Raises ContractError unless a consumer can wait for that many groups, for that many seconds."""
+    """Raises ContractError unless a consumer can wait for that many groups, for that
+    many seconds.
+    """
     if type(groups) is not int or groups < 1:
         raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
     if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
@@ -51,12 +56,18 @@ def check_wanted(groups: int, timeout: float | None) -> None:
 
 
 def check_consumer(order: Order, name: str | None, step: int | None) -> None:
-    """Raises ContractError unless a consumer may have this order, and begin after that step under this name."""
+    """Raises ContractError unless a consumer may have this order, and begin after that step under
+    this name.
+    """
     if order not in ORDERS:
         raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
     if step is not None and name is None:
-        raise ContractError("step is that of a named consumer's batch: give the consumer a name, too")
-    if step is not None and (type(step) is not int or not 0 <= step < 1 << 53):  # scripts count in floats
+        raise ContractError(
+            "step is that of a named consumer's batch: give the consumer a name, too"
+        )
+    if step is not None and (
+        type(step) is not int or not 0 <= step < 1 << 53
+    ):  # scripts count in floats
         raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

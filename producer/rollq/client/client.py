@@ -33,18 +33,23 @@ if TYPE_CHECKING:
     from rollq.servers.durability import Durability
 
 AHEAD = 256
-"""Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
+"""Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill
+Redis.
+"""
 PATIENCE_S = 8.0
-"""Seconds for which a call to Redis is made again by itself. Then RetryLoop goes on, which knows timeouts. Longer than
-patience.FIRST_S, so that an address without Redis is still named."""
+"""Seconds for which a call to Redis is made again by itself. Then RetryLoop goes on, which knows
+timeouts. Longer than patience.FIRST_S, so that an address without Redis is still named.
+"""
 
 
 class Client(Operations):
-    """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
+    """One run, seen from the trainer's or the producer's side. Close it, or use it as a context
+    manager.
 
-    When Redis cannot be reached or takes no writes (out of memory, disk full), calls wait without end, or until the
-    client is closed, and warn on the logger `rollq`. They raise redis.ConnectionError after 5 s at an address where no
-    Redis has answered yet, and redis.AuthenticationError. `explain` does neither.
+    When Redis cannot be reached or takes no writes (out of memory, disk full), calls wait without
+    end, or until the client is closed, and warn on the logger `rollq`. They raise
+    redis.ConnectionError after 5 s at an address where no Redis has answered yet, and
+    redis.AuthenticationError. `explain` does neither.
     """
 
     def __init__(
@@ -57,12 +62,14 @@ class Client(Operations):
         hold_s: float = HOLD_S,
         durability: Durability | str = "async",
     ) -> None:
-        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used, to a cluster now.
+        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used,
+        to a cluster now.
 
-        `budgets`: for each class, the number of failures that kills a job. The run's first submission pins them; a
-        later one with other budgets raises SettingsError. `hold_s`: a consumer that is silent for that many seconds
-        loses its batches. `durability`: where submissions, the seal and acknowledgements must be before their calls
-        return (docs/scale.md). Raises SettingsError for a wrong address or value.
+        `budgets`: for each class, the number of failures that kills a job. The run's first
+        submission pins them; a later one with other budgets raises SettingsError. `hold_s`: a
+        consumer that is silent for that many seconds loses its batches. `durability`: where
+        submissions, the seal and acknowledgements must be before their calls return
+        (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
         from rollq.client.internals import Internals
@@ -77,32 +84,41 @@ class Client(Operations):
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(connect(settings.redis_url, patience_s=PATIENCE_S), run, Durability(durability))
+        self._internals = Internals.of(
+            connect(settings.redis_url, patience_s=PATIENCE_S), run, Durability(durability)
+        )
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closing = Event()
         self._retry = RetryLoop(wait=self._pause)
         self._trackers = Trackers(self._internals.reader, self._retry)
-        self._producer = Producer(self._internals.ledger, self._broker, dict(budgets or {}), self._pause)
+        self._producer = Producer(
+            self._internals.ledger, self._broker, dict(budgets or {}), self._pause
+        )
 
     @property
     def broker_error(self) -> str | None:
-        """The exception type with which the broker refused messages; the workers' reapers send them in its place."""
+        """The exception type with which the broker refused messages; the workers' reapers send them
+        in its place.
+        """
         return self._broker.error
 
-    def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
+    def submit(
+        self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None
+    ) -> Submission:
         """Submit jobs group by group. The jobs of one group must follow one another.
 
-        A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
-        unacknowledged, over all producers of the run, and asks for the next job only when there is room. Submitting a
-        known job again changes nothing. `source` names a sequence of jobs that is always the same: after a restart, the
-        groups that were submitted before are skipped.
+        A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while
+        `ahead` groups are unacknowledged, over all producers of the run, and asks for the next job
+        only when there is room. Submitting a known job again changes nothing. `source` names a
+        sequence of jobs that is always the same: after a restart, the groups that were submitted
+        before are skipped.
 
-        When Redis comes back without the last groups, they are submitted again: from memory, or by reading `jobs` again
-        if it has a source and is no iterator. Raises Gap when neither reaches back far enough: submit the source again.
-        Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were submitted before the
-        error stay submitted.
+        When Redis comes back without the last groups, they are submitted again: from memory, or by
+        reading `jobs` again if it has a source and is no iterator. Raises Gap when neither reaches
+        back far enough: submit the source again. Raises JobConflict, ContractError, or LedgerError
+        when the run is sealed. Groups that were submitted before the error stay submitted.
         """
         check_ahead(ahead)
         if source is not None and not (isinstance(source, str) and NAME.fullmatch(source)):
@@ -110,10 +126,11 @@ class Client(Operations):
         return self._producer.submit(jobs, ahead, source)
 
     def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
-        """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
+        """Wait until the groups of these jobs are settled, and submit a fresh one in place of each
+        dropped one.
 
-        The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
-        `times`. Safe to repeat. Raises what `submit` raises.
+        The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`,
+        and so on up to `times`. Safe to repeat. Raises what `submit` raises.
         """
         check_ahead(ahead)
         if type(times) is not int or times < 0:
@@ -121,50 +138,65 @@ class Client(Operations):
         return self._producer.refill(jobs, times, ahead)
 
     def seal(self) -> None:
-        """Say that no more groups will come: consumers get the short last batch, then their loops end.
+        """Say that no more groups will come: consumers get the short last batch, then their loops
+        end.
 
-        Groups of this client that Redis has lost are submitted again first. Raises Gap when they are too many: submit
-        their source again.
+        Groups of this client that Redis has lost are submitted again first. Raises Gap when they
+        are too many: submit their source again.
         """
         self._producer.seal()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
-        """Pin the tokenizer and the chat template that play the run, so that its first worker decides nothing.
+        """Pin the tokenizer and the chat template that play the run, so that its first worker
+        decides nothing.
 
-        The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others,
-        and for what is no hash.
+        The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when
+        the run has others, and for what is no hash.
         """
         for text in (tokenizer_hash, template_hash):
             if not (isinstance(text, str) and text):
-                raise SettingsError(f"the tokenizer and the chat template are pinned by their hashes, not {text!r}")
-        self._producer.pin("tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash))
+                raise SettingsError(
+                    f"the tokenizer and the chat template are pinned by their hashes, not {text!r}"
+                )
+        self._producer.pin(
+            "tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash)
+        )
 
     def forget_after(self, days: float) -> None:
-        """Forget acknowledged groups after that many days. Without it, their ids are known as long as the run is.
+        """Forget acknowledged groups after that many days. Without it, their ids are known as long
+        as the run is.
 
         A group that is submitted again later is a new one. Raises SettingsError.
         """
         check_days(days)
         self._producer.pin("forget_after", lambda: self._internals.ledger.forget_after(days))
 
-    def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
-        """Bound the staleness of training: new groups for training wait in `submit` while they would be trained on
-        more than `max_staleness` steps after they began. 0 is strictly on policy. Call it before the first submission.
+    def limit_staleness(
+        self, groups_per_batch: int, max_staleness: int, max_running: int | None = None
+    ) -> None:
+        """Bound the staleness of training: new groups for training wait in `submit` while they
+        would be trained on more than `max_staleness` steps after they began. 0 is strictly on
+        policy. Call it before the first submission.
 
-        A training step takes one batch of `groups_per_batch` groups, in the order of submission, and ends with
-        `publish`. `max_running`: most groups that are being played at a time. Evaluation is not bounded. The numbers
-        are pinned for the run: other ones raise SettingsError.
+        A training step takes one batch of `groups_per_batch` groups, in the order of submission,
+        and ends with `publish`. `max_running`: most groups that are being played at a time.
+        Evaluation is not bounded. The numbers are pinned for the run: other ones raise
+        SettingsError.
         """
-        bound = partial(self._internals.versions.limit_staleness, groups_per_batch, max_staleness, max_running)
+        bound = partial(
+            self._internals.versions.limit_staleness, groups_per_batch, max_staleness, max_running
+        )
         self._producer.pin("admission", bound)
 
     def publish(self, step: int, weight_version: str | None = None) -> None:
-        """Say that the engines serve the policy of this training step from now on. Call it once they do.
+        """Say that the engines serve the policy of this training step from now on. Call it once
+        they do.
 
-        `weight_version`: their name of it, by which a token's version becomes a step (default: the step as text). The
-        first policy is step 0, and each batch trained on makes the next. A step that is not above the published one
-        says that the trainer went back to a checkpoint. When Redis loses the publication, this client says it again.
-        Raises ContractError for a wrong step or version, SettingsError when it was published for another step.
+        `weight_version`: their name of it, by which a token's version becomes a step (default: the
+        step as text). The first policy is step 0, and each batch trained on makes the next. A step
+        that is not above the published one says that the trainer went back to a checkpoint. When
+        Redis loses the publication, this client says it again. Raises ContractError for a wrong
+        step or version, SettingsError when it was published for another step.
         """
         version = str(step) if weight_version is None else weight_version
         from rollq.client.producing.policy_publication import PolicyPublication
@@ -190,17 +222,26 @@ class Client(Operations):
         extras: Sequence[str] = (),
         track: str | Tracker | None = None,
     ) -> Iterator[Batch]:
-        """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
+        """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch
+        may be short.
 
-        This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again when
-        the client is closed, or a minute after the loop ends; with a `name`, at once to the next process that uses it.
-        A batch has groups of one purpose only, so a trainer gets no eval groups. Keep `groups` at or below the
-        producer's `submit(ahead=)`, or the two wait for each other. `timeout` and `exact` are those of `Consumer.next`,
-        the others those of `consumer`.
+        This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are
+        handed out again when the client is closed, or a minute after the loop ends; with a `name`,
+        at once to the next process that uses it. A batch has groups of one purpose only, so a
+        trainer gets no eval groups. Keep `groups` at or below the producer's `submit(ahead=)`, or
+        the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others
+        those of `consumer`.
         """
         check_wanted(groups, timeout)
         consumer = self.consumer(
-            purpose, order=order, name=name, step=step, where=where, reward=reward, extras=extras, track=track
+            purpose,
+            order=order,
+            name=name,
+            step=step,
+            where=where,
+            reward=reward,
+            extras=extras,
+            track=track,
         )
         return self._batches(consumer, groups, timeout, exact)
 
@@ -216,35 +257,42 @@ class Client(Operations):
         extras: Sequence[str] = (),
         track: str | Tracker | None = None,
     ) -> Consumer:
-        """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end.
+        """A consumer for your own loop, which may ask for another number of groups each time. Close
+        it at the end.
 
-        `order`: `ready` hands out what is finished; `submitted` hands out no group before an unfinished one that was
-        submitted earlier.
+        `order`: `ready` hands out what is finished; `submitted` hands out no group before an
+        unfinished one that was submitted earlier.
 
-        `name`: the consumer goes on where the last process with this name stopped. It takes over its unacknowledged
-        batches at once, in order and as they were, and that process gets NotHeld from then on. `step`: the step of the
-        last batch that the trainer's checkpoint holds. The batches up to it are acknowledged first, so that the trainer
-        gets exactly what it had trained on after the checkpoint, then new groups. Raises LedgerError when a later batch
-        was acknowledged already.
+        `name`: the consumer goes on where the last process with this name stopped. It takes over
+        its unacknowledged batches at once, in order and as they were, and that process gets NotHeld
+        from then on. `step`: the step of the last batch that the trainer's checkpoint holds. The
+        batches up to it are acknowledged first, so that the trainer gets exactly what it had
+        trained on after the checkpoint, then new groups. Raises LedgerError when a later batch was
+        acknowledged already.
 
-        `where`: the filter of dynamic sampling: `"unequal_rewards"`, an import path `"module:function"`, or a function
-        of a `Group`. A group for which it is False is skipped under the filter's name, and the batch is filled up, so
-        it is short only at the end of a sealed run. `reward`: an import path or a function of a `Trajectory`. Rewards
-        and advantages of groups and batches are its numbers then; `trajectory.reward` stays the environment's. When one
-        of them fails, `next` raises FunctionError, and the next call gets the same groups. Raises SettingsError for a
-        function that is not there.
+        `where`: the filter of dynamic sampling: `"unequal_rewards"`, an import path
+        `"module:function"`, or a function of a `Group`. A group for which it is False is skipped
+        under the filter's name, and the batch is filled up, so it is short only at the end of a
+        sealed run. `reward`: an import path or a function of a `Trajectory`. Rewards and advantages
+        of groups and batches are its numbers then; `trajectory.reward` stays the environment's.
+        When one of them fails, `next` raises FunctionError, and the next call gets the same groups.
+        Raises SettingsError for a function that is not there.
 
-        `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
-        them. Others are not fetched. Raises ContractError for what is no list of names.
+        `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the
+        episodes that have them. Others are not fetched. Raises ContractError for what is no list of
+        names.
 
-        `track`: a tracker that is told of each batch, `"NAME[:PROJECT[:ROLLOUTS]]"` or a `Tracker` (docs/trackers.md).
+        `track`: a tracker that is told of each batch, `"NAME[:PROJECT[:ROLLOUTS]]"` or a `Tracker`
+        (docs/trackers.md).
         """
         from rollq.client.consuming.consumer import Consumer
         from rollq.ledger.deliveries import Deliveries
 
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
-        deliveries = Deliveries(self._internals.ledger.redis, self.run, self._internals.ledger.scripts.durability)
+        deliveries = Deliveries(
+            self._internals.ledger.redis, self.run, self._internals.ledger.scripts.durability
+        )
         consumer = Consumer(
             deliveries,
             Purpose(purpose),
@@ -263,10 +311,11 @@ class Client(Operations):
         return consumer
 
     def episodes(self, keep_steps: int) -> Episodes:
-        """Episodes by their jobs, for a trainer that asks for each one by itself: `await episodes.play(job, step)`.
+        """Episodes by their jobs, for a trainer that asks for each one by itself: `await
+        episodes.play(job, step)`.
 
-        Each job is a group of its own. It is acknowledged when this process asks for one of a step more than
-        `keep_steps` later. Use no consumer beside it.
+        Each job is a group of its own. It is acknowledged when this process asks for one of a step
+        more than `keep_steps` later. Use no consumer beside it.
         """
         from rollq.client.episodes import Episodes
 
@@ -285,32 +334,40 @@ class Client(Operations):
     ) -> Evaluation:
         """Play each task k times in the background, and keep the result with the run.
 
-        It is an evaluation of `version`, of the version that the tasks are pinned to (`Job.weight_version`), or of the
-        one that is published now. Without a pin, tokens that other weights sampled are counted in
-        `Result.other_versions`. `tasks` are jobs; their group, sample, size and purpose are filled in. The groups have
-        purpose eval: no trainer's loop meets them, and they take no room from training. `name` (default: the version)
-        tells evaluations of one version with different tasks apart. `track`: as in `consumer`; it is told of the result
-        at the version's step.
+        It is an evaluation of `version`, of the version that the tasks are pinned to
+        (`Job.weight_version`), or of the one that is published now. Without a pin, tokens that
+        other weights sampled are counted in `Result.other_versions`. `tasks` are jobs; their group,
+        sample, size and purpose are filled in. The groups have purpose eval: no trainer's loop
+        meets them, and they take no room from training. `name` (default: the version) tells
+        evaluations of one version with different tasks apart. `track`: as in `consumer`; it is told
+        of the result at the version's step.
 
-        The same call after a restart goes on where it was, and returns the stored result once it is complete. Raises
-        ContractError for wrong tasks, `k`, version or name, SettingsError when no version was published and none is
-        given. A sealed run takes no new groups, so `Evaluation.result` raises LedgerError then.
+        The same call after a restart goes on where it was, and returns the stored result once it is
+        complete. Raises ContractError for wrong tasks, `k`, version or name, SettingsError when no
+        version was published and none is given. A sealed run takes no new groups, so
+        `Evaluation.result` raises LedgerError then.
         """
         from rollq.client.evaluation import begin
 
         tracking = self._trackers.use(track)
-        evaluation = begin(self._internals, self._producer, self.published, list(tasks), k, version, name, tracking)
+        evaluation = begin(
+            self._internals, self._producer, self.published, list(tasks), k, version, name, tracking
+        )
         self._open.add(evaluation)
         return evaluation
 
     def solve_rates(self) -> SolveRates:
-        """How well the run's tasks are solved, by which a `rollq.training.mixture.Mixture` rests tasks."""
+        """How well the run's tasks are solved, by which a `rollq.training.mixture.Mixture` rests
+        tasks.
+        """
         from rollq.client.solve_rates import SolveRates
 
         return SolveRates(self._internals, self._producer, self._retry)
 
     def close(self) -> None:
-        """Close its consumers, evaluations and trackers, too. A closed client refuses every call (ClientClosed)."""
+        """Close its consumers, evaluations and trackers, too. A closed client refuses every call
+        (ClientClosed).
+        """
         if self._closing.is_set():
             return
         self._closing.set()
@@ -334,7 +391,9 @@ class Client(Operations):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _batches(self, consumer: Consumer, groups: int, timeout: float | None, exact: bool) -> Iterator[Batch]:
+    def _batches(
+        self, consumer: Consumer, groups: int, timeout: float | None, exact: bool
+    ) -> Iterator[Batch]:
         try:
             while batch := consumer.next(groups, timeout, exact=exact):
                 yield batch

@@ -1,8 +1,9 @@
 """Episodes for the coroutines of one process: each is submitted once, and waited for by its job id.
 
-Some trainers, such as verl, ask for every session by itself, in several processes. So a job is a group of one here, and
-nothing is taken from the queue: results are read by job id, and acknowledged when no checkpoint needs them any more.
-One thread does all of it, with one round trip to Redis for all that wait.
+Some trainers, such as verl, ask for every session by itself, in several processes. So a job is a
+group of one here, and nothing is taken from the queue: results are read by job id, and acknowledged
+when no checkpoint needs them any more. One thread does all of it, with one round trip to Redis for
+all that wait.
 """
 
 import asyncio
@@ -18,7 +19,14 @@ from functools import partial
 from rollq.client.closing import briefly
 from rollq.client.internals import Internals
 from rollq.client.producing.producer import Producer
-from rollq.errors import ClientClosed, ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
+from rollq.errors import (
+    ClientClosed,
+    ContractError,
+    FailureClass,
+    LedgerError,
+    NotHeld,
+    RolloutFailure,
+)
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.servers.connection import RetryLoop
@@ -43,7 +51,9 @@ class _Wanted:
 
 
 class Episodes:
-    """The episodes of one run that this process waits for. One process, or several of one trainer, may use a run."""
+    """The episodes of one run that this process waits for. One process, or several of one trainer,
+    may use a run.
+    """
 
     def __init__(self, internals: Internals, producer: Producer, keep_steps: int) -> None:
         """What `Client.episodes` says."""
@@ -65,17 +75,20 @@ class Episodes:
         self._thread.start()
 
     async def play(self, job: Job, step: int) -> Trajectory:
-        """The finished episode of a job that is a group of its own. `step`: the training step that asks for it.
+        """The finished episode of a job that is a group of its own. `step`: the training step that
+        asks for it.
 
-        The same job again, in this process or another one, is the same episode. Raises RolloutFailure when it ended
-        without a grade, LedgerError when it is acknowledged, JobConflict when its id was submitted with other content,
-        ContractError when its group has several members, and ClientClosed.
+        The same job again, in this process or another one, is the same episode. Raises
+        RolloutFailure when it ended without a grade, LedgerError when it is acknowledged,
+        JobConflict when its id was submitted with other content, ContractError when its group has
+        several members, and ClientClosed.
         """
         if self._closing.is_set():
             raise self._closed
         if job.members != 1:
             raise ContractError(
-                f"{job.title}: each episode is asked for by itself, and its group would have {job.members}: submit it"
+                f"{job.title}: each episode is asked for by itself, and its group would "
+                f"have {job.members}: submit it"
                 " with size 1 and without spare"
             )
         future: Future[Trajectory] = Future()
@@ -83,14 +96,18 @@ class Episodes:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Stop waiting: who still waits gets ClientClosed. What is being played goes on, and can be asked for again."""
+        """Stop waiting: who still waits gets ClientClosed. What is being played goes on, and can be
+        asked for again.
+        """
         self._closing.set()
         self._new.put(None)
         briefly(self._thread.join)  # Redis may be away
 
     @property
     def _closed(self) -> ClientClosed:
-        return ClientClosed(f"run {self._run_name}: its client was closed; the episode can be asked for again")
+        return ClientClosed(
+            f"run {self._run_name}: its client was closed; the episode can be asked for again"
+        )
 
     def _pause(self, seconds: float) -> None:
         if self._closing.wait(seconds):
@@ -105,7 +122,9 @@ class Episodes:
                     self._look()
             except ClientClosed:
                 open_ = False
-            except Exception as e:  # the episodes stay where they are, and the same job can be asked for again
+            except (
+                Exception
+            ) as e:  # the episodes stay where they are, and the same job can be asked for again
                 log.exception("run %s: waiting for episodes failed", self._run_name)
                 self._fail_all(e)
         self._fail_all(self._closed)
@@ -124,7 +143,9 @@ class Episodes:
             if wanted is None:
                 return False
             if wanted.future.set_running_or_notify_cancel():
-                if error := self._submit(wanted.job):  # another may wait for the job as it was submitted before
+                if error := self._submit(
+                    wanted.job
+                ):  # another may wait for the job as it was submitted before
                     wanted.future.set_exception(error)
                 else:
                     self._waiting.setdefault(wanted.job.group, []).append(wanted)
@@ -140,7 +161,9 @@ class Episodes:
         if not submitted.acked:
             return None
         why = f"an episode of more than {self._keep_steps} steps later was asked for since"
-        return LedgerError(f"job {job.id} was acknowledged, because {why}: use another run, or a larger keep_steps")
+        return LedgerError(
+            f"job {job.id} was acknowledged, because {why}: use another run, or a larger keep_steps"
+        )
 
     def _advance(self, step: int) -> None:
         """Acknowledges what this process fetched for steps that no checkpoint needs any more."""
@@ -164,7 +187,9 @@ class Episodes:
         """Hands on what has ended."""
         groups = list(self._waiting)
         states = self._retry(lambda: self._reader.group_states(groups))
-        ended = [group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")]
+        ended = [
+            group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")
+        ]
         for some in _parts(ended):
             self._hand_on(some)
         for group, state in zip(groups, states, strict=True):
@@ -197,7 +222,9 @@ class Episodes:
     def _failure(self, job_id: str) -> RolloutFailure:
         state = self._retry(lambda: self._reader.job(job_id))
         assert state is not None  # its group is there
-        error = RolloutFailure(f"job {job_id} ended without a grade, of class {state.failure}: {state.reason}")
+        error = RolloutFailure(
+            f"job {job_id} ended without a grade, of class {state.failure}: {state.reason}"
+        )
         error.failure = state.failure or FailureClass.JOB
         return error
 

@@ -1,6 +1,7 @@
 """Evaluations: tasks played several times each, and the result kept with the run.
 
-The groups of an evaluation are handed only to consumers that ask for them, so a trainer's loop never meets them.
+The groups of an evaluation are handed only to consumers that ask for them, so a trainer's loop
+never meets them.
 """
 
 import hashlib
@@ -36,8 +37,8 @@ LONGEST_NAME = 40
 def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[Job]:
     """Sample 0 of each group of an evaluation inside a run: `eval.<name>.<env>.<split>.<task>`.
 
-    Raises ContractError for no tasks, a task that is there twice, a `k` that is no number of tries, and a name that is
-    no text.
+    Raises ContractError for no tasks, a task that is there twice, a `k` that is no number of tries,
+    and a name that is no text.
     """
     if type(k) is not int or k < 1:
         raise ContractError(f"k must be a whole number of tries of at least 1, not {k!r}")
@@ -61,7 +62,9 @@ def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[J
     if not jobs:
         raise ContractError(f"run {run}: an evaluation needs at least one task")
     if len({job.group for job in jobs}) < len(jobs):
-        raise ContractError(f"run {run}: an evaluation has each task once: ask for more tries with k")
+        raise ContractError(
+            f"run {run}: an evaluation has each task once: ask for more tries with k"
+        )
     return jobs
 
 
@@ -74,7 +77,9 @@ def _short(name: str) -> str:
 
 
 def source_name(jobs: Sequence[Job]) -> str:
-    """A name for exactly these jobs as a source, so that a repeated evaluation submits nothing twice."""
+    """A name for exactly these jobs as a source, so that a repeated evaluation submits nothing
+    twice.
+    """
     return "eval-" + hashlib.sha256(b"".join(map(job_digest, jobs))).hexdigest()[:20]
 
 
@@ -103,22 +108,33 @@ def begin(
     return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), tracking)
 
 
-def _version(run: str, published: Callable[[], Published | None], tasks: Sequence[Job], version: str | None) -> str:
+def _version(
+    run: str, published: Callable[[], Published | None], tasks: Sequence[Job], version: str | None
+) -> str:
     """The version to evaluate. Raises ContractError, SettingsError."""
     if version is None:
-        version = next((job.weight_version for job in tasks if isinstance(job, Job) and job.weight_version), None)
+        version = next(
+            (job.weight_version for job in tasks if isinstance(job, Job) and job.weight_version),
+            None,
+        )
     if version is None:
         if (policy := published()) is None:
-            raise SettingsError(f"run {run}: no weight version was published: name it with evaluate(version=)")
+            raise SettingsError(
+                f"run {run}: no weight version was published: name it with evaluate(version=)"
+            )
         version = policy.weight_version
     check_version(run, version)
     return version
 
 
 class Evaluation:
-    """An evaluation that runs in the background. Its thread ends with it, with the client or with the process."""
+    """An evaluation that runs in the background. Its thread ends with it, with the client or with
+    the process.
+    """
 
-    def __init__(self, collector: Collector, submit: Callable[[], object], tracking: Tracking | None) -> None:
+    def __init__(
+        self, collector: Collector, submit: Callable[[], object], tracking: Tracking | None
+    ) -> None:
         """`submit` enters all jobs; those that Redis has stay as they are."""
         self._collector, self._submit, self._tracking = collector, submit, tracking
         self._result: Result | None = None
@@ -135,15 +151,16 @@ class Evaluation:
     def result(self, timeout: float | None = None) -> Result:
         """The result, once all tries are graded or dead. It is stored with the run by then.
 
-        Raises PullTimeout after `timeout` seconds (None: waits without end), and whatever ended the evaluation early;
-        the same call to `Client.evaluate` goes on with it.
+        Raises PullTimeout after `timeout` seconds (None: waits without end), and whatever ended the
+        evaluation early; the same call to `Client.evaluate` goes on with it.
         """
         if not self._over.wait(timeout):
             collector = self._collector
             total = len(collector.jobs) * collector.jobs[0].size
             why = holdup(collector.reader, Purpose.EVAL)
             raise PullTimeout(
-                f"run {collector.reader.run}: {collector.graded} of {total} tries were graded within {timeout:g} s."
+                f"run {collector.reader.run}: {collector.graded} of {total} tries were "
+                f"graded within {timeout:g} s."
                 f" {why or 'Ask again later'}"
             )
         if self._error:
@@ -152,7 +169,9 @@ class Evaluation:
         return self._result
 
     def close(self) -> None:
-        """Stop waiting for it. What was submitted is played all the same; the same call goes on with it."""
+        """Stop waiting for it. What was submitted is played all the same; the same call goes on
+        with it.
+        """
         self._stop.set()
         self._thread.join(CLOSE_S)
 
@@ -182,9 +201,16 @@ class Evaluation:
         self._retry(collector.ack)
         if other := result.other_versions:
             tokens = ", ".join(f"{count} tokens of {name}" for name, count in other.items())
-            log.warning("run %s: the evaluation of version %s is mixed: it has %s", result.run, result.version, tokens)
+            log.warning(
+                "run %s: the evaluation of version %s is mixed: it has %s",
+                result.run,
+                result.version,
+                tokens,
+            )
         return result
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise RollqError(f"run {self._collector.reader.run}: the evaluation was closed before its end")
+            raise RollqError(
+                f"run {self._collector.reader.run}: the evaluation was closed before its end"
+            )

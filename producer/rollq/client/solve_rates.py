@@ -1,4 +1,6 @@
-"""How well each task is solved: the trainer says it of the groups that it gets, and a mixture rests tasks by it."""
+"""How well each task is solved: the trainer says it of the groups that it gets, and a mixture rests
+tasks by it.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +13,9 @@ from rollq.servers.connection import RetryLoop
 
 
 class SolveRates:
-    """The solve rates of one run, for its trainer (`where`, `add`) and for its producer, which calls it."""
+    """The solve rates of one run, for its trainer (`where`, `add`) and for its producer, which
+    calls it.
+    """
 
     def __init__(self, internals: Internals, producer: Producer, retry: RetryLoop) -> None:
         self._retry = retry
@@ -29,9 +33,11 @@ class SolveRates:
         self._retry(lambda: self._store.add(task, group.id, float(rate)))
 
     def where(self, where: Where | None = None) -> Callable[[Group], bool]:
-        """A filter for `Client.batches(where=)` that adds each group, and keeps those that `where` keeps (None: all).
+        """A filter for `Client.batches(where=)` that adds each group, and keeps those that `where`
+        keeps (None: all).
 
-        Groups that a filter leaves out are in no batch, and they are the ones that tell which tasks are settled.
+        Groups that a filter leaves out are in no batch, and they are the ones that tell which tasks
+        are settled.
         """
         kept = None if where is None else Filter.of(where)
 
@@ -39,17 +45,21 @@ class SolveRates:
             self.add(group)
             return kept is None or kept.function(group)
 
-        recorded.__qualname__ = kept.name if kept else "all"  # under which skipped groups are counted
+        recorded.__qualname__ = (
+            kept.name if kept else "all"
+        )  # under which skipped groups are counted
         return recorded
 
     def __call__(self, step: int) -> dict[str, float]:
         """The mean rewards, by task, that became known before this step and after the one before.
 
-        They are stored with the run when this step is first asked for, by whichever process, and stay as they are. Ask
-        for the steps in order, from 0, as a mixture does.
+        They are stored with the run when this step is first asked for, by whichever process, and
+        stay as they are. Ask for the steps in order, from 0, as a mixture does.
         """
         if step not in self._known:
-            if not self._known:  # a producer whose last groups Redis has lost says it again before it submits them
+            if (
+                not self._known
+            ):  # a producer whose last groups Redis has lost says it again before it submits them
                 self._producer.pin("solve rates", lambda: self._store.keep(self._known))
             self._known[step] = self._retry(lambda: self._at(step))
             self._seen.update(self._known[step])
@@ -58,5 +68,11 @@ class SolveRates:
     def _at(self, step: int) -> dict[str, Rate]:
         while (known := self._store.known(step)) is None:
             latest = self._store.latest()
-            self._store.keep({step: {task: rate for task, rate in latest.items() if rate != self._seen.get(task)}})
+            self._store.keep(
+                {
+                    step: {
+                        task: rate for task, rate in latest.items() if rate != self._seen.get(task)
+                    }
+                }
+            )
         return known

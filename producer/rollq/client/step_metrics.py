@@ -1,4 +1,6 @@
-"""What a tracker is told of a training step or of an evaluation: numbers, and a few rollouts as text."""
+"""What a tracker is told of a training step or of an evaluation: numbers, and a few rollouts as
+text.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +28,20 @@ class StepMetrics:
     """Rows of a table: job, task, reward, stop, turns, and the conversation as text."""
 
 
-def step_metrics(batch: Batch, run: RunSnapshot, before: RunSnapshot | None, rollouts: int) -> StepMetrics:
-    """`before`: the run at the step before this one. `rollouts`: how many of the batch, from its first on."""
+def step_metrics(
+    batch: Batch, run: RunSnapshot, before: RunSnapshot | None, rollouts: int
+) -> StepMetrics:
+    """`before`: the run at the step before this one. `rollouts`: how many of the batch, from its
+    first on.
+    """
     rows = zip(batch.trajectories[:rollouts], batch.rewards, strict=False)
     return StepMetrics(
         step=batch.step,
-        numbers={f"rollq/{name}": float(value) for name, value in _numbers(batch, run, before) if value is not None},
+        numbers={
+            f"rollq/{name}": float(value)
+            for name, value in _numbers(batch, run, before)
+            if value is not None
+        },
         rollouts=[_row(trajectory, reward) for trajectory, reward in rows],
     )
 
@@ -40,7 +50,9 @@ def evaluation_metrics(result: Result, step: int) -> StepMetrics:
     """The numbers of each split apart: their tasks are not one sample."""
     numbers = {}
     for env, split in dict.fromkeys((task.env, task.split) for task in result.tasks):
-        part = replace(result, tasks=[task for task in result.tasks if (task.env, task.split) == (env, split)])
+        part = replace(
+            result, tasks=[task for task in result.tasks if (task.env, task.split) == (env, split)]
+        )
         place = f"{part_of_name(env)}/{part_of_name(split)}"
         for name, value in _of_result(part):
             if value is not None:
@@ -50,20 +62,30 @@ def evaluation_metrics(result: Result, step: int) -> StepMetrics:
 
 def _of_result(result: Result) -> Iterator[tuple[str, float | None]]:
     if reward := result.reward:
-        yield from {"reward_mean": reward.mean, "reward_low": reward.low, "reward_high": reward.high}.items()
+        yield from {
+            "reward_mean": reward.mean,
+            "reward_low": reward.low,
+            "reward_high": reward.high,
+        }.items()
     for k in {1, result.size}:
         yield f"pass_hat_{k}", fmean(result.pass_hat(k))
     yield "tasks", len(result.tasks)
     yield "turns_mean", fmean(one.turns for one in result.tries)
 
 
-def _numbers(batch: Batch, run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str, float | None]]:
+def _numbers(
+    batch: Batch, run: RunSnapshot, before: RunSnapshot | None
+) -> Iterator[tuple[str, float | None]]:
     yield from {"policy_step": batch.policy_step, "groups": len(batch.groups)}.items()
     yield "dead", sum(len(group.dead) for group in batch.groups)
     yield "redelivered", sum(group.redelivered for group in batch.groups)
     if played := batch.trajectories:
         rewards, tokens = batch.rewards, [sum(trajectory.traces) for trajectory in played]
-        yield from {"reward_mean": fmean(rewards), "reward_min": min(rewards), "reward_max": max(rewards)}.items()
+        yield from {
+            "reward_mean": fmean(rewards),
+            "reward_min": min(rewards),
+            "reward_max": max(rewards),
+        }.items()
         yield "pass_rate", fmean(reward >= SUCCESS for reward in rewards)
         yield "turns_mean", fmean(trajectory.turns for trajectory in played)
         yield "sampled_tokens_mean", fmean(trajectory.sampled_tokens for trajectory in played)
@@ -94,7 +116,9 @@ def _row(trajectory: Trajectory, reward: float) -> dict[str, str | float]:
         "reward": reward,
         "stop": str(trajectory.stop),
         "turns": trajectory.turns,
-        "text": "\n\n----\n\n".join("\n\n".join(map(_text, messages)) for messages in conversations),
+        "text": "\n\n----\n\n".join(
+            "\n\n".join(map(_text, messages)) for messages in conversations
+        ),
     }
 
 

@@ -1,5 +1,6 @@
-"""Metrics of steps and evaluations go to an experiment tracker, from a thread of their own: one that is slow or away
-holds no trainer up."""
+"""Metrics of steps and evaluations go to an experiment tracker, from a thread of their own: one
+that is slow or away holds no trainer up.
+"""
 
 import logging
 import threading
@@ -23,8 +24,9 @@ from rollq.snapshot.run import RunSnapshot, read_run
 log = logging.getLogger("rollq")
 
 GROUP = "rollq.trackers"
-"""Entry points of trackers: each is called with the project, the number of rollouts and the id of the run, and returns
-a Tracker."""
+"""Entry points of trackers: each is called with the project, the number of rollouts and the id of
+the run, and returns a Tracker.
+"""
 MOST = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
 CLOSE_S = 60.0
@@ -56,15 +58,18 @@ class Trackers:
         self._lock = threading.Lock()
 
     def use(self, track: str | Tracker | None) -> "Tracking | None":
-        """None for none. Raises SettingsError for a tracker that is not there, is none, or is asked for rollouts again
-        in another number."""
+        """None for none. Raises SettingsError for a tracker that is not there, is none, or is asked
+        for rollouts again in another number.
+        """
         if track is None:
             return None
         with self._lock:
             key = parts(track)[:2] if isinstance(track, str) else id(track)
             tracking = self._known.setdefault(key, Tracking(track, self._reader, self._retry))
         if isinstance(track, str) and parts(track) != parts(str(tracking.track)):
-            raise SettingsError(f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both")
+            raise SettingsError(
+                f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both"
+            )
         return tracking
 
     def close(self) -> None:
@@ -77,12 +82,20 @@ class Tracking:
     """Tells a tracker of batches and evaluations."""
 
     def __init__(self, track: str | Tracker, reader: LedgerReader, retry: RetryLoop) -> None:
-        """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for what is neither."""
-        if not isinstance(track, str) and not all(hasattr(track, name) for name in ("rollouts", "log", "close")):
-            raise SettingsError(f"track is NAME[:PROJECT[:ROLLOUTS]] or a Tracker, not {track!r:.100}")
+        """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for what is
+        neither.
+        """
+        if not isinstance(track, str) and not all(
+            hasattr(track, name) for name in ("rollouts", "log", "close")
+        ):
+            raise SettingsError(
+                f"track is NAME[:PROJECT[:ROLLOUTS]] or a Tracker, not {track!r:.100}"
+            )
         self.track = track
         self._named = track if isinstance(track, str) else type(track).__name__
-        self._open: Callable[[str], Tracker] = named(track) if isinstance(track, str) else lambda run: track
+        self._open: Callable[[str], Tracker] = (
+            named(track) if isinstance(track, str) else lambda run: track
+        )
         self._reader, self._retry = reader, retry
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
@@ -157,7 +170,10 @@ class Tracking:
         version = result.version or ""
         step = Versions(self._reader.redis, result.run).steps([version]).get(version)
         if step is None:
-            raise SettingsError(f"it is not known which step {version!r} is: publish it, or name the step by a number")
+            raise SettingsError(
+                f"it is not known which step {version!r} is: publish it, or name "
+                "the step by a number"
+            )
         self._opened().log(evaluation_metrics(result, step))
 
     def _opened(self) -> Tracker:
@@ -171,11 +187,15 @@ class Tracking:
 
 
 def named(text: str) -> Callable[[str], Tracker]:
-    """What opens the tracker `NAME[:PROJECT[:ROLLOUTS]]` for the id of a run. Raises SettingsError."""
+    """What opens the tracker `NAME[:PROJECT[:ROLLOUTS]]` for the id of a run. Raises
+    SettingsError.
+    """
     name, project, rollouts = parts(text)
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
-        raise SettingsError(f"there is no tracker {name}: {', '.join(sorted(points)) or 'none'} can be named")
+        raise SettingsError(
+            f"there is no tracker {name}: {', '.join(sorted(points)) or 'none'} can be named"
+        )
     return partial(points[name].load(), project, rollouts)
 
 
@@ -183,5 +203,7 @@ def parts(text: str) -> tuple[str, str, int]:
     """Name, project and number of rollouts of `NAME[:PROJECT[:ROLLOUTS]]`. Raises SettingsError."""
     name, project, rollouts = [*text.split(":"), "", ""][:3]
     if not name or text.count(":") > 2 or not (rollouts or "0").isdecimal():
-        raise SettingsError(f"a tracker is NAME[:PROJECT[:ROLLOUTS]], for example wandb:shop:4, not {text!r}")
+        raise SettingsError(
+            f"a tracker is NAME[:PROJECT[:ROLLOUTS]], for example wandb:shop:4, not {text!r}"
+        )
     return name, project or "rollq", int(rollouts or 0)

@@ -1,4 +1,5 @@
-"""What producers and consumers say while they wait: who waits for whom, as the fleet's snapshot shows it.
+"""What producers and consumers say while they wait: who waits for whom, as the fleet's snapshot
+shows it.
 
 They meet workers only in Redis, so each sees only that nothing happens.
 """
@@ -29,12 +30,18 @@ OTHER_EACH_TIME = re.compile(r"\S*\d\S*")
 
 
 def explain(
-    reader: LedgerReader, purpose: Purpose = Purpose.TRAIN, *, wanted: int = 0, own: int = 0, ahead: int = 0
+    reader: LedgerReader,
+    purpose: Purpose = Purpose.TRAIN,
+    *,
+    wanted: int = 0,
+    own: int = 0,
+    ahead: int = 0,
 ) -> str:
     """Who waits for whom in this run and what to do; empty when the wait is an ordinary one.
 
-    A consumer gives the number of groups that it wants and those that it holds itself, a producer the limit at which it
-    waits, and anybody else neither. It only reads, and raises no error of Redis: the wait itself meets the same one.
+    A consumer gives the number of groups that it wants and those that it holds itself, a producer
+    the limit at which it waits, and anybody else neither. It only reads, and raises no error of
+    Redis: the wait itself meets the same one.
     """
     try:
         fleet = read_one_run(reader)
@@ -42,14 +49,19 @@ def explain(
         return str(e)
     except CONNECTION_ERRORS:
         return ""  # each call that waits for Redis says so itself
-    return problem(RunWait(fleet=fleet, run=fleet.runs[0], purpose=purpose, wants=wanted, own=own, limit=ahead))
+    return problem(
+        RunWait(fleet=fleet, run=fleet.runs[0], purpose=purpose, wants=wanted, own=own, limit=ahead)
+    )
 
 
-def holdup(reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int = 0, own: int = 0) -> str:
-    """What holds the run up and what to do: `explain`, or what is wrong with some workers or engines, and what an
-    ordinary wait is for. Empty when nothing is pending and nothing died.
+def holdup(
+    reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int = 0, own: int = 0
+) -> str:
+    """What holds the run up and what to do: `explain`, or what is wrong with some workers or
+    engines, and what an ordinary wait is for. Empty when nothing is pending and nothing died.
 
-    Without a purpose, of both; a consumer gives its own. It only reads, and raises no error of Redis.
+    Without a purpose, of both; a consumer gives its own. It only reads, and raises no error of
+    Redis.
     """
     try:
         fleet = read_one_run(reader)
@@ -57,11 +69,15 @@ def holdup(reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int 
         return str(e)
     (run,) = fleet.runs
     purposes = (purpose,) if purpose else tuple(Purpose)
-    return run_holdup([RunWait(fleet=fleet, run=run, purpose=each, wants=wanted, own=own) for each in purposes])
+    return run_holdup(
+        [RunWait(fleet=fleet, run=run, purpose=each, wants=wanted, own=own) for each in purposes]
+    )
 
 
 class WaitLog:
-    """Logs the explanation of one wait after FIRST_S seconds, when it has changed, and once a minute while it stays."""
+    """Logs the explanation of one wait after FIRST_S seconds, when it has changed, and once a
+    minute while it stays.
+    """
 
     def __init__(self, explain: Callable[[], str]) -> None:
         self._explain = explain

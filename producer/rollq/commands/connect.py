@@ -1,4 +1,6 @@
-"""Connects a command to Redis, as its flags and the environment say, or fails quickly with one clear line."""
+"""Connects a command to Redis, as its flags and the environment say, or fails quickly with one
+clear line.
+"""
 
 import argparse
 import contextlib
@@ -27,9 +29,17 @@ def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
     same = {name: name for name in ("tokenizer", "template", "concurrency", "queues")}
     flags = {"engines": "engine_urls", **same}
-    given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
-    given = {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}
-    return replace(Settings.from_env(getattr(args, "redis", None), getattr(args, "broker", None)), **given)
+    given = {
+        field: value
+        for flag, field in flags.items()
+        if (value := getattr(args, flag, None)) is not None
+    }
+    given = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
+    }
+    return replace(
+        Settings.from_env(getattr(args, "redis", None), getattr(args, "broker", None)), **given
+    )
 
 
 def ping_redis(url: str) -> None:
@@ -44,7 +54,8 @@ def ping_redis(url: str) -> None:
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:
-        # Also PING is refused while the disk is full or a script runs. Each call of the command says so itself.
+        # Also PING is refused while the disk is full or a script runs. Each call of the command
+        # says so itself.
         if not str(e).startswith(("MISCONF", "BUSY ")):
             raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
@@ -58,12 +69,15 @@ def ping_redis(url: str) -> None:
 
 @contextlib.contextmanager
 def explain_lost_redis(url: str) -> Iterator[None]:
-    """Raises a RollqError with the remedy when Redis went away and the command has waited long enough."""
+    """Raises a RollqError with the remedy when Redis went away and the command has waited long
+    enough.
+    """
     try:
         yield
     except CONNECTION_ERRORS as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} went away and did not come back: {str(e).rstrip('.')}. What it had on its"
+            f"Redis at {mask_url(url)} went away and did not come back: "
+            f"{str(e).rstrip('.')}. What it had on its"
             f" disk is not lost. {no_answer(e) or 'Start it again'}, then repeat the same line"
         ) from e
 
@@ -85,7 +99,8 @@ def open_client(
     warn: bool = False,
     known: bool = False,
 ) -> Iterator[Client]:
-    """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can lose data.
+    """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can
+    lose data.
 
     With `known`, raises SettingsError when the run does not exist.
     """
@@ -113,7 +128,9 @@ def open_client(
 
 @contextlib.contextmanager
 def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Iterator[Internals]:
-    """The run in Redis, for what needs no client. With `known`, raises SettingsError when it does not exist."""
+    """The run in Redis, for what needs no client. With `known`, raises SettingsError when it does
+    not exist.
+    """
     with open_redis(args) as connection:
         if known:
             check_run(connection, run, settings(args).redis_url)
@@ -128,8 +145,12 @@ def check_run(connection: "redis.Redis", run: str, url: str) -> None:
 
 
 @contextlib.contextmanager
-def open_redis(args: argparse.Namespace, *, patience_s: float = PATIENCE_S) -> Iterator["redis.Redis"]:
-    """A connection to Redis, which has answered once. With its patience, it outlasts short outages."""
+def open_redis(
+    args: argparse.Namespace, *, patience_s: float = PATIENCE_S
+) -> Iterator["redis.Redis"]:
+    """A connection to Redis, which has answered once. With its patience, it outlasts
+    short outages.
+    """
     found = settings(args)
     ping_redis(found.redis_url)
     connection = connect(found.redis_url, patience_s=patience_s)

@@ -1,4 +1,6 @@
-"""`rollq engines`: the lists of engines that workers with `--engine redis:NAME` use, and the weights of engines."""
+"""`rollq engines`: the lists of engines that workers with `--engine redis:NAME` use, and the
+weights of engines.
+"""
 
 import argparse
 
@@ -14,17 +16,24 @@ from rollq.urls import mask_url
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engines",
-        description="Edits the lists of engines in Redis that workers started with --engine redis:NAME use, loads new"
+        description="Edits the lists of engines in Redis that workers started with --engine "
+        "redis:NAME use, loads new"
         " weights into engines, and says which step's policy they serve.",
     )
     kinds = parser.add_commands(title="commands")
     _add(kinds, "list", "print the engines of a list", "Prints the engines of a list.")
-    _add(kinds, "add", "add engines to a list", "Adds engines to a list. Workers notice within seconds.")
+    _add(
+        kinds,
+        "add",
+        "add engines to a list",
+        "Adds engines to a list. Workers notice within seconds.",
+    )
     _add(
         kinds,
         "remove",
         "remove engines from a list",
-        "Removes engines from a list. Workers notice within seconds: a removed engine gets no new requests, and those"
+        "Removes engines from a list. Workers notice within seconds: a removed engine "
+        "gets no new requests, and those"
         " in flight are finished.",
     )
     weights.add(kinds)
@@ -36,7 +45,9 @@ def _add(commands: Commands, command: str, help: str, description: str) -> None:
     if command != "list":
         parser.add_argument("urls", type=http_url, nargs="+", metavar="URL")
     add_redis(parser)
-    parser.set_defaults(run=run, urls=[], edit={"add": add_address, "remove": remove_address}.get(command))
+    parser.set_defaults(
+        run=run, urls=[], edit={"add": add_address, "remove": remove_address}.get(command)
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""`rollq eval`: plays each task several times over the workers, reports how often the policy succeeds, and keeps the
-result with the run.
+"""`rollq eval`: plays each task several times over the workers, reports how often the policy
+succeeds, and keeps the result with the run.
 
-The result is stored before anything is acknowledged, so the same line can be repeated after a crash, and prints the
-result again at any time.
+The result is stored before anything is acknowledged, so the same line can be repeated after a
+crash, and prints the result again at any time.
 """
 
 import argparse
@@ -50,8 +50,10 @@ PAUSE_S = 0.25
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "eval",
-        description="Submits each task --size times to a new run, waits while the workers play, and reports the mean"
-        " reward and pass^k: the chance that k tries at a task all succeed. The result is kept with the run: the same"
+        description="Submits each task --size times to a new run, waits while the workers play, "
+        "and reports the mean"
+        " reward and pass^k: the chance that k tries at a task all succeed. The result "
+        "is kept with the run: the same"
         " line prints it again, and goes on after a crash.",
     )
     add_run(parser, required=False, help="name of a run that has no other jobs")
@@ -62,11 +64,15 @@ def add(commands: Commands) -> None:
         "--show",
         type=place,
         metavar="RUN[@NAME]",
-        help="print the stored result of that run and play nothing; of a run with evaluations by a trainer, all of them"
+        help="print the stored result of that run and play nothing; of a run with evaluations "
+        "by a trainer, all of them"
         " by step; with a name, that one",
     )
     parser.add_argument(
-        "--compare", type=place, metavar="RUN[@NAME]", help="compare with that evaluation, task by task"
+        "--compare",
+        type=place,
+        metavar="RUN[@NAME]",
+        help="compare with that evaluation, task by task",
     )
     add_timeout(parser)
     add_out(parser)
@@ -76,7 +82,9 @@ def add(commands: Commands) -> None:
 
 
 def place(text: str) -> tuple[str, str]:
-    """An argument type: a run, and the name of an evaluation in it, which is empty for a run of `rollq eval`."""
+    """An argument type: a run, and the name of an evaluation in it, which is empty for a run of
+    `rollq eval`.
+    """
     run_name, _, evaluation = text.partition("@")
     return name(run_name), evaluation
 
@@ -88,19 +96,31 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     with open_run(args, args.show[0]) as of:
         other = _other(args, of.reader)
-        if not args.show[1] and (names := [name for name in Store(of.reader.scripts).names() if name]):
+        if not args.show[1] and (
+            names := [name for name in Store(of.reader.scripts).names() if name]
+        ):
             return _show_series(args, of.reader, names, other)
         result = _stored(of.reader, args.show)
-        _report(args, of.reader, result, compare(result, other, report.title(other)) if other else None)
+        _report(
+            args, of.reader, result, compare(result, other, report.title(other)) if other else None
+        )
     return 0 if result.complete else 1
 
 
-def _show_series(args: argparse.Namespace, reader: LedgerReader, names: Sequence[str], other: Result | None) -> int:
+def _show_series(
+    args: argparse.Namespace, reader: LedgerReader, names: Sequence[str], other: Result | None
+) -> int:
     results = [_stored(reader, (reader.run, name)) for name in names]
-    steps = Versions(reader.redis, reader.run).steps({result.version for result in results if result.version})
+    steps = Versions(reader.redis, reader.run).steps(
+        {result.version for result in results if result.version}
+    )
     points = series(results, steps, other)
     lines = series_lines(points, other)
-    print(json.dumps({"run": reader.run, "evaluations": series_json(points)}) if args.json else "\n".join(lines))
+    print(
+        json.dumps({"run": reader.run, "evaluations": series_json(points)})
+        if args.json
+        else "\n".join(lines)
+    )
     return 0 if all(result.complete for result in results) else 1
 
 
@@ -112,12 +132,16 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
         return found
     names = [f"{run_name}@{other}" if other else run_name for other in store.names()]
     there = f"it has {', '.join(names)}" if names else "it has none that is finished"
-    raise SettingsError(f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}")
+    raise SettingsError(
+        f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}"
+    )
 
 
 def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
     """The evaluation to compare with. Raises SettingsError when it is not there."""
-    return _stored(LedgerReader(reader.redis, args.compare[0]), args.compare) if args.compare else None
+    return (
+        _stored(LedgerReader(reader.redis, args.compare[0]), args.compare) if args.compare else None
+    )
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -136,10 +160,17 @@ def _evaluate(args: argparse.Namespace) -> int:
         if out:
             out.run_began = reader.began
         tasks = list(what.jobs())
-        collector = Collector(reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out))
+        collector = Collector(
+            reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out)
+        )
         retry(collector.check)
         if other := _other(args, reader):  # before anything is played
-            check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
+            check_tasks(
+                args.run_name,
+                [(job.env, job.split, job.task) for job in tasks],
+                other,
+                report.title(other),
+            )
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(what.describe())
         submit = partial(_submit, what, client, reader, progress)
@@ -149,7 +180,9 @@ def _evaluate(args: argparse.Namespace) -> int:
         result = retry(collector.save)
         if out:
             retry(collector.ack)
-        comparison = compare(result, other, report.title(other)) if other and result.complete else None
+        comparison = (
+            compare(result, other, report.title(other)) if other and result.complete else None
+        )
         _report(args, reader, result, comparison, time.monotonic() - began)
         _say_what_stays(args, reader, result)
     return 0 if result.complete else 1
@@ -160,23 +193,30 @@ def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Resu
     name = args.run_name
     if not result.complete:
         missing = result.size * len(result.left_out)
-        again = f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, then repeat this line"
+        again = (
+            f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, "
+            "then repeat this line"
+        )
         if not result.dead:
             again = "their dead jobs were dropped: evaluate these tasks in another run"
         print(
-            f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
+            f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are "
+            "missing, and their tasks are left"
             f" out{', so nothing is compared' if args.compare else ''}; the reasons: {again}",
             file=sys.stderr,
         )
     if not args.out and (kept := reader.standing(Purpose.EVAL).unacknowledged):
         print(
-            f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the result, repeat this line"
+            f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep "
+            "the result, repeat this line"
             f" with --out FILE; to delete both: rollq jobs drop {name} --whole-run --yes",
             file=sys.stderr,
         )
 
 
-def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> tuple[str, ContractError] | None:
+def _save(
+    out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]
+) -> tuple[str, ContractError] | None:
     """The job that cannot be written down, and why; None when all are."""
     try:
         if out:
@@ -186,11 +226,15 @@ def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> t
     return None
 
 
-def _submit(what: plan.Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
+def _submit(
+    what: plan.Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay
+) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
     first = next(what.jobs())
     if retry(reader.stats)["submitted"] and retry(lambda: reader.job(first.id)) is None:
-        raise SettingsError(f"run {client.run} has other jobs: an evaluation needs a run of its own")
+        raise SettingsError(
+            f"run {client.run} has other jobs: an evaluation needs a run of its own"
+        )
     what.pin_tokenizer(client)
     client.submit(plan.ShownJobs(what, progress), ahead=what.groups, source=what.source)
     client.seal()
@@ -218,8 +262,10 @@ def _collect(
             return
         if (left := deadline - time.monotonic()) <= 0:
             raise PullTimeout(
-                f"run {args.run_name}: {collector.graded} of {total} tries were graded within {args.timeout:g} s."
-                f" {why() or f'See rollq stats --run {args.run_name}'}. To continue, repeat the same line"
+                f"run {args.run_name}: {collector.graded} of {total} tries were graded "
+                f"within {args.timeout:g} s."
+                f" {why() or f'See rollq stats --run {args.run_name}'}. To continue, "
+                "repeat the same line"
             )
         wait.look()
         time.sleep(min(PAUSE_S, left))
@@ -245,7 +291,10 @@ def _report(
         found = report.as_json(result)
         if comparison:
             found["comparison"] = report.comparison_json(comparison)
-        print(json.dumps({**found, "wall_s": None if wall_s is None else round(wall_s, 3)}), flush=True)
+        print(
+            json.dumps({**found, "wall_s": None if wall_s is None else round(wall_s, 3)}),
+            flush=True,
+        )
         return
     lines = report.summary_lines(result)
     if comparison:
@@ -256,7 +305,9 @@ def _report(
     print("\n".join(lines), flush=True)
 
 
-def _show_commands(args: argparse.Namespace, reader: LedgerReader, result: Result) -> Callable[[str], str]:
+def _show_commands(
+    args: argparse.Namespace, reader: LedgerReader, result: Result
+) -> Callable[[str], str]:
     """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
     failures = [failure.job for failure in result.failures[: report.SHOWN]]
     lines = jsonl.lines_of(args.out, failures) if args.out and args.out.is_file() else {}
@@ -267,6 +318,10 @@ def _show_commands(args: argparse.Namespace, reader: LedgerReader, result: Resul
     def command(job_id: str) -> str:
         if job_id in lines:
             return f"rollq show {args.out}:{lines[job_id]}"
-        return f"{job_id} (its trajectory has left Redis)" if job_id in acked else f"rollq show {job_id}"
+        return (
+            f"{job_id} (its trajectory has left Redis)"
+            if job_id in acked
+            else f"rollq show {job_id}"
+        )
 
     return command

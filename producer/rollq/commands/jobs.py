@@ -1,4 +1,6 @@
-"""`rollq jobs`: lists the jobs that ended without a grade, plays them again, deletes them, and ends others."""
+"""`rollq jobs`: lists the jobs that ended without a grade, plays them again, deletes them, and ends
+others.
+"""
 
 import argparse
 import json
@@ -21,7 +23,8 @@ from rollq.servers.connection import retry
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "jobs",
-        description="A dead job is one that ended without a grade. It stays until it is played again or deleted.",
+        description="A dead job is one that ended without a grade. It stays until it is "
+        "played again or deleted.",
     )
     kinds = parser.add_commands(title="commands")
     _add_list(kinds)
@@ -34,8 +37,10 @@ def _add_list(commands: Commands) -> None:
     parser = commands.add_parser(
         "list",
         help="list the dead jobs of a run, and why they are dead",
-        description="Lists a run's dead jobs, the latest first: class of the failure, attempts, turns in the journal,"
-        " age, last worker, reason. `rollq show JOB` shows one in full; `rollq jobs requeue` plays them again.",
+        description="Lists a run's dead jobs, the latest first: class of the failure, attempts, "
+        "turns in the journal,"
+        " age, last worker, reason. `rollq show JOB` shows one in full; `rollq jobs "
+        "requeue` plays them again.",
     )
     parser.add_argument("targets", type=name, nargs=1, metavar="RUN")
     _add_class(parser)
@@ -48,8 +53,11 @@ def _add_requeue(commands: Commands) -> None:
     parser = commands.add_parser(
         "requeue",
         help="play dead jobs again",
-        description="Queues dead jobs again, with no failures and an empty journal; the old journal is set aside. Takes"
-        " the named jobs, those of a run and class, or all of a run. A group that was dropped comes back. A job is"
+        description="Queues dead jobs again, with no failures and an empty "
+        "journal; the old journal "
+        "is set aside. Takes"
+        " the named jobs, those of a run and class, or all of a run. A group that was "
+        "dropped comes back. A job is"
         " refused when its group is ready or handed out without it.",
     )
     _add_targets(parser, "all dead jobs of a run, or the named ones")
@@ -63,15 +71,22 @@ def _add_drop(commands: Commands) -> None:
     parser = commands.add_parser(
         "drop",
         help="delete what dead jobs hold, or a whole run",
-        description="Deletes the data of dead jobs (body, journals, traceback) for good: of the named jobs, those of a"
-        " run and class, or all of a run. They stay counted as dead. With --whole-run, deletes everything of the run.",
+        description="Deletes the data of dead jobs (body, journals, traceback) for good: of the "
+        "named jobs, those of a"
+        " run and class, or all of a run. They stay counted as dead. With --whole-run, "
+        "deletes everything of the run.",
     )
     _add_targets(parser, "all dead jobs of a run, or the named ones")
     _add_class(parser)
-    parser.add_argument("--whole-run", action="store_true", help="delete all jobs, groups and results of the run")
+    parser.add_argument(
+        "--whole-run", action="store_true", help="delete all jobs, groups and results of the run"
+    )
     parser.add_argument("--yes", action="store_true", help="confirm --whole-run")
     add_redis(parser)
-    add_json(parser, "print one JSON object: run, dropped, refused (job: why); with --whole-run: run, keys")
+    add_json(
+        parser,
+        "print one JSON object: run, dropped, refused (job: why); with --whole-run: run, keys",
+    )
     parser.set_defaults(run=_drop)
 
 
@@ -79,13 +94,18 @@ def _add_cancel(commands: Commands) -> None:
     parser = commands.add_parser(
         "cancel",
         help="end jobs that are queued or being played",
-        description="Ends jobs as dead, of class cancelled: the named ones, or all of a run that have not ended. A"
+        description="Ends jobs as dead, of class cancelled: the named ones, or all of a run "
+        "that have not ended. A"
         " worker that plays one stops within seconds.",
     )
     _add_targets(parser, "with --all, all jobs of a run that have not ended; or the named ones")
-    parser.add_argument("--all", action="store_true", help="confirm that all jobs of the run shall end")
+    parser.add_argument(
+        "--all", action="store_true", help="confirm that all jobs of the run shall end"
+    )
     add_redis(parser)
-    add_json(parser, "print one JSON object: run, cancelled, refused (job: why; with --all, group: why)")
+    add_json(
+        parser, "print one JSON object: run, cancelled, refused (job: why; with --all, group: why)"
+    )
     parser.set_defaults(run=_cancel)
 
 
@@ -101,7 +121,9 @@ def target(text: str) -> str:
 
 
 def _add_targets(parser: Parser, help: str) -> None:
-    parser.add_argument("targets", type=target, nargs="+", metavar="RUN|JOB", help=help + " (RUN/GROUP/SAMPLE)")
+    parser.add_argument(
+        "targets", type=target, nargs="+", metavar="RUN|JOB", help=help + " (RUN/GROUP/SAMPLE)"
+    )
 
 
 def _add_class(parser: Parser) -> None:
@@ -142,7 +164,9 @@ def _requeue(args: argparse.Namespace) -> int:
     run, jobs = _named(args)
     with open_run(args, run) as of:
         letters = of.dead_letters
-        return _act_on_each(args, run, jobs or letters.ids(args.failure), letters.requeue, "requeued")
+        return _act_on_each(
+            args, run, jobs or letters.ids(args.failure), letters.requeue, "requeued"
+        )
 
 
 def _drop(args: argparse.Namespace) -> int:
@@ -154,7 +178,9 @@ def _drop(args: argparse.Namespace) -> int:
         if args.whole_run:
             return _whole_run(args, of)
         letters = of.dead_letters
-        return _act_on_each(args, run, jobs or letters.ids(args.failure), letters.discard, "dropped")
+        return _act_on_each(
+            args, run, jobs or letters.ids(args.failure), letters.discard, "dropped"
+        )
 
 
 def _whole_run(args: argparse.Namespace, of: Internals) -> int:
@@ -162,19 +188,25 @@ def _whole_run(args: argparse.Namespace, of: Internals) -> int:
     if not args.yes:
         counts = of.reader.stats()
         raise SettingsError(
-            f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
-            f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
+            f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being "
+            f"played, {counts['done']}"
+            f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes "
+            "to delete them all"
         )
     if not (keys := retry(of.dead_letters.forget_run)):
         check_run(of.reader.redis, run, settings(args).redis_url)
-    print(json.dumps({"run": run, "keys": keys}) if args.json else f"run {run}: {keys} keys deleted")
+    print(
+        json.dumps({"run": run, "keys": keys}) if args.json else f"run {run}: {keys} keys deleted"
+    )
     return 0
 
 
 def _cancel(args: argparse.Namespace) -> int:
     run, jobs = _named(args)
     if bool(jobs) == args.all:
-        raise SettingsError(f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all")
+        raise SettingsError(
+            f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all"
+        )
     with open_run(args, run) as of:
         letters = of.dead_letters
         if args.all:
@@ -183,10 +215,15 @@ def _cancel(args: argparse.Namespace) -> int:
 
 
 def _act_on_each(
-    args: argparse.Namespace, run: str, names: Sequence[str], act: Callable[[str], int | None], verb: str
+    args: argparse.Namespace,
+    run: str,
+    names: Sequence[str],
+    act: Callable[[str], int | None],
+    verb: str,
 ) -> int:
-    """Acts on every job, or group with so many jobs, and reports. The exit code is 1 when a job that was named is
-    refused."""
+    """Acts on every job, or group with so many jobs, and reports. The exit code is 1 when a job
+    that was named is refused.
+    """
     done, refused = 0, {}
     for each in names:
         try:

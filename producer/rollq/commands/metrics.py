@@ -17,9 +17,12 @@ PORT = "9464"
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "metrics",
-        description="Serves metrics to Prometheus until it is stopped: jobs, groups and how long they wait, failures,"
-        " staleness, where the time goes. Of runs it shows those with work, then the newest, 20 at most. One process"
-        " serves a whole fleet; each worker serves its own with `rollq worker --metrics`. docs/metrics.md has a"
+        description="Serves metrics to Prometheus until it is stopped: jobs, groups and how long "
+        "they wait, failures,"
+        " staleness, where the time goes. Of runs it shows those with work, then the "
+        "newest, 20 at most. One process"
+        " serves a whole fleet; each worker serves its own with `rollq worker "
+        "--metrics`. docs/metrics.md has a"
         " dashboard and alerts.",
     )
     parser.add_argument(
@@ -27,7 +30,8 @@ def add(commands: Commands) -> None:
         type=listen_address,
         default=PORT,
         metavar="[HOST:]PORT",
-        help="where to listen, at 127.0.0.1 unless told otherwise; port 0: a free one. Who reaches it can read names of"
+        help="where to listen, at 127.0.0.1 unless told otherwise; port 0: a free one. Who "
+        "reaches it can read names of"
         " runs and their numbers (%(default)s)",
     )
     add_redis(parser)

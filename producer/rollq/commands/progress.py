@@ -1,8 +1,9 @@
-"""The progress of long work: a live table on a terminal with rich installed, a plain line every two seconds elsewhere.
+"""The progress of long work: a live table on a terminal with rich installed, a plain line every two
+seconds elsewhere.
 
-Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line that stays. SIGTERM
-ends the work as Ctrl-C does, so that the terminal gets its cursor back. Foreign words cannot control it. Knows nothing
-of runs or jobs.
+Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line
+that stays. SIGTERM ends the work as Ctrl-C does, so that the terminal gets its cursor back. Foreign
+words cannot control it. Knows nothing of runs or jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ PLAIN_EVERY_S = 2.0
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Within it SIGTERM raises SystemExit(143). It does nothing in threads, which cannot handle signals."""
+    """Within it SIGTERM raises SystemExit(143). It does nothing in threads, which cannot handle
+    signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,8 +59,12 @@ class ProgressDisplay:
         print(clean(text), file=self.stream, flush=True)
 
     def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
-        """Shows the state. It is printed at most every two seconds, and only when it has changed."""
-        self._line = f"{done}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
+        """Shows the state. It is printed at most every two seconds, and only when it has
+        changed.
+        """
+        self._line = f"{done}/{total}  " + "  ".join(
+            f"{name} {value}" for name, value in facts.items()
+        )
         if time.monotonic() >= self._next:
             self._print()
 
@@ -112,7 +119,9 @@ class LiveProgressDisplay(ProgressDisplay):
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        table.add_row("", ProgressBar(total=max(total, 1), completed=done, width=40), f"{done}/{total}")
+        table.add_row(
+            "", ProgressBar(total=max(total, 1), completed=done, width=40), f"{done}/{total}"
+        )
         for name, value in facts.items():
             table.add_row(Text(clean(name), style="dim"), Text(clean(value)))
         if not self._live:

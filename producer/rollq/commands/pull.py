@@ -1,4 +1,6 @@
-"""`rollq pull`: takes finished groups off a run, writes them down, and only then acknowledges them."""
+"""`rollq pull`: takes finished groups off a run, writes them down, and only then
+acknowledges them.
+"""
 
 import argparse
 import contextlib
@@ -19,7 +21,14 @@ from rollq.client.tracking import parts
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.parser import Commands
-from rollq.commands.flags.shared import add_json, add_out, add_purpose, add_redis, add_run, add_timeout
+from rollq.commands.flags.shared import (
+    add_json,
+    add_out,
+    add_purpose,
+    add_redis,
+    add_run,
+    add_timeout,
+)
 from rollq.commands.flags.types import name, whole
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
@@ -37,21 +46,27 @@ LARGEST_BATCH = 64
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "pull",
-        description="Waits for finished groups, oldest first, writes them to --out and acknowledges them. Ends early"
+        description="Waits for finished groups, oldest first, writes them to --out and "
+        "acknowledges them. Ends early"
         " when a sealed run has no more.",
     )
     add_run(parser)
-    parser.add_argument("--groups", type=whole(1), required=True, metavar="N", help="number of groups to take")
+    parser.add_argument(
+        "--groups", type=whole(1), required=True, metavar="N", help="number of groups to take"
+    )
     add_timeout(parser)
     parser.add_argument(
-        "--wait", action="store_true", help="wait for a run that does not exist yet (without it, that is an error)"
+        "--wait",
+        action="store_true",
+        help="wait for a run that does not exist yet (without it, that is an error)",
     )
     add_out(parser)
     parser.add_argument(
         "--where",
         type=filter_name,
         metavar="NAME",
-        help="keep only the groups that this filter wants: unequal_rewards, or module:function; the others are skipped",
+        help="keep only the groups that this filter wants: unequal_rewards, or "
+        "module:function; the others are skipped",
     )
     parser.add_argument(
         "--reward",
@@ -64,25 +79,31 @@ def add(commands: Commands) -> None:
         type=extra_names,
         default=[],
         metavar="NAME,...",
-        help="write these arrays, too, of the episodes that have them; they leave Redis with the others",
+        help="write these arrays, too, of the episodes that have them; they leave "
+        "Redis with the others",
     )
     parser.add_argument(
         "--track",
         type=tracker,
         metavar="NAME[:PROJECT[:ROLLOUTS]]",
-        help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its rollouts as text (none)",
+        help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its "
+        "rollouts as text (none)",
     )
     parser.add_argument(
         "--name",
         type=name,
         metavar="NAME",
-        help="go on where the last pull with this name stopped, also with the steps that --track names",
+        help="go on where the last pull with this name stopped, also with the steps "
+        "that --track names",
     )
-    add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
+    add_purpose(
+        parser, "take groups that were submitted for training, or for evaluation (%(default)s)"
+    )
     add_redis(parser)
     add_json(
         parser,
-        "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops,"
+        "end stdout with one JSON object: run, groups, missing, delivered, duplicates, "
+        "reward_mean, stops,"
         " staleness_max; with --out: repeated",
     )
     parser.set_defaults(run=run)
@@ -133,12 +154,16 @@ class Pull:
         self.stops: Counter[str] = Counter()
         self.rewards: list[float] = []
         self.ages: set[int | None] = set()
-        """The staleness of the batches, in a run that publishes steps; None for one with tokens of unknown weights."""
+        """The staleness of the batches, in a run that publishes steps; None for one with tokens of
+        unknown weights.
+        """
         self._out = out
 
     @property
     def missing(self) -> int:
-        return max(0, int(self.args.groups) - len(self.groups))  # what a name still holds may be more
+        return max(
+            0, int(self.args.groups) - len(self.groups)
+        )  # what a name still holds may be more
 
     @property
     def stalest(self) -> int | None:
@@ -146,7 +171,9 @@ class Pull:
         return max(0, *filter(None, self.ages), 0) if self.ages and None not in self.ages else None
 
     def receive(self, batch: Batch) -> None:
-        """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it by now."""
+        """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it
+        by now.
+        """
         if not save(batch, self._out):
             return
         batch.ack()
@@ -175,17 +202,23 @@ class Pull:
 def run(args: argparse.Namespace) -> int:
     stdout = sys.stdout
     with contextlib.ExitStack() as stack:
-        if args.track:  # trackers print, until the client closes them, and stdout is for what the pull says
+        if (
+            args.track
+        ):  # trackers print, until the client closes them, and stdout is for what the pull says
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
-        client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
+        client = stack.enter_context(
+            open_client(args, args.run_name, warn=True, known=not args.wait)
+        )
         reader = internals(client).reader
         if out:
             out.run_began = reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not out:
-            progress.say("nothing is kept without --out FILE: acknowledged trajectories are gone from Redis")
+            progress.say(
+                "nothing is kept without --out FILE: acknowledged trajectories are gone from Redis"
+            )
         try:
             _pull(pull, client, reader, progress)
             why = "the run is sealed and has no more"
@@ -219,14 +252,22 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
         }
         progress.show(len(pull.groups), args.groups, facts)
         most = standing.admission.groups_per_batch if standing.admission else LARGEST_BATCH
-        # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
+        # No more than is ready: the producer may be waiting for acknowledgements before it submits
+        # the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
     with client.consumer(
-        args.purpose, name=args.name, where=args.where, reward=args.reward, extras=args.extras, track=args.track
+        args.purpose,
+        name=args.name,
+        where=args.where,
+        reward=args.reward,
+        extras=args.extras,
+        track=args.track,
     ) as consumer:
         why = partial(holdup, reader, args.purpose)
-        waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
+        waited = batches(
+            consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)
+        )
         try:
             for batch in waited:
                 try:
@@ -245,7 +286,8 @@ def _missing(pull: Pull, reader: LedgerReader) -> str:
     standing = reader.standing(purpose)
     hint = holdup(reader, purpose, wanted=pull.missing)
     return (
-        f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are ready, {standing.open} open,"
+        f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are "
+        f"ready, {standing.open} open,"
         f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"
         + (f"; {hint.removeprefix(f'run {pull.args.run_name}: ')}" if hint else "")
     )
@@ -259,7 +301,10 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
     mean = "-" if found["reward_mean"] is None else f"{found['reward_mean']:.3f}"
     stops = ", ".join(f"{stop} {count}" for stop, count in pull.stops.most_common())
     stale = "" if pull.stalest is None else f", staleness {pull.stalest} at most"
-    print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}{stale}")
+    print(
+        f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, "
+        f"stops {stops or '-'}{stale}"
+    )
     if found.get("repeated"):
         print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
     print(f"next: {_next_line(args) if found['groups'] else f'rollq stats --run {args.run_name}'}")

@@ -1,5 +1,6 @@
-"""Code that `pull`, `eval` and `demo` share: waiting for batches, and writing them down before they are
-acknowledged."""
+"""Code that `pull`, `eval` and `demo` share: waiting for batches, and writing them down before they
+are acknowledged.
+"""
 
 import math
 import time
@@ -30,9 +31,10 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches until a sealed run has no more, or until `look` returns 0.
 
-    `look` is called before each batch and every `every_s` seconds of waiting. It shows the run's state and returns how
-    many groups the next batch may have. `explain` gets that number and says why a batch does not come; it is logged
-    when one takes long. Raises PullTimeout when `timeout` seconds have passed (None: waits without end).
+    `look` is called before each batch and every `every_s` seconds of waiting. It shows the run's
+    state and returns how many groups the next batch may have. `explain` gets that number and says
+    why a batch does not come; it is logged when one takes long. Raises PullTimeout when `timeout`
+    seconds have passed (None: waits without end).
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     wait = WaitLog(lambda: explain(groups))
@@ -53,8 +55,8 @@ def batches(
 def save(batch: Batch, out: TrajectoryOutput | None) -> bool:
     """Writes the batch down, and tells whether it may be acknowledged.
 
-    False when a trajectory cannot be exported: its job is rejected, and nothing of the batch is held any more. Raises
-    NotHeld and what `TrajectoryOutput.save` raises.
+    False when a trajectory cannot be exported: its job is rejected, and nothing of the batch is
+    held any more. Raises NotHeld and what `TrajectoryOutput.save` raises.
     """
     try:
         if out:
@@ -66,11 +68,16 @@ def save(batch: Batch, out: TrajectoryOutput | None) -> bool:
 
 
 def _with_rewards(batch: Batch) -> list[Trajectory]:
-    """The batch's trajectories with the rewards of the reward function, if there is one; `info` has the environment's
-    then. Raises Unexportable when `info` cannot be read."""
+    """The batch's trajectories with the rewards of the reward function, if there is one; `info` has
+    the environment's then. Raises Unexportable when `info` cannot be read.
+    """
     found: list[Trajectory] = []
     for group in batch.groups:
-        found += group.trajectories if group.scores is None else map(_rewarded, group.trajectories, group.scores)
+        found += (
+            group.trajectories
+            if group.scores is None
+            else map(_rewarded, group.trajectories, group.scores)
+        )
     return found
 
 
@@ -80,7 +87,9 @@ def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
         info = {**end.info, "environment_reward": end.reward}
     except ContractError as e:
         raise unexportable(trajectory, e) from e
-    return replace(trajectory, events=[*trajectory.events[:-1], replace(end, reward=reward, info=info)])
+    return replace(
+        trajectory, events=[*trajectory.events[:-1], replace(end, reward=reward, info=info)]
+    )
 
 
 def unfinished_and_dead(stats: Mapping[str, Any]) -> str:

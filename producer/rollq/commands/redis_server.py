@@ -14,17 +14,24 @@ from rollq.processes import embedded_redis
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "redis",
-        description="Runs a Redis server in the foreground: append-only file, no eviction, 127.0.0.1 only.",
+        description="Runs a Redis server in the foreground: append-only file, no "
+        "eviction, 127.0.0.1 only.",
     )
-    parser.add_argument("--port", type=whole(1, 65535), default=6379, help="port to listen on (%(default)s)")
     parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="folder of its data, kept between starts (rollq-redis-PORT)"
+        "--port", type=whole(1, 65535), default=6379, help="port to listen on (%(default)s)"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of its data, kept between starts (rollq-redis-PORT)",
     )
     parser.add_argument(
         "--fsync",
         choices=embedded_redis.FSYNC,
         default=embedded_redis.FSYNC[0],
-        help="when it writes to its disk: once a second, or before an answer (ROLLQ_DURABILITY=fsync) (%(default)s)",
+        help="when it writes to its disk: once a second, or before an answer "
+        "(ROLLQ_DURABILITY=fsync) (%(default)s)",
     )
     parser.set_defaults(run=run)
 
@@ -38,10 +45,14 @@ def run(args: argparse.Namespace) -> int:
     command = embedded_redis.command(args.port, folder, args.fsync)
     if embedded_redis.port_taken(args.port):
         raise SettingsError(
-            f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); choose another --port"
+            f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); "
+            "choose another --port"
         )
     embedded_redis.lock(folder)
     embedded_redis.mend(folder)
-    print(f"redis://{embedded_redis.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)
+    print(
+        f"redis://{embedded_redis.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it",
+        flush=True,
+    )
     sys.stderr.flush()
     os.execv(command[0], command)

@@ -33,7 +33,8 @@ PAGES = "rollq.pages"
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "show",
-        description="Shows a job of a run (RUN/GROUP/SAMPLE), or a line of an exported file (FILE.jsonl:N; without N"
+        description="Shows a job of a run (RUN/GROUP/SAMPLE), or a line of an exported file "
+        "(FILE.jsonl:N; without N"
         " the first). An acknowledged job is no longer in Redis: look at the exported file.",
     )
     parser.add_argument("what", metavar="JOB|FILE[:N]")
@@ -49,7 +50,8 @@ def add(commands: Commands) -> None:
         "--html",
         type=Path,
         metavar="OUT",
-        help="write a web page that needs nothing else to OUT: the page of `rollq view` for this rollout",
+        help="write a web page that needs nothing else to OUT: the page of `rollq "
+        "view` for this rollout",
     )
     parser.set_defaults(run=run)
 
@@ -63,12 +65,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     if reason:  # printed in full at the end
-        found["info"] = {key: value for key, value in (found.get("info") or {}).items() if key != "reason"}
+        found["info"] = {
+            key: value for key, value in (found.get("info") or {}).items() if key != "reason"
+        }
     try:
-        for line in Transcript(found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")).lines(facts):
+        for line in Transcript(
+            found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        ).lines(facts):
             print(line)
     except (KeyError, TypeError, ValueError) as e:
-        raise ContractError(f"{args.what} is not an exported trajectory: {type(e).__name__} {e}") from e
+        raise ContractError(
+            f"{args.what} is not an exported trajectory: {type(e).__name__} {e}"
+        ) from e
     if reason:
         print(f"\nthe last failure of {args.what}:")
         print(clean(reason))
@@ -91,7 +99,9 @@ def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
 
 
 def page_writer() -> Callable[..., None]:
-    """What another package has for it: see `rollq_view.commands.page_file`. Raises SettingsError."""
+    """What another package has for it: see `rollq_view.commands.page_file`. Raises
+    SettingsError.
+    """
     for point in entry_points(group=PAGES):
         found: Callable[..., None] = point.load()
         return found
@@ -107,7 +117,9 @@ def run_of(job_id: str) -> str:
         if not (NAME.fullmatch(run) and NAME.fullmatch(group or run)):
             raise SettingsError(f"{job_id} is neither a file nor a job: {e}") from e
         all = f"`rollq view --run {run}` shows {'that group' if group else 'a run'} of this name"
-        one = f"`rollq show {run}/{group or 'GROUP'}/{0 if group else 'SAMPLE'}` one of its rollouts"
+        one = (
+            f"`rollq show {run}/{group or 'GROUP'}/{0 if group else 'SAMPLE'}` one of its rollouts"
+        )
         raise SettingsError(f"{job_id} is neither a file nor a job: {all}, {one}") from e
 
 
@@ -124,7 +136,8 @@ def parse_file_line(what: str) -> tuple[Path, int] | None:
 
 
 def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tuple[str, str]], str]:
-    """A job's trajectory in the exported form, facts about the job, and its last failure with traceback.
+    """A job's trajectory in the exported form, facts about the job, and its last failure with
+    traceback.
 
     Raises RollqError.
     """
@@ -135,19 +148,36 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
 
 def job_facts(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
-    """Facts that an exported line lacks: the job's state, earlier failures, and how long the attempt took."""
+    """Facts that an exported line lacks: the job's state, earlier failures, and how long the
+    attempt took.
+    """
     lines = [
-        ("state", f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group {state.group_state}")
+        (
+            "state",
+            f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group "
+            f"{state.group_state}",
+        )
     ]
     if state.failures:
         counts = ", ".join(f"{count} {failure}" for failure, count in state.failures.items())
         lines.append(("failures", f"{counts}; the last one: {first_line(state.reason)}"))
     if state.set_aside:
-        lines.append(("journals", f"set aside: {', '.join(map(str, state.set_aside))}; see one with --attempt N"))
+        lines.append(
+            (
+                "journals",
+                f"set aside: {', '.join(map(str, state.set_aside))}; see one with --attempt N",
+            )
+        )
     at = [event.at for event in trajectory.events if event.at]
     if at:
         sampling = sum(event.seconds for event in trajectory.events if isinstance(event, Sampled))
         acting = sum(event.seconds for event in trajectory.events if isinstance(event, Observed))
         started = datetime.fromtimestamp(at[0]).astimezone().isoformat(timespec="seconds")
-        lines.append(("times", f"{started}, {at[-1] - at[0]:.1f} s: {sampling:.1f} s sampling, {acting:.1f} s acting"))
+        lines.append(
+            (
+                "times",
+                f"{started}, {at[-1] - at[0]:.1f} s: {sampling:.1f} s sampling, "
+                f"{acting:.1f} s acting",
+            )
+        )
     return lines

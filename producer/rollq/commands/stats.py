@@ -21,7 +21,14 @@ from rollq.snapshot.rollouts import RolloutReader
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
-    "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_skipped", "groups_dropped"),
+    "groups": (
+        "groups_open",
+        "groups_ready",
+        "groups_held",
+        "groups_acked",
+        "groups_skipped",
+        "groups_dropped",
+    ),
     "delivery": ("delivered", "redelivered", "resubmitted", "fenced"),
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }
@@ -35,8 +42,10 @@ LATE = 5
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
-        description="Prints the counts of a run; without --run, of all runs. With --late, also the unfinished members"
-        " of the oldest open groups, those that are being played the longest first: worker, turn, and what the episode"
+        description="Prints the counts of a run; without --run, of all runs. With --late, also the "
+        "unfinished members"
+        " of the oldest open groups, those that are being played the longest first: "
+        "worker, turn, and what the episode"
         " is waiting for (engine, user, environment, queue) and how long.",
     )
     add_run(parser, required=False, help="name of the run (all runs)")
@@ -49,7 +58,11 @@ def add(commands: Commands) -> None:
         help=f"show what the N oldest open groups are waiting for ({LATE})",
     )
     add_redis(parser)
-    add_json(parser, "print one JSON object, with --late also its groups; without --run, one for each run, by name")
+    add_json(
+        parser,
+        "print one JSON object, with --late also its groups; without --run, one "
+        "for each run, by name",
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(connection: Any, as_json: bool) -> int:
-    """Prints all runs, one per line. A run that cannot be read is an error, and the others are still printed."""
+    """Prints all runs, one per line. A run that cannot be read is an error, and the others are
+    still printed.
+    """
     by_run: dict[str, Any] = {}
     unreadable = 0
     for run, _, counts in each_run(connection):
@@ -99,37 +114,57 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     mean = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.3f}"
     lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
     for subject, keys in ROWS.items():
-        lines.append(f"{subject:<9} " + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys))
+        lines.append(
+            f"{subject:<9} "
+            + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys)
+        )
     if counts["policy"] or counts["admission"]:
         lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
     lines.append(f"reward    {mean} mean")
     if total := sum(counts["seconds"].values()):
-        shares = "   ".join(f"{seconds / total:.1%} {what}" for what, seconds in counts["seconds"].items())
+        shares = "   ".join(
+            f"{seconds / total:.1%} {what}" for what, seconds in counts["seconds"].items()
+        )
         lines.append(f"time      {shares}   of {total:,.0f} s of episodes")
     for subject in ("stops", "failures", "skips"):
         if counts[subject]:
-            lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
+            lines.append(
+                f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items())
+            )
     if counts["waits"]:
         lines.append(f"waits     {one_line(counts['waits'])}")
     return lines
 
 
 def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | None) -> str:
-    text = f"step {published['step']}, version {published['weight_version']}" if published else "none published"
+    text = (
+        f"step {published['step']}, version {published['weight_version']}"
+        if published
+        else "none published"
+    )
     if admission is None:
         return text
     running = f", {admission['max_running']} running" if admission["max_running"] else ""
     return (
-        f"{text}   max staleness {admission['max_staleness']}   {admission['groups_per_batch']} groups a batch{running}"
+        f"{text}   max staleness {admission['max_staleness']}   "
+        f"{admission['groups_per_batch']} groups a batch{running}"
         f"   {admission['trained']} trained   capacity {admission['capacity']}"
     )
 
 
 def _fidelity(counts: Mapping[str, Any]) -> str:
     ratio = "-" if counts["extension_ratio"] is None else f"{counts['extension_ratio']:.1%}"
-    turns = "   ".join(f"{counts[f'{what}_turns']} {what}" for what in ("malformed", "unclosed", "drifted")) + " turns"
-    return f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   {counts['version_breaks']} version breaks"
+    turns = (
+        "   ".join(
+            f"{counts[f'{what}_turns']} {what}" for what in ("malformed", "unclosed", "drifted")
+        )
+        + " turns"
+    )
+    return (
+        f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   "
+        f"{counts['version_breaks']} version breaks"
+    )
 
 
 def _late(groups: Sequence[LateGroup]) -> list[str]:
@@ -145,7 +180,10 @@ def _described(group: LateGroup) -> list[str]:
     opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
     if group.damage:
         return [f"group {one_line(group.group)} ({group.purpose}): {one_line(group.damage)}"]
-    title = f"group {one_line(group.group)} ({group.purpose}): {group.graded} of {group.size} graded{opened}"
+    title = (
+        f"group {one_line(group.group)} ({group.purpose}): {group.graded} of "
+        f"{group.size} graded{opened}"
+    )
     return [title, *(f"  {line}" for line in _table(group.jobs))]
 
 
@@ -156,7 +194,15 @@ def _table(jobs: Sequence[LateJob]) -> list[str]:
         played = age(job.played_s) if job.state == LEASED else "-"
         waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
         numbers = str(job.attempt), str(job.turns), played
-        rows.append((one_line(job.job_id), job.state, *numbers, one_line(job.worker or "-"), one_line(waits)))
+        rows.append(
+            (
+                one_line(job.job_id),
+                job.state,
+                *numbers,
+                one_line(job.worker or "-"),
+                one_line(waits),
+            )
+        )
     shown: list[str] = []
     title, *lines = columns(rows)
     for line, job in zip(lines, jobs, strict=True):

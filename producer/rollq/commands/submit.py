@@ -1,4 +1,6 @@
-"""`rollq submit`: submits the jobs of a list of tasks to a run. Repeating the line changes nothing."""
+"""`rollq submit`: submits the jobs of a list of tasks to a run. Repeating the line
+changes nothing.
+"""
 
 import argparse
 import json
@@ -28,13 +30,18 @@ class SubmitKeys(plan.Tasks):
     ahead: int = AHEAD
     """Waits while this many groups are unacknowledged, over all producers of the run."""
     groups_per_batch: int | None = None
-    """Groups that a training step takes; with max_staleness, groups wait until they cannot become too old."""
+    """Groups that a training step takes; with max_staleness, groups wait until they cannot become
+    too old.
+    """
     max_staleness: int | None = None
-    """Most steps that the policy may be ahead of the one under which a group began; 0: on policy."""
+    """Most steps that the policy may be ahead of the one under which a group began; 0: on policy.
+    """
     max_running: int | None = None
     """With max_staleness, most groups that are being played."""
     max_failures: Mapping[str, int] = field(default_factory=dict)
-    """Number of failures of a class that makes a job dead, pinned for the whole run by its first submission."""
+    """Number of failures of a class that makes a job dead, pinned for the whole run by its first
+    submission.
+    """
     forget_after: float | None = None
     """Forgets acknowledged groups after so many days (as long as the run)."""
     refill: int = 0
@@ -47,8 +54,12 @@ class SubmitKeys(plan.Tasks):
         whole |= {f"max_failures.{failure}": count for failure, count in self.max_failures.items()}
         for key, value in whole.items():
             least = 0 if key in ("max_staleness", "refill") else 1
-            if (value is not None or key not in optional) and (type(value) is not int or value < least):
-                raise SettingsError(f"{key} must be a whole number of at least {least}, not {value!r}")
+            if (value is not None or key not in optional) and (
+                type(value) is not int or value < least
+            ):
+                raise SettingsError(
+                    f"{key} must be a whole number of at least {least}, not {value!r}"
+                )
         if (self.groups_per_batch is None) != (self.max_staleness is None):
             raise SettingsError("groups_per_batch and max_staleness go together")
         if self.max_running is not None and self.max_staleness is None:
@@ -58,20 +69,24 @@ class SubmitKeys(plan.Tasks):
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
-        description="Submits a group of --size jobs for each task. Repeating the line submits nothing twice.",
+        description="Submits a group of --size jobs for each task. Repeating the line "
+        "submits nothing twice.",
     )
     add_run(parser, required=False)
     add_tasks(parser, split="train", size=1)
     parser.add_argument(
         "--seal",
         action="store_true",
-        help="afterwards, seal the run: it takes no more jobs, and its consumers end after the last groups",
+        help="afterwards, seal the run: it takes no more jobs, and its consumers end "
+        "after the last groups",
     )
     keys.add_set(parser, SubmitKeys)
     keys.add_config(parser)
     add_redis(parser)
     add_json(
-        parser, "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, with refill: refilled"
+        parser,
+        "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, "
+        "with refill: refilled",
     )
     parser.set_defaults(run=run)
 
@@ -84,8 +99,12 @@ def add_tasks(parser: Parser, *, split: str, size: int) -> None:
         metavar="NAME",
         help="environment: shop, tau2:retail, ..., or a file: game.py:load, maths.jsonl:number",
     )
-    parser.add_argument("--split", metavar="NAME", help=f"one of the environment's task lists ({split})")
-    parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B of that list, or one")
+    parser.add_argument(
+        "--split", metavar="NAME", help=f"one of the environment's task lists ({split})"
+    )
+    parser.add_argument(
+        "--tasks", type=tasks, metavar="A-B", help="tasks A to B of that list, or one"
+    )
     parser.add_argument("--size", type=whole(1), metavar="N", help=f"samples of each task ({size})")
 
 
@@ -104,23 +123,31 @@ def run(args: argparse.Namespace) -> int:
     ):
         progress.say(what.describe())
         if what.groups > own.ahead:
-            progress.say(f"waits whenever {own.ahead} groups are unacknowledged: keep `rollq pull` running")
+            progress.say(
+                f"waits whenever {own.ahead} groups are unacknowledged: keep `rollq pull` running"
+            )
         what.pin_tokenizer(client)
         if own.forget_after is not None:
             client.forget_after(own.forget_after)
         if own.groups_per_batch is not None and own.max_staleness is not None:
             client.limit_staleness(own.groups_per_batch, own.max_staleness, own.max_running)
-            progress.say("waits whenever groups would become too old: keep the trainer publishing its steps")
+            progress.say(
+                "waits whenever groups would become too old: keep the trainer publishing its steps"
+            )
         done = client.submit(plan.ShownJobs(what, progress), ahead=own.ahead, source=what.source)
         if own.refill:
-            progress.say("waits until the groups are settled, to replace dropped ones: keep `rollq worker` running")
+            progress.say(
+                "waits until the groups are settled, to replace dropped ones: keep "
+                "`rollq worker` running"
+            )
             refilled = client.refill(what.jobs(), times=own.refill, ahead=own.ahead).new
         if args.seal:
             client.seal()
         broker_error = client.broker_error
     if broker_error:
         print(
-            f"rollq: warning: the broker takes no messages ({broker_error}): the workers send the jobs instead;"
+            f"rollq: warning: the broker takes no messages ({broker_error}): the workers "
+            "send the jobs instead;"
             " do the workers use the same ROLLQ_BROKER_URL?",
             file=sys.stderr,
         )
@@ -128,14 +155,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None) -> None:
+def report(
+    args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None
+) -> None:
     job, new, known, acked = what.job, len(done.new), len(done.known), len(done.acked)
     if args.json:
-        counts = {"run": job.run, "groups": what.groups, "size": job.size, "new": new, "known": known, "acked": acked}
+        counts = {
+            "run": job.run,
+            "groups": what.groups,
+            "size": job.size,
+            "new": new,
+            "known": known,
+            "acked": acked,
+        }
         more = {} if refilled is None else {"refilled": len(refilled)}
         print(json.dumps({**counts, **more, "sealed": args.seal}))
         return
-    said = f"{new} jobs submitted, {known} known already" + (f", {acked} acknowledged already" if acked else "")
+    said = f"{new} jobs submitted, {known} known already" + (
+        f", {acked} acknowledged already" if acked else ""
+    )
     print(f"run {job.run}: {what.groups} groups of {job.size}: {said}")
     if refilled:
         print(f"      {len(refilled)} jobs in place of dropped groups")
@@ -149,4 +187,7 @@ def report(args: argparse.Namespace, what: plan.Plan, done: Submission, refilled
     purpose = "" if job.purpose is Purpose.TRAIN else f" --purpose {job.purpose}"
     print(f"      rollq pull --run {job.run} --groups {what.groups}{purpose} --out {job.run}.jsonl")
     if not args.seal:
-        print("      the same line with --seal, when all jobs are submitted: consumers end after the last groups")
+        print(
+            "      the same line with --seal, when all jobs are submitted: consumers end "
+            "after the last groups"
+        )

@@ -11,7 +11,10 @@ LONGEST = 100
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A table as lines of text. Its last column may be of any width."""
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    return [
+        "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
 
 
 def first_line(reason: str) -> str:

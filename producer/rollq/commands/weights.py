@@ -1,4 +1,6 @@
-"""`rollq engines sync` loads new weights into a fleet of engines; `publish` says which step's policy they serve."""
+"""`rollq engines sync` loads new weights into a fleet of engines; `publish` says which step's
+policy they serve.
+"""
 
 import argparse
 import contextlib
@@ -31,7 +33,9 @@ def weight_version(text: str) -> str:
     """An argument type: the name of a weight version."""
     if 0 < len(text) <= LONGEST_VERSION:
         return text
-    raise argparse.ArgumentTypeError(f"expected a name of 1 to {LONGEST_VERSION} characters, not {text!r:.80}")
+    raise argparse.ArgumentTypeError(
+        f"expected a name of 1 to {LONGEST_VERSION} characters, not {text!r:.80}"
+    )
 
 
 def add(commands: Commands) -> None:
@@ -43,9 +47,12 @@ def _add_sync(commands: Commands) -> None:
     parser = commands.add_parser(
         "sync",
         help="load new weights into engines",
-        description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
-        " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
-        " and --step, the version is published once all engines have it. With --adapter, loads a version of a LoRA"
+        description="Pauses each engine, loads the weights under the version's name, verifies "
+        "them and continues. An"
+        " engine that fails stays paused and is named; the others continue. Repeat the "
+        "line to repair it. With --run"
+        " and --step, the version is published once all engines have it. With --adapter, "
+        "loads a version of a LoRA"
         " adapter without a pause, and then unloads the others but for the one before.",
     )
     add_engines(parser)
@@ -56,31 +63,58 @@ def _add_sync(commands: Commands) -> None:
         help="folder with the weights, as the engines see it",
     )
     parser.add_argument(
-        "--version", type=weight_version, required=True, metavar="V", help="name of these weights, used for no others"
+        "--version",
+        type=weight_version,
+        required=True,
+        metavar="V",
+        help="name of these weights, used for no others",
     )
-    parser.add_argument("--adapter", type=name, metavar="NAME", help="the folder holds a LoRA adapter of this name")
+    parser.add_argument(
+        "--adapter", type=name, metavar="NAME", help="the folder holds a LoRA adapter of this name"
+    )
     add_run(parser, required=False, help="run to publish the version to (none)")
-    parser.add_argument("--step", type=step, metavar="K", help="training step that made these weights, with --run")
+    parser.add_argument(
+        "--step", type=step, metavar="K", help="training step that made these weights, with --run"
+    )
     parser.add_argument(
         "--pause",
         type=one_of(PauseMode),
         default=PauseMode.RETRACT,
         metavar=words(PauseMode),
-        help="what happens to running requests: docs/weights.md (%(default)s; SGLang before 0.5.20: abort)",
+        help="what happens to running requests: docs/weights.md (%(default)s; SGLang "
+        "before 0.5.20: abort)",
     )
-    parser.add_argument("--no-checksums", action="store_true", help="do not compare the engines' weights")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key that the engines ask for")
+    parser.add_argument(
+        "--no-checksums", action="store_true", help="do not compare the engines' weights"
+    )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the key that the engines ask for",
+    )
     add_redis(parser)
-    add_json(parser, "end stdout with one JSON object: path, adapter, version, engines, failed, published")
+    add_json(
+        parser,
+        "end stdout with one JSON object: path, adapter, version, engines, failed, published",
+    )
     parser.set_defaults(run=sync)
 
 
 def sync(args: argparse.Namespace) -> int:
     if (args.run_name is None) != (args.step is None):
-        raise SettingsError("--run and --step go together: the version is published as the policy of that step")
-    fleet = Fleet(_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums)
+        raise SettingsError(
+            "--run and --step go together: the version is published as the policy of that step"
+        )
+    fleet = Fleet(
+        _addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums
+    )
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
+        client = (
+            stack.enter_context(open_client(args, args.run_name, known=True))
+            if args.run_name
+            else None
+        )
         if client:
             _check_run(client, args)
         try:
@@ -103,28 +137,47 @@ def sync(args: argparse.Namespace) -> int:
 
 
 def _check_run(client: Client, args: argparse.Namespace) -> None:
-    """Raises SettingsError when the run has another adapter, or this version's name for another step."""
+    """Raises SettingsError when the run has another adapter, or this version's name for another
+    step.
+    """
     versions = internals(client).versions
     if (of_run := versions.adapter()) not in (None, args.adapter or ""):
-        remedy = f"name it with --adapter {of_run}" if of_run else "leave --adapter out, or use another run"
-        raise SettingsError(f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}")
+        remedy = (
+            f"name it with --adapter {of_run}"
+            if of_run
+            else "leave --adapter out, or use another run"
+        )
+        raise SettingsError(
+            f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}"
+        )
     versions.check_name(args.step, args.version)
 
 
 def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) -> None:
-    """Unload the versions of the adapter that no turn begins with. After a step back to a checkpoint, those that were
-    trained since then are made again."""
+    """Unload the versions of the adapter that no turn begins with. After a step back to a
+    checkpoint, those that were trained since then are made again.
+    """
     keep = [args.version, *([before.weight_version] if before and before.step < args.step else [])]
     for url, reason in fleet.unload_adapter(args.adapter, keep).items():
-        print(f"{url}: other versions of {args.adapter} stay loaded until the next sync: {reason}", file=sys.stderr)
+        print(
+            f"{url}: other versions of {args.adapter} stay loaded until the next sync: {reason}",
+            file=sys.stderr,
+        )
 
 
 def _addresses(args: argparse.Namespace) -> list[str]:
     """The engines' addresses, those in files and in Redis included."""
     sources = settings(args).engine_urls
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(open_redis(args)) if any(source.startswith(REDIS) for source in sources) else None
-        lists = [read_list(source, redis) if source.startswith((FILE, REDIS)) else (source,) for source in sources]
+        redis = (
+            stack.enter_context(open_redis(args))
+            if any(source.startswith(REDIS) for source in sources)
+            else None
+        )
+        lists = [
+            read_list(source, redis) if source.startswith((FILE, REDIS)) else (source,)
+            for source in sources
+        ]
     return list(dict.fromkeys(url for urls in lists for url in urls))
 
 
@@ -141,12 +194,19 @@ def _reporter(display: ProgressDisplay) -> Callable[[str, str], None]:
     return report
 
 
-def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: SyncError | None = None) -> None:
+def _print(
+    args: argparse.Namespace, updates: Sequence[EngineUpdate], error: SyncError | None = None
+) -> None:
     failed = dict(error.failed) if error else {}
     published = args.step if not error else None
     if args.json:
         engines = [asdict(update) for update in updates]
-        found = {"path": args.path, "adapter": args.adapter, "version": args.version, "engines": engines}
+        found = {
+            "path": args.path,
+            "adapter": args.adapter,
+            "version": args.version,
+            "engines": engines,
+        }
         print(json.dumps({**found, "failed": failed, "published": published}))
         return
     width = max(map(len, [*(update.url for update in updates), *failed]))
@@ -170,8 +230,10 @@ def _add_publish(commands: Commands) -> None:
     parser = commands.add_parser(
         "publish",
         help="say which step's policy the engines serve",
-        description="Says that the engines serve the policy of a training step from now on. Waiting producers go on"
-        " when the run admits groups for it. `rollq engines sync --run R --step K` loads the weights and does this.",
+        description="Says that the engines serve the policy of a training step from now on. "
+        "Waiting producers go on"
+        " when the run admits groups for it. `rollq engines sync --run R --step K` loads "
+        "the weights and does this.",
     )
     add_run(parser)
     parser.add_argument(
@@ -182,7 +244,10 @@ def _add_publish(commands: Commands) -> None:
         help="the policy's step: 0 is the first, and each trained batch makes the next",
     )
     parser.add_argument(
-        "--version", type=weight_version, metavar="NAME", help="the engines' name of its weights (the step)"
+        "--version",
+        type=weight_version,
+        metavar="NAME",
+        help="the engines' name of its weights (the step)",
     )
     add_redis(parser)
     parser.set_defaults(run=publish)
@@ -193,5 +258,8 @@ def publish(args: argparse.Namespace) -> int:
         client.publish(args.step, args.version)
         admission = client.stats()["admission"]
     room = f", {max(0, admission['capacity'])} more groups may enter" if admission else ""
-    print(f"run {args.run_name}: step {args.step} is published as version {args.version or args.step}{room}")
+    print(
+        f"run {args.run_name}: step {args.step} is published as version "
+        f"{args.version or args.step}{room}"
+    )
     return 0

@@ -1,6 +1,8 @@
-"""What authors of environments, users, rewards and agents import: protocols, and the values that they exchange.
+"""What authors of environments, users, rewards and agents import: protocols, and the values that
+they exchange.
 
-It needs the standard library only. docs/environments.md shows how to implement Environment and Domain.
+It needs the standard library only. docs/environments.md shows how to implement Environment and
+Domain.
 """
 
 from rollq.env.agent import AgentFunction, Episode

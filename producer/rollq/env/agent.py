@@ -36,5 +36,7 @@ class Episode:
 
 
 AgentFunction = Callable[..., Any]
-"""Plays one episode: takes an `Episode` and the job's agent_args by keyword; may be a coroutine function. What it
-returns, if that is a string, is its answer. Its exceptions fail the attempt with class agent."""
+"""Plays one episode: takes an `Episode` and the job's agent_args by keyword; may be a coroutine
+function. What it returns, if that is a string, is its answer. Its exceptions fail the attempt with
+class agent.
+"""

@@ -1,4 +1,6 @@
-"""Which attempt this thread plays: for the labels of what an environment starts outside of the worker."""
+"""Which attempt this thread plays: for the labels of what an environment starts outside of the
+worker.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,9 +1,9 @@
 """Copy-on-write views of a database: one shared copy in each process, one view for each episode.
 
-A view copies a record when it is fetched by its key. Scans over `values()` and `items()` give untouched records without
-a copy, so code that scans must only read. The invariant: shared records are never written to. Two views hold the same
-data exactly when their changes are equal. Only touched records are compared. The caller says what a record is and when
-two are equal.
+A view copies a record when it is fetched by its key. Scans over `values()` and `items()` give
+untouched records without a copy, so code that scans must only read. The invariant: shared records
+are never written to. Two views hold the same data exactly when their changes are equal. Only
+touched records are compared. The caller says what a record is and when two are equal.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
@@ -13,7 +13,9 @@ from typing import Any
 
 Record = Any
 Changes = Mapping[str, bytes | None]
-"""By a record's name: the digest of a record that differs from the shared database, or None when it was deleted."""
+"""By a record's name: the digest of a record that differs from the shared database, or None when it
+was deleted.
+"""
 
 
 class Table(MutableMapping[str, Record]):
@@ -61,7 +63,9 @@ class Table(MutableMapping[str, Record]):
         return _Items(self)
 
     def pairs(self) -> Iterator[tuple[str, Record]]:
-        """Keys and records in order, without copies. A record that is fetched meanwhile is given as it is then."""
+        """Keys and records in order, without copies. A record that is fetched meanwhile is given as
+        it is then.
+        """
         own, gone = self._own, self._gone
         for key, record in self._shared.items():
             if key not in gone:
@@ -100,10 +104,10 @@ View = Mapping[str, Table]
 class SharedDatabase:
     """The records that all episodes start from, by table and key.
 
-    `copy` makes an independent record. `canon` writes a record as a text; two texts are equal exactly when the
-    benchmark takes the records for equal (so it tells 1 from 1.0 if the benchmark does). `untouched` is true only of a
-    copy and its record whose texts are equal, and spares writing them. `name` is the record's name in reports, unique
-    in the database.
+    `copy` makes an independent record. `canon` writes a record as a text; two texts are equal
+    exactly when the benchmark takes the records for equal (so it tells 1 from 1.0 if the benchmark
+    does). `untouched` is true only of a copy and its record whose texts are equal, and spares
+    writing them. `name` is the record's name in reports, unique in the database.
     """
 
     def __init__(
@@ -120,7 +124,9 @@ class SharedDatabase:
         self._canon = canon
         self._untouched = untouched
         self._name = name
-        self._digests: dict[tuple[str, str], bytes] = {}  # digests of shared records, made when they are needed
+        self._digests: dict[
+            tuple[str, str], bytes
+        ] = {}  # digests of shared records, made when they are needed
 
     def view(self) -> View:
         """A fresh view. It takes some hundred bytes, whatever the size of the database."""

@@ -1,8 +1,10 @@
-"""A customer-service conversation: an agent with tools, a user, and a database that the agent changes.
+"""A customer-service conversation: an agent with tools, a user, and a database that the agent
+changes.
 
-The shop and the tau benchmarks are such conversations. The invariants: an episode works on a state of its own, mostly a
-view of a shared database. It is graded once. After its end it takes no further step, so nothing later can earn the
-reward. Tools, policy and tasks come from a Backend and are not known here.
+The shop and the tau benchmarks are such conversations. The invariants: an episode works on a state
+of its own, mostly a view of a shared database. It is graded once. After its end it takes no further
+step, so nothing later can earn the reward. Tools, policy and tasks come from a Backend and are not
+known here.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +20,9 @@ from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq.job import Json
 
 MAX_USER_CALLS = 30
-"""Number of tool calls that a user makes between two of its messages. A model that makes more of them is stuck."""
+"""Number of tool calls that a user makes between two of its messages. A model that makes more of
+them is stuck.
+"""
 
 
 class Backend(Protocol):
@@ -39,7 +43,9 @@ class Backend(Protocol):
         ...
 
     def user_call(self, state: Any, said: str) -> str | None:
-        """The result of the tool call that the user made in place of a message; None: it is a message."""
+        """The result of the tool call that the user made in place of a message; None: it is a
+        message.
+        """
         ...
 
     def grade(self, state: Any, case: "Case", messages: Sequence[str]) -> Grade:
@@ -48,7 +54,9 @@ class Backend(Protocol):
 
 
 class DatabaseBackend(ABC):
-    """A Backend whose episodes are graded by what they changed in a database, and by what the agent told the user."""
+    """A Backend whose episodes are graded by what they changed in a database, and by what the agent
+    told the user.
+    """
 
     def __init__(self, database: SharedDatabase) -> None:
         self.database = database
@@ -99,7 +107,9 @@ class Case:
 
     task: Task
     calls: Sequence[Action]
-    """The ground truth's calls. They make the database with which the episode's database is compared."""
+    """The ground truth's calls. They make the database with which the episode's database is
+    compared.
+    """
     original: Any = None
     """The benchmark's own task, for a backend that grades by it."""
 
@@ -107,7 +117,9 @@ class Case:
 class ConversationDomain:
     """Implements rollq.env.Domain."""
 
-    def __init__(self, name: str, version: str, backend: Backend, cases: Mapping[str, Sequence[Case]]) -> None:
+    def __init__(
+        self, name: str, version: str, backend: Backend, cases: Mapping[str, Sequence[Case]]
+    ) -> None:
         self.name = name
         self.version = version
         self.backend = backend
@@ -122,16 +134,22 @@ class ConversationDomain:
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
         case = self._find(split, index)
         if args:
-            raise JobFailure(f"environment {self.name!r} takes no env_args, not {', '.join(sorted(map(str, args)))}")
+            raise JobFailure(
+                f"environment {self.name!r} takes no env_args, not "
+                f"{', '.join(sorted(map(str, args)))}"
+            )
         return Conversation(self, case)
 
     def _find(self, split: str, index: int) -> Case:
         if split not in self._cases:
-            raise JobFailure(f"environment {self.name!r} has no split {split!r}; it has {', '.join(self._cases)}")
+            raise JobFailure(
+                f"environment {self.name!r} has no split {split!r}; it has {', '.join(self._cases)}"
+            )
         cases = self._cases[split]
         if type(index) is not int or not 0 <= index < len(cases):
             raise JobFailure(
-                f"environment {self.name!r}: split {split!r} has tasks 0 to {len(cases) - 1}, not {index!r}"
+                f"environment {self.name!r}: split {split!r} has tasks 0 to "
+                f"{len(cases) - 1}, not {index!r}"
             )
         return cases[index]
 
@@ -184,7 +202,9 @@ class Conversation:
 
     def grade(self) -> Grade:
         if self._phase in (_Phase.NEW, _Phase.GRADED):
-            raise EnvironmentFailure(f"{self._name}: graded {'twice' if self._user else 'before its reset'}")
+            raise EnvironmentFailure(
+                f"{self._name}: graded {'twice' if self._user else 'before its reset'}"
+            )
         self._phase = _Phase.GRADED
         return self._backend.grade(self._state, self._case, self._messages)
 
@@ -199,17 +219,26 @@ class Conversation:
                 break
             reply = self._text(self._user.reply(result))
         else:
-            raise UserFailure(f"{self._name}: the user called tools {MAX_USER_CALLS} times without a word to the agent")
-        return Observation(reply, done=any(marker in reply for marker in self._backend.stop_markers))
+            raise UserFailure(
+                f"{self._name}: the user called tools {MAX_USER_CALLS} times without a "
+                "word to the agent"
+            )
+        return Observation(
+            reply, done=any(marker in reply for marker in self._backend.stop_markers)
+        )
 
     def _text(self, message: object) -> str:
         if not isinstance(message, str):
-            raise UserFailure(f"{self._name}: the user said {type(message).__name__} instead of a text")
+            raise UserFailure(
+                f"{self._name}: the user said {type(message).__name__} instead of a text"
+            )
         return message
 
     def _require(self, phase: _Phase, act: str) -> None:
         if self._phase is not phase:
-            raise EnvironmentFailure(f"{self._name}: {act} of an episode that is {self._phase.name.lower()}")
+            raise EnvironmentFailure(
+                f"{self._name}: {act} of an episode that is {self._phase.name.lower()}"
+            )
 
     @property
     def _name(self) -> str:

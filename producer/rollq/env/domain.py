@@ -21,20 +21,27 @@ class Task:
     opening: str
     """The scripted user's first message; unique in the domain."""
     replies: Sequence[str]
-    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated when more are needed."""
+    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated when
+    more are needed.
+    """
     moves: Sequence[Action]
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
     user_tools: str = ""
-    """What a user that has tools is told of them. It calls one by a message `<tool_call>JSON</tool_call>`."""
+    """What a user that has tools is told of them. It calls one by a message
+    `<tool_call>JSON</tool_call>`.
+    """
     outputs: Sequence[str] = ()
     """Texts that the agent must tell the user."""
     assertions: Sequence[str] = ()
-    """Statements about the conversation that a model must judge. They belong to the reward: a job without a reward
-    function is refused (the reward `assertions` judges them)."""
+    """Statements about the conversation that a model must judge. They belong to the reward: a job
+    without a reward function is refused (the reward `assertions` judges them).
+    """
 
 
 class Domain(Protocol):
-    """A domain: what one environment name (`tau2:retail`) stands for. One object per process, shared by all threads."""
+    """A domain: what one environment name (`tau2:retail`) stands for. One object per process,
+    shared by all threads.
+    """
 
     @property
     def name(self) -> str:
@@ -43,7 +50,9 @@ class Domain(Protocol):
 
     @property
     def version(self) -> str:
-        """Package and version of code and data, recorded in every trajectory. It changes when rewards do."""
+        """Package and version of code and data, recorded in every trajectory. It changes when
+        rewards do.
+        """
         ...
 
     def splits(self) -> Mapping[str, int]:

@@ -33,8 +33,9 @@ class Observation:
     done: bool = False
     """The episode is over; no further step is allowed."""
     reward: float | None = None
-    """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the episode's, apart from
-    these."""
+    """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the
+    episode's, apart from these.
+    """
     images: Sequence[Image] = ()
     """What the policy sees behind the text (docs/images.md)."""
 
@@ -52,15 +53,17 @@ class Grade:
 class Environment(Protocol):
     """One episode of one task, deterministic given the actions and the user's replies.
 
-    It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are observations. Raises
-    RolloutFailure; any other exception counts as EnvironmentFailure. A method `close`, if it has one, is called at the
-    episode's end. It may have a `longest_step_s` and a `longest_grade_s`, in place of 60 seconds, and a `sandbox`,
-    which agent programs are given.
+    It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are
+    observations. Raises RolloutFailure; any other exception counts as EnvironmentFailure. A method
+    `close`, if it has one, is called at the episode's end. It may have a `longest_step_s` and a
+    `longest_grade_s`, in place of 60 seconds, and a `sandbox`, which agent programs are given.
     """
 
     @property
     def tools(self) -> Sequence[Json]:
-        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`. They never change."""
+        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`. They
+        never change.
+        """
         ...
 
     @property
@@ -69,7 +72,8 @@ class Environment(Protocol):
         ...
 
     def reset(self, user: User) -> str | Observation:
-        """Start the episode with this user and return the user's first message unchanged. Called once.
+        """Start the episode with this user and return the user's first message unchanged. Called
+        once.
 
         An Observation has images that are shown with the message; nothing else of it counts.
         """
@@ -85,7 +89,9 @@ class Environment(Protocol):
 
 
 class Tools(Protocol):
-    """The tools of one episode, where they are apart from its environment: `dataset(..., tools=)`."""
+    """The tools of one episode, where they are apart from its environment: `dataset(...,
+    tools=)`.
+    """
 
     schemas: Sequence[Json]
     """In OpenAI's form."""

@@ -1,7 +1,8 @@
 """Tools of a benchmark's package, called with what a model made up.
 
-The invariants: a wrong call becomes an observation. A tool gets its own copy of the arguments, so it may keep or change
-them. Only arguments of bounded depth are copied. It knows no benchmark and no database.
+The invariants: a wrong call becomes an observation. A tool gets its own copy of the arguments, so
+it may keep or change them. Only arguments of bounded depth are copied. It knows no benchmark and no
+database.
 """
 
 import ast
@@ -14,7 +15,9 @@ from rollq.job import Json
 MAX_DEPTH = 50
 """Deepest nesting of a call's arguments, because copying, hashing and printing them recurses."""
 MAX_INTEGER = 2**63
-"""Largest absolute value of an integer in a call's arguments, because Python's integers are unbounded."""
+"""Largest absolute value of an integer in a call's arguments, because Python's integers are
+unbounded.
+"""
 MAX_BITS = 10_000
 """Longest number, in bits, that `calculate` may work on; far more than a float holds."""
 TOOL_ERRORS = (
@@ -28,8 +31,9 @@ TOOL_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Exceptions that a tool raises when it is called wrongly. All others pass, such as the time limits that some task
-queues raise into running code."""
+"""Exceptions that a tool raises when it is called wrongly. All others pass, such as the time limits
+that some task queues raise into running code.
+"""
 
 
 def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json]) -> str:
@@ -41,7 +45,9 @@ def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json
 
 
 def own_copy(value: Json, depth: int = 0) -> Json:
-    """A deep copy of a call's argument. Raises ValueError, in words for the policy, past MAX_DEPTH or MAX_INTEGER."""
+    """A deep copy of a call's argument. Raises ValueError, in words for the policy, past MAX_DEPTH
+    or MAX_INTEGER.
+    """
     if depth > MAX_DEPTH:
         raise ValueError("the arguments are nested too deeply")
     if type(value) is str:  # most of them
@@ -56,7 +62,9 @@ def own_copy(value: Json, depth: int = 0) -> Json:
 
 
 def check_calculation(tool: str, arguments: Mapping[str, Json]) -> None:
-    """Raises ValueError for a call of `calculate` that would hold the interpreter for hours, such as `9**9**9`."""
+    """Raises ValueError for a call of `calculate` that would hold the interpreter for hours, such
+    as `9**9**9`.
+    """
     if tool == "calculate" and _is_too_large(arguments.get("expression")):
         raise ValueError("the result is too large")
 
@@ -67,7 +75,11 @@ def _is_too_large(expression: object) -> bool:
         return False
     try:
         _bit_length(ast.parse(expression.strip(), mode="eval").body)
-    except (OverflowError, RecursionError, MemoryError):  # Python's parser calls deep nesting a lack of memory
+    except (
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ):  # Python's parser calls deep nesting a lack of memory
         return True
     except (SyntaxError, ValueError):
         return False  # the tool says what is wrong
@@ -75,8 +87,9 @@ def _is_too_large(expression: object) -> bool:
 
 
 def _bit_length(node: ast.AST) -> int | None:
-    """An upper bound of an integer's length in bits; None for other values. Raises OverflowError when it passes
-    MAX_BITS on the way."""
+    """An upper bound of an integer's length in bits; None for other values. Raises OverflowError
+    when it passes MAX_BITS on the way.
+    """
     match node:
         case ast.Constant(value=int(value)):
             return value.bit_length()
@@ -100,12 +113,16 @@ _LEAVES = frozenset({str, float, int, bool, type(None)})
 
 
 def copy_record(record: Any) -> Any:
-    """A deep copy of dicts, lists and pydantic models; `model_copy(deep=True)` takes several times as long.
+    """A deep copy of dicts, lists and pydantic models; `model_copy(deep=True)` takes several times
+    as long.
 
     The copy shares what cannot be changed. `untouched` lives on that.
     """
     if isinstance(record, dict):
-        return {key: value if type(value) in _LEAVES else copy_record(value) for key, value in record.items()}
+        return {
+            key: value if type(value) in _LEAVES else copy_record(value)
+            for key, value in record.items()
+        }
     if isinstance(record, list):
         return [value if type(value) in _LEAVES else copy_record(value) for value in record]
     if hasattr(record, "model_copy"):
@@ -119,9 +136,11 @@ def copy_record(record: Any) -> Any:
 
 
 def untouched(copied: Any, record: Any) -> bool:
-    """Whether a copy by `copy_record` holds just what the record holds, down to the very strings and numbers.
+    """Whether a copy by `copy_record` holds just what the record holds, down to the very strings
+    and numbers.
 
-    It is never true of records that differ. A copy in which a value was replaced by an equal one counts as touched.
+    It is never true of records that differ. A copy in which a value was replaced by an equal one
+    counts as touched.
     """
     if copied is record:
         return True
@@ -137,7 +156,9 @@ def untouched(copied: Any, record: Any) -> bool:
     if kind is list:
         return len(copied) == len(record) and _all_untouched(copied, record)
     if hasattr(copied, "model_copy"):
-        return untouched(vars(copied), vars(record)) and untouched(copied.model_extra, record.model_extra)
+        return untouched(vars(copied), vars(record)) and untouched(
+            copied.model_extra, record.model_extra
+        )
     return False
 
 

@@ -1,7 +1,7 @@
 """An image that an environment shows, checked once, where it is made.
 
-The invariant: an `Image` is a whole PNG or JPEG that decodes, within the limits below. It knows no model: how many
-tokens it takes is the worker's to say.
+The invariant: an `Image` is a whole PNG or JPEG that decodes, within the limits below. It knows no
+model: how many tokens it takes is the worker's to say.
 """
 
 import base64
@@ -19,12 +19,16 @@ MAX_IMAGE_PIXELS = 1 << 24
 """Most pixels: 4096 x 4096, the most that Qwen3-VL looks at."""
 MIMES = {"PNG": "image/png", "JPEG": "image/jpeg"}
 _ORIENTATION = 0x0112
-"""EXIF's orientation. Readers differ in whether they turn the image, so the policy and the trainer might see two."""
+"""EXIF's orientation. Readers differ in whether they turn the image, so the policy and the trainer
+might see two.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A PNG or JPEG file. Raises EnvironmentFailure for anything else, and for one that is too large."""
+    """A PNG or JPEG file. Raises EnvironmentFailure for anything else, and for one that is too
+    large.
+    """
 
     data: bytes = field(repr=False)
     """The whole file, up to 8 MiB."""
@@ -33,9 +37,13 @@ class Image:
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes):
-            raise EnvironmentFailure(f"an image is the bytes of a PNG or JPEG file, not a {type(self.data).__name__}")
+            raise EnvironmentFailure(
+                f"an image is the bytes of a PNG or JPEG file, not a {type(self.data).__name__}"
+            )
         if len(self.data) > MAX_IMAGE_BYTES:
-            raise _refusal(f"has {len(self.data)} bytes; at most {MAX_IMAGE_BYTES} are sent: make it smaller")
+            raise _refusal(
+                f"has {len(self.data)} bytes; at most {MAX_IMAGE_BYTES} are sent: make it smaller"
+            )
         mime, width, height = _read(self.data)
         digest = hashlib.sha256(self.data).hexdigest()
         found = ImageRef(sha256=digest, mime=mime, width=width, height=height, bytes=len(self.data))
@@ -48,16 +56,23 @@ class Image:
 
 
 def _read(data: bytes) -> tuple[str, int, int]:
-    """Type, width and height. The image is decoded once, because an engine refuses a file that ends early."""
+    """Type, width and height. The image is decoded once, because an engine refuses a file that ends
+    early.
+    """
     with needs("images"):
         from PIL import Image as Pillow
     try:
         with Pillow.open(io.BytesIO(data), formats=tuple(MIMES)) as image:
             (width, height), mime = image.size, MIMES.get(image.format or "")
             if mime is None:  # a JPEG file that Pillow opens as MPO, as some cameras write it
-                raise _refusal(f"is a file of several pictures ({image.format}): save one as PNG or JPEG")
+                raise _refusal(
+                    f"is a file of several pictures ({image.format}): save one as PNG or JPEG"
+                )
             if width * height > MAX_IMAGE_PIXELS:
-                raise _refusal(f"is {width} x {height}; at most {MAX_IMAGE_PIXELS} pixels are sent: make it smaller")
+                raise _refusal(
+                    f"is {width} x {height}; at most {MAX_IMAGE_PIXELS} pixels are "
+                    "sent: make it smaller"
+                )
             if image.getexif().get(_ORIENTATION, 1) != 1:
                 raise _refusal("is stored turned (EXIF orientation): save it upright")
             image.load()

@@ -19,24 +19,32 @@ class CommandResult:
 
 
 class Sandbox(Protocol):
-    """A sandbox of one episode. Making one starts it. It ends with `close`, and with its worker, also one that is
-    killed. Every method raises EnvironmentFailure when the sandbox itself fails."""
+    """A sandbox of one episode. Making one starts it. It ends with `close`, and with its worker,
+    also one that is killed. Every method raises EnvironmentFailure when the sandbox itself fails.
+    """
 
     def run(
-        self, command: Sequence[str], *, seconds: float | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command: the path of a program inside, and its arguments. `seconds` is its longest time, in place of
-        the sandbox's own. `env` is added to its environment."""
+        """Run a command: the path of a program inside, and its arguments. `seconds` is its longest
+        time, in place of the sandbox's own. `env` is added to its environment.
+        """
         ...
 
     def upload(self, source: Path, target: str) -> None:
-        """Put a file of this machine, or a folder with all that is in it, at the absolute path `target` inside.
-        Missing folders are made."""
+        """Put a file of this machine, or a folder with all that is in it, at the absolute path
+        `target` inside. Missing folders are made.
+        """
         ...
 
     def download(self, path: str) -> bytes:
-        """The content of the file at that path inside, at most 16 MB. Raises FileNotFoundError when there is no such
-        file."""
+        """The content of the file at that path inside, at most 16 MB. Raises FileNotFoundError when
+        there is no such file.
+        """
         ...
 
     def close(self) -> None:

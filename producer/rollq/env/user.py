@@ -7,7 +7,9 @@ STOP_MARKER = "###STOP###"
 
 
 class User(Protocol):
-    """A user simulator for one episode. Raises UserFailure. A reply that contains STOP_MARKER ends the conversation."""
+    """A user simulator for one episode. Raises UserFailure. A reply that contains STOP_MARKER ends
+    the conversation.
+    """
 
     def open(self) -> str:
         """The user's first message. Called once."""

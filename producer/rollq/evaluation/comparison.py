@@ -1,7 +1,7 @@
 """Two evaluations of the same tasks, compared task by task.
 
-The difference is taken within each task, so how hard the tasks are cancels out, and its interval is narrower than those
-of the two means suggest (arXiv 2411.00640, section 4.2).
+The difference is taken within each task, so how hard the tasks are cancels out, and its interval is
+narrower than those of the two means suggest (arXiv 2411.00640, section 4.2).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,16 +41,26 @@ class Comparison:
 
 
 def compare(after: Result, before: Result, name: str) -> Comparison:
-    """`after` against `before`, which is called `name`. Raises SettingsError when their tasks differ."""
+    """`after` against `before`, which is called `name`. Raises SettingsError when their tasks
+    differ.
+    """
     check_tasks(after.run, [task.key for task in after.tasks], before, name)
     theirs = {task.key: task for task in before.tasks}
     paired = replace(before, tasks=[theirs[task.key] for task in after.tasks])
-    changes = [Change(now.title, then.reward, now.reward) for now, then in zip(after.tasks, paired.tasks, strict=True)]
+    changes = [
+        Change(now.title, then.reward, now.reward)
+        for now, then in zip(after.tasks, paired.tasks, strict=True)
+    ]
     return Comparison(
         before=name,
         reward=_mean([change.after - change.before for change in changes]),
         pass_hat_k={
-            k: _mean([now - then for now, then in zip(after.pass_hat(k), paired.pass_hat(k), strict=True)])
+            k: _mean(
+                [
+                    now - then
+                    for now, then in zip(after.pass_hat(k), paired.pass_hat(k), strict=True)
+                ]
+            )
             for k in range(1, min(after.size, before.size) + 1)
         },
         better=sorted((c for c in changes if c.after > c.before), key=lambda c: c.before - c.after),

@@ -81,23 +81,31 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def summary_lines(result: Result) -> list[str]:
     """The result as a whole, one subject per line."""
     reward, turns = result.reward, _mean(one.turns for one in result.tries)
-    sampled, total = sum(one.sampled_tokens for one in result.tries), sum(one.total_tokens for one in result.tries)
+    sampled, total = (
+        sum(one.sampled_tokens for one in result.tries),
+        sum(one.total_tokens for one in result.tries),
+    )
     tasks = len(result.tasks) + len(result.left_out)
     kinds = ", ".join(dict.fromkeys(f"{task.env}/{task.split}" for task in result.tasks)) or "-"
     rows = {
         "eval": f"{title(result)}: {kinds}, {tasks} tasks, {result.size} tries each",
         "reward": "-" if reward is None else f"mean {text(reward)} (over tasks)",
-        "pass^k": "  ".join(f"pass^{k} {short(value)}" for k, value in result.pass_hat_k.items()) or "-",
-        "jobs": f"{tasks * result.size} submitted: {len(result.tries)} graded here, {result.dead} dead",
+        "pass^k": "  ".join(f"pass^{k} {short(value)}" for k, value in result.pass_hat_k.items())
+        or "-",
+        "jobs": f"{tasks * result.size} submitted: {len(result.tries)} graded here, "
+        f"{result.dead} dead",
         "stops": _stops(result.tries) or "-",
-        "tokens": f"{sampled} sampled of {total}, {'-' if turns is None else f'{turns:.1f}'} turns an episode",
+        "tokens": f"{sampled} sampled of {total}, "
+        f"{'-' if turns is None else f'{turns:.1f}'} turns an episode",
         "weights": _weights(result),
     }
     return [f"{subject:<8} {line}" for subject, line in rows.items()]
 
 
 def _stops(tries: Sequence[Try]) -> str:
-    return ", ".join(f"{stop} {count}" for stop, count in sorted(Counter(one.stop for one in tries).items()))
+    return ", ".join(
+        f"{stop} {count}" for stop, count in sorted(Counter(one.stop for one in tries).items())
+    )
 
 
 def _weights(result: Result) -> str:
@@ -110,7 +118,8 @@ def _weights(result: Result) -> str:
 def comparison_lines(comparison: Comparison) -> list[str]:
     pairs = "  ".join(f"pass^{k} {short(value, '+')}" for k, value in comparison.pass_hat_k.items())
     lines = [
-        f"compare  with {comparison.before}: reward {text(comparison.reward, '+')} (paired by task)",
+        f"compare  with {comparison.before}: reward "
+        f"{text(comparison.reward, '+')} (paired by task)",
         f"         {pairs}",
         f"         {len(comparison.better)} tasks better, {len(comparison.worse)} worse",
     ]
@@ -133,7 +142,10 @@ def task_table(result: Result) -> list[str]:
     lines = [f"{'task':<{width}}  reward  successes  turns  tokens  stops"]
     for task in shown:
         successes = f"{task.successes} of {len(task.tries)}"
-        turns, tokens = fmean(one.turns for one in task.tries), fmean(one.sampled_tokens for one in task.tries)
+        turns, tokens = (
+            fmean(one.turns for one in task.tries),
+            fmean(one.sampled_tokens for one in task.tries),
+        )
         cells = f"{task.reward:>6.3f}  {successes:>9}  {turns:>5.1f}  {tokens:>6.0f}"
         lines.append(f"{task.title:<{width}}  {cells}  {_stops(task.tries)}")
     if more := len(result.tasks) - len(shown):

@@ -1,4 +1,6 @@
-"""The result of an evaluation: for each task, what its tries earned and cost. Keeps numbers, not the trajectories."""
+"""The result of an evaluation: for each task, what its tries earned and cost. Keeps numbers, not
+the trajectories.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,8 +71,16 @@ def task_result(trajectories: Sequence[Trajectory]) -> TaskResult:
 
 def _try(trajectory: Trajectory) -> Try:
     closed = trajectory.closed
-    assert closed is not None and closed.reward is not None  # the ledger's reader gives graded ones only
-    return Try(closed.reward, closed.stop.value, trajectory.turns, trajectory.sampled_tokens, len(trajectory.tokens))
+    assert (
+        closed is not None and closed.reward is not None
+    )  # the ledger's reader gives graded ones only
+    return Try(
+        closed.reward,
+        closed.stop.value,
+        trajectory.turns,
+        trajectory.sampled_tokens,
+        len(trajectory.tokens),
+    )
 
 
 class Failure(NamedTuple):
@@ -132,8 +142,14 @@ class Result:
 
     @property
     def other_versions(self) -> dict[str, int]:
-        """Number of tokens that other weight versions than `version` sampled. Not empty: the result is mixed."""
-        return {name: tokens for name, tokens in self.versions.items() if self.version not in (None, name)}
+        """Number of tokens that other weight versions than `version` sampled. Not empty: the result
+        is mixed.
+        """
+        return {
+            name: tokens
+            for name, tokens in self.versions.items()
+            if self.version not in (None, name)
+        }
 
     @property
     def worst_first(self) -> list[TaskResult]:
@@ -141,10 +157,14 @@ class Result:
 
     @property
     def failures(self) -> list[Failure]:
-        """The tries that did not succeed: those of the worst task first, and of a task the worst try first."""
+        """The tries that did not succeed: those of the worst task first, and of a task the worst
+        try first.
+        """
         return [
             Failure(f"{self.run}/{task.group}/{sample}", one.reward, one.stop)
             for task in self.worst_first
-            for sample, one in sorted(enumerate(task.tries), key=lambda numbered: numbered[1].reward)
+            for sample, one in sorted(
+                enumerate(task.tries), key=lambda numbered: numbered[1].reward
+            )
             if one.reward < SUCCESS
         ]

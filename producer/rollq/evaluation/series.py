@@ -21,10 +21,18 @@ class Point:
     """Of rewards, from the one that the series is compared with; None where their tasks differ."""
 
 
-def series(results: Iterable[Result], steps: Mapping[str, int], before: Result | None) -> list[Point]:
-    """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are compared with."""
+def series(
+    results: Iterable[Result], steps: Mapping[str, int], before: Result | None
+) -> list[Point]:
+    """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are
+    compared with.
+    """
     points = [
-        Point(step=steps.get(result.version or ""), result=result, difference=_difference(result, before))
+        Point(
+            step=steps.get(result.version or ""),
+            result=result,
+            difference=_difference(result, before),
+        )
         for result in results
     ]
     return sorted(points, key=lambda point: (point.step is None, point.step, point.result.name))
@@ -40,7 +48,9 @@ def _difference(result: Result, before: Result | None) -> Estimate | None:
 
 
 def series_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """As `--json` has them: what it says of a result as a whole, with `step` and `reward_difference`."""
+    """As `--json` has them: what it says of a result as a whole, with `step` and
+    `reward_difference`.
+    """
     return [
         {
             "step": point.step,
@@ -64,7 +74,10 @@ def series_lines(points: Sequence[Point], before: Result | None) -> list[str]:
     ]
     rows = [head, *(_row(point, shown, bool(before)) for point in points)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def _row(point: Point, shown: Sequence[int], compared: bool) -> list[str]:
@@ -73,8 +86,12 @@ def _row(point: Point, shown: Sequence[int], compared: bool) -> list[str]:
     return [
         "-" if point.step is None else str(point.step),
         f"{result.name or '-'}{mixed}",
-        f"{len(result.tasks)}" + (f" of {len(result.tasks) + len(result.left_out)}" if result.left_out else ""),
+        f"{len(result.tasks)}"
+        + (f" of {len(result.tasks) + len(result.left_out)}" if result.left_out else ""),
         short(result.reward) if result.reward else "-",
-        *(f"{fmean(result.pass_hat(k)):.3f}" if result.tasks and k <= result.size else "-" for k in shown),
+        *(
+            f"{fmean(result.pass_hat(k)):.3f}" if result.tasks and k <= result.size else "-"
+            for k in shown
+        ),
         *([short(point.difference, "+") if point.difference else "-"] if compared else []),
     ]

@@ -1,7 +1,7 @@
 """Estimates over tasks: a mean with its standard error and a confidence interval, and pass^k.
 
-Tasks are the independent units. Tries at one task share its difficulty, so an error over all tries would be too small
-(arXiv 2411.00640, section 2.2). Pure, standard library only.
+Tasks are the independent units. Tries at one task share its difficulty, so an error over all tries
+would be too small (arXiv 2411.00640, section 2.2). Pure, standard library only.
 """
 
 import random
@@ -26,8 +26,9 @@ class Estimate:
 
     mean: float
     stderr: float | None = None
-    """Standard error of the mean: the standard deviation over tasks (divided by n - 1), divided by sqrt(n). None for
-    fewer than two tasks, as are `low` and `high`."""
+    """Standard error of the mean: the standard deviation over tasks (divided by n - 1), divided by
+    sqrt(n). None for fewer than two tasks, as are `low` and `high`.
+    """
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
@@ -37,8 +38,9 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate | None:
     """The mean of `values`, one per task, with its error. None when there are none.
 
-    The interval is the percentile bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-    section 13.3): from 2.5 % to 97.5 % of the means of `resamples(n)` draws of n tasks out of n, with replacement.
+    The interval is the percentile bootstrap over tasks (Efron and Tibshirani, An Introduction to
+    the Bootstrap, 1993, section 13.3): from 2.5 % to 97.5 % of the means of `resamples(n)` draws of
+    n tasks out of n, with replacement.
     """
     n = len(values)
     if n == 0:
@@ -52,14 +54,17 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def resamples(n: int) -> int:
-    """How often n tasks are drawn. Fewer times above 100 tasks, where an evaluation with many tries has many intervals
-    to compute; 1,000 resamples put the ends within a few percent of the interval's width."""
+    """How often n tasks are drawn. Fewer times above 100 tasks, where an evaluation with many tries
+    has many intervals to compute; 1,000 resamples put the ends within a few percent of the
+    interval's width.
+    """
     return max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_DRAWS // n))
 
 
 def pass_hat(successes: int, tries: int, k: int) -> float:
     """The chance that k tries at a task all succeed, estimated from `successes` in `tries`.
 
-    C(successes, k) / C(tries, k), which is unbiased (tau-bench, arXiv 2406.12045, section 4.1). k is at most `tries`.
+    C(successes, k) / C(tries, k), which is unbiased (tau-bench, arXiv 2406.12045, section 4.1). k
+    is at most `tries`.
     """
     return comb(successes, k) / comb(tries, k)

@@ -11,8 +11,9 @@ from rollq.export.validation import Checked
 def open_output(path: Path, *, append: bool) -> TrajectoryOutput:
     """Open it for writing. `append` keeps what it holds.
 
-    Raises SettingsError when it cannot be written, when another process writes it, or when the format needs an extra
-    that is not installed; ContractError when it holds something other than trajectories.
+    Raises SettingsError when it cannot be written, when another process writes it, or when the
+    format needs an extra that is not installed; ContractError when it holds something other than
+    trajectories.
     """
     kind = parquet.ParquetFolder if path.suffix == ".parquet" else jsonl.TrajectoryFile
     return kind(path, append=append)

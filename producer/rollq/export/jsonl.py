@@ -1,7 +1,8 @@
 """Trajectories in a JSON Lines file: one per line, and on disk before `save` returns.
 
-A crash leaves whole lines and at most one torn line at the end, which the next opening cuts off. A job is written once,
-however often its group comes. One process at a time writes. `rollq.export.record` decides what a line holds.
+A crash leaves whole lines and at most one torn line at the end, which the next opening cuts off. A
+job is written once, however often its group comes. One process at a time writes.
+`rollq.export.record` decides what a line holds.
 """
 
 import json
@@ -14,12 +15,21 @@ from typing import Any, TypedDict
 
 from rollq.errors import ContractError, SettingsError
 from rollq.export.record import digest
-from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, open_file, sync_folder, write_all
+from rollq.export.trajectory_output import (
+    Exported,
+    TrajectoryOutput,
+    lock,
+    open_file,
+    sync_folder,
+    write_all,
+)
 from rollq.export.validation import Checked, Head, faults
 from rollq.job import Json
 
 START = b'{"job":"'
-"""How a line starts that this module wrote. This tells a torn line from the text of another program."""
+"""How a line starts that this module wrote. This tells a torn line from the text of another
+program.
+"""
 
 
 class Named(TypedDict, total=False):
@@ -56,8 +66,8 @@ class TrajectoryFile(TrajectoryOutput):
     def __init__(self, path: Path, *, append: bool) -> None:
         """`append` keeps the file's lines, else `begin` empties it.
 
-        Raises SettingsError when the file cannot be written or another process writes it, ContractError when it holds
-        something other than trajectories.
+        Raises SettingsError when the file cannot be written or another process writes it,
+        ContractError when it holds something other than trajectories.
         """
         self._fd = _open(path)
         super().__init__(path)
@@ -83,7 +93,9 @@ class TrajectoryFile(TrajectoryOutput):
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 record = _parse(line, f"{self.path}:{number}", Named)
                 began = record.get("began")
-                self._known.add([(record["job"], digest(whole), began if isinstance(began, float) else 0.0)])
+                self._known.add(
+                    [(record["job"], digest(whole), began if isinstance(began, float) else 0.0)]
+                )
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -115,14 +127,17 @@ def read(path: Path, number: int) -> dict[str, Json]:
 
 
 def lines_of(path: Path, jobs: Sequence[str]) -> dict[str, int]:
-    """The lines of these jobs, counted from 1; jobs that the file does not have are left out. Raises SettingsError."""
+    """The lines of these jobs, counted from 1; jobs that the file does not have are left out.
+    Raises SettingsError.
+    """
     wanted = frozenset(jobs)
     named = ((str(head.fields.get("job")), head.end) for head in heads(path, None))
     return {job_id: number for job_id, (number, _) in named if job_id in wanted}
 
 
 def heads(path: Path, start: tuple[int, int] | None) -> Iterator[Head]:
-    """The lines from `start` on, which is the `end` of an earlier head, without their tokens and messages.
+    """The lines from `start` on, which is the `end` of an earlier head, without their tokens and
+    messages.
 
     A torn last line is left out. Raises SettingsError when the file cannot be read.
     """
@@ -146,7 +161,9 @@ def read_at(path: Path, where: int) -> dict[str, Json]:
 
 
 def check(path: Path) -> Iterator[Checked]:
-    """Every line checked, one at a time in memory. Raises SettingsError when the file cannot be read."""
+    """Every line checked, one at a time in memory. Raises SettingsError when the file cannot be
+    read.
+    """
     at = 0
     with open_file(path) as f:
         size = os.fstat(f.fileno()).st_size
@@ -161,7 +178,11 @@ def _faults(line: bytes) -> tuple[str, list[str]]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as e:
-        torn = " (torn by a crash: the next pull cuts it off)" if not line.endswith(b"\n") and _is_torn(line) else ""
+        torn = (
+            " (torn by a crash: the next pull cuts it off)"
+            if not line.endswith(b"\n") and _is_torn(line)
+            else ""
+        )
         return "", [f"it is not a line of JSON{torn}: {e}"]
     if not isinstance(record, dict):
         return "", [f"it is no trajectory but a {type(record).__name__}"]
@@ -214,11 +235,15 @@ def line_head(line: bytes) -> tuple[dict[str, Any], str]:
 
 
 def fields_of(line: bytes, wanted: type) -> Any:
-    """A line's value: of an object at least the fields of `wanted`, a TypedDict. Raises ValueError, RecursionError."""
+    """A line's value: of an object at least the fields of `wanted`, a TypedDict. Raises ValueError,
+    RecursionError.
+    """
     try:
         return _decoder(wanted)(line)
     except (ValueError, RecursionError):
-        return json.loads(line)  # has what msgspec refuses: half a surrogate pair, numbers beyond 64 bits
+        return json.loads(
+            line
+        )  # has what msgspec refuses: half a surrogate pair, numbers beyond 64 bits
 
 
 @cache

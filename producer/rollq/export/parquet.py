@@ -1,8 +1,10 @@
-"""Trajectories in a folder of Parquet files: one file for each batch, whole on disk before `save` returns.
+"""Trajectories in a folder of Parquet files: one file for each batch, whole on disk before `save`
+returns.
 
-A file is written under a hidden name and renamed once it is durable, so a crash leaves whole files and at most one
-hidden one, which the next opening deletes. pandas, datasets and pyarrow read such a folder as one table and skip hidden
-files. `rollq.export.rows` decides what a row holds. The only module that imports pyarrow.
+A file is written under a hidden name and renamed once it is durable, so a crash leaves whole files
+and at most one hidden one, which the next opening deletes. pandas, datasets and pyarrow read such a
+folder as one table and skip hidden files. `rollq.export.rows` decides what a row holds. The only
+module that imports pyarrow.
 """
 
 from __future__ import annotations  # pyarrow's names are not there at run time
@@ -19,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from rollq.errors import ContractError, SettingsError
 from rollq.export.record import unexportable
 from rollq.export.rows import record_of, rows
-from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, open_file, sync_folder, write_all
+from rollq.export.trajectory_output import (
+    Exported,
+    TrajectoryOutput,
+    lock,
+    open_file,
+    sync_folder,
+    write_all,
+)
 from rollq.export.validation import Checked, Head, faults
 from rollq.pip_extras import needs
 
@@ -71,7 +80,20 @@ COLUMNS = {
 LATER = ("adapter",)
 """Those that files of an earlier rollq lack."""
 HEAD = (
-    *("job", "began", "run", "group", "sample", "env", "split", "task", "attempt", "stop", "failure", "reward"),
+    *(
+        "job",
+        "began",
+        "run",
+        "group",
+        "sample",
+        "env",
+        "split",
+        "task",
+        "attempt",
+        "stop",
+        "failure",
+        "reward",
+    ),
     *("turns", "info", "digest", "segment"),
 )
 """Columns that `heads` reads."""
@@ -83,8 +105,9 @@ class ParquetFolder(TrajectoryOutput):
     def __init__(self, path: Path, *, append: bool) -> None:
         """`append` keeps the folder's files, else `begin` deletes them.
 
-        Raises SettingsError when pyarrow is not installed, when the folder cannot be written, or when another process
-        writes it; ContractError when it holds something other than trajectories.
+        Raises SettingsError when pyarrow is not installed, when the folder cannot be written, or
+        when another process writes it; ContractError when it holds something other than
+        trajectories.
         """
         self._schema = _schema()
         self._fd = _open(path)
@@ -107,7 +130,9 @@ class ParquetFolder(TrajectoryOutput):
             for row in _rows(part, ["job", "digest", "began"]):
                 self._known.add([(row["job"], row["digest"], row["began"] or 0.0)])
         except (OSError, ValueError, KeyError) as e:
-            raise ContractError(f"{part} is not a file of exported trajectories: {_one_line(e)}") from e
+            raise ContractError(
+                f"{part} is not a file of exported trajectories: {_one_line(e)}"
+            ) from e
 
     def begin(self) -> None:
         if not self._begun:
@@ -140,7 +165,10 @@ class ParquetFolder(TrajectoryOutput):
             try:
                 encoded = rows(exported.trajectory, exported.digest)
                 batches.append(pa.RecordBatch.from_pylist(encoded, schema=self._schema))
-            except (ValueError, OverflowError) as e:  # half a surrogate pair, a number beyond 64 bits
+            except (
+                ValueError,
+                OverflowError,
+            ) as e:  # half a surrogate pair, a number beyond 64 bits
                 raise unexportable(exported.trajectory, e) from e
         sink = pa.BufferOutputStream()
         table = pa.Table.from_batches(batches)
@@ -153,7 +181,9 @@ class ParquetFolder(TrajectoryOutput):
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether this is a folder of Parquet files, or one such file. Raises SettingsError when it cannot be read."""
+    """Whether this is a folder of Parquet files, or one such file. Raises SettingsError when it
+    cannot be read.
+    """
     if path.is_dir():
         return True
     with open_file(path) as f:
@@ -163,8 +193,9 @@ def is_parquet(path: Path) -> bool:
 def check(path: Path) -> Iterator[Checked]:
     """Every trajectory of a folder, or of one file, checked; the rows of one at a time in memory.
 
-    A file that cannot be read is a fault of its own, and the next one is read. Raises SettingsError when pyarrow is not
-    installed or the folder cannot be read, ContractError when it holds something else.
+    A file that cannot be read is a fault of its own, and the next one is read. Raises SettingsError
+    when pyarrow is not installed or the folder cannot be read, ContractError when it holds
+    something else.
     """
     schema = _schema()
     parts = _parts(path) if path.is_dir() else [path]
@@ -176,24 +207,38 @@ def check(path: Path) -> Iterator[Checked]:
             for checked in _check_part(part):
                 yield checked._replace(share=(number + checked.share) / len(parts))
         except (OSError, ValueError) as e:
-            yield Checked(part.name, "", [f"it cannot be read: {_one_line(e)}"], (number + 1) / len(parts))
+            yield Checked(
+                part.name, "", [f"it cannot be read: {_one_line(e)}"], (number + 1) / len(parts)
+            )
 
 
 def heads(path: Path, start: str | None) -> Iterator[Head]:
-    """The trajectories of the files behind the one named `start`, without their tokens and messages.
+    """The trajectories of the files behind the one named `start`, without their tokens and
+    messages.
 
-    Raises SettingsError when pyarrow is not installed or the folder cannot be read, ContractError when it holds
-    something else.
+    Raises SettingsError when pyarrow is not installed or the folder cannot be read, ContractError
+    when it holds something else.
     """
     _schema()
-    parts = [part for part in (_parts(path) if path.is_dir() else [path]) if start is None or part.name > start]
+    parts = [
+        part
+        for part in (_parts(path) if path.is_dir() else [path])
+        if start is None or part.name > start
+    ]
     for number, part in enumerate(parts):
         share = (number + 1) / len(parts)
         before = parts[number - 1].name if number else start
         try:
             trajectories = [_facts(row) for row in _rows(part, [*HEAD]) if row["segment"] == 0]
         except (OSError, ValueError, KeyError) as e:
-            yield Head(part.name, (part.name, "", 0), part.name, {}, f"it cannot be read: {_one_line(e)}", share)
+            yield Head(
+                part.name,
+                (part.name, "", 0),
+                part.name,
+                {},
+                f"it cannot be read: {_one_line(e)}",
+                share,
+            )
             continue
         for place, facts in enumerate(trajectories, 1):  # a file is read on from its end only
             end = part.name if place == len(trajectories) else before
@@ -209,12 +254,16 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_at(path: Path, where: tuple[str, str, int]) -> dict[str, Any]:
-    """The trajectory at that place (`Head.where`), as a record. Raises SettingsError or ContractError."""
+    """The trajectory at that place (`Head.where`), as a record. Raises SettingsError or
+    ContractError.
+    """
     name, job_id, digest = where
     part = path / name if path.is_dir() else path
     try:
         rows_of_job = [row for row in _rows(part, [*COLUMNS], job_id) if row["digest"] == digest]
-        record, wrong = record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
+        record, wrong = (
+            record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
+        )
     except (OSError, ValueError, KeyError) as e:
         record, wrong = {}, [f"it cannot be read: {_one_line(e)}"]
     if wrong:
@@ -238,7 +287,9 @@ def _column_faults(part: Path, schema: pa.Schema) -> list[str]:
     wrong = [f"it has no column {name}" for name in missing]
     for field in schema:
         if field.name in stored.names and _kind(stored.field(field.name).type) != _kind(field.type):
-            wrong.append(f"column {field.name} must be {field.type}, not {stored.field(field.name).type}")
+            wrong.append(
+                f"column {field.name} must be {field.type}, not {stored.field(field.name).type}"
+            )
     return wrong
 
 
@@ -259,8 +310,14 @@ def _rows(part: Path, columns: list[str], job_id: str | None = None) -> Iterator
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
         if job_id is None:
             yield from batch.to_pylist()
-        elif job_id in (jobs := batch.column("job").to_pylist()):  # most batches need not become Python objects
-            yield from (batch.slice(place, 1).to_pylist()[0] for place, of in enumerate(jobs) if of == job_id)
+        elif job_id in (
+            jobs := batch.column("job").to_pylist()
+        ):  # most batches need not become Python objects
+            yield from (
+                batch.slice(place, 1).to_pylist()[0]
+                for place, of in enumerate(jobs)
+                if of == job_id
+            )
 
 
 def _file(part: Path) -> Any:
@@ -290,7 +347,9 @@ def _parts(folder: Path) -> list[Path]:
     except OSError as e:
         raise SettingsError(f"cannot read {folder}: {e.strerror}") from e
     if other := [path for path in parts if not PART.fullmatch(path.name)]:
-        raise ContractError(f"{folder} holds {other[0].name}, which `rollq pull` did not write: name another folder")
+        raise ContractError(
+            f"{folder} holds {other[0].name}, which `rollq pull` did not write: name another folder"
+        )
     return parts
 
 
@@ -303,7 +362,9 @@ def _open(folder: Path) -> int:
             raise PermissionError(0, "Permission denied")
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except NotADirectoryError as e:
-        raise SettingsError(f"{folder} is a file, and Parquet is written as a folder of files: name another one") from e
+        raise SettingsError(
+            f"{folder} is a file, and Parquet is written as a folder of files: name another one"
+        ) from e
     except OSError as e:
         raise SettingsError(f"cannot write {folder}: {e.strerror}") from e
 

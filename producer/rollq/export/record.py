@@ -23,11 +23,12 @@ class Unexportable(ContractError):
 def record(trajectory: Trajectory) -> dict[str, Any]:
     """The object on a line of an exported file.
 
-    `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
-    lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order, and
-    `Sampled.asked` where an agent program asked for something. `times` is `times_of`. Where the mask is 0, the logprob
-    is 0.0 and the version null. `unanswered` is there when the last turn was never answered: its text, such as the
-    call that crashed the environment. Raises ContractError when a text in Redis cannot be read.
+    `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in
+    them, and `traces` lists the length of each. `pieces` has the length and the finish of each of
+    the engine's replies, in order, and `Sampled.asked` where an agent program asked for something.
+    `times` is `times_of`. Where the mask is 0, the logprob is 0.0 and the version null.
+    `unanswered` is there when the last turn was never answered: its text, such as the call that
+    crashed the environment. Raises ContractError when a text in Redis cannot be read.
     """
     unanswered = _unanswered(trajectory)
     return facts(trajectory) | {
@@ -47,11 +48,12 @@ def _piece(event: Sampled) -> list[Any]:
 
 
 def times_of(trajectory: Trajectory) -> list[list[Any]]:
-    """`[what, start, seconds, turn]` of each of the engine's replies and of what answered each turn, in order.
+    """`[what, start, seconds, turn]` of each of the engine's replies and of what answered each
+    turn, in order.
 
-    What is `engine` (its queue included), `user` where a user answered the turn, else `environment`; `agent` is the
-    time between two turns of a trace that an agent program spent by itself. The start is Unix time. A journal that an
-    older worker wrote may have zeros.
+    What is `engine` (its queue included), `user` where a user answered the turn, else
+    `environment`; `agent` is the time between two turns of a trace that an agent program spent by
+    itself. The start is Unix time. A journal that an older worker wrote may have zeros.
     """
     times: list[list[Any]] = []
     waits: list[list[Any]] = []
@@ -65,7 +67,11 @@ def times_of(trajectory: Trajectory) -> list[list[Any]]:
         elif isinstance(event, Observed):
             answers = event.replies[: len(event.actions) or 1]  # what the context asks is no answer
             said = any(reply.get("role") == "user" for reply in answers)
-            what = "user" if said or any("user" in action for action in event.actions) else "environment"
+            what = (
+                "user"
+                if said or any("user" in action for action in event.actions)
+                else "environment"
+            )
             turn = event.turn
         elif isinstance(event, Acted):
             what = "user" if "user" in event.action else "environment"
@@ -93,8 +99,9 @@ def _alone(waits: Sequence[list[Any]], others: Sequence[list[Any]]) -> Iterator[
 
 
 def _unanswered(trajectory: Trajectory) -> str | None:
-    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it. None
-    where the last turn was answered."""
+    """The engine's text of a last turn that was sampled and led to nothing, because the attempt
+    failed in it. None where the last turn was answered.
+    """
     last, text = -1, None
     for event in trajectory.events:
         if isinstance(event, Sampled) and event.ids and event.turn >= last:
@@ -106,7 +113,9 @@ def _unanswered(trajectory: Trajectory) -> str | None:
 
 
 def facts(trajectory: Trajectory) -> dict[str, Any]:
-    """What the record says of the trajectory as a whole. Raises ContractError when a text in Redis cannot be read."""
+    """What the record says of the trajectory as a whole. Raises ContractError when a text in Redis
+    cannot be read.
+    """
     job, kwargs = trajectory.job, trajectory.header.template_kwargs
     return {
         "job": job.id,
@@ -138,7 +147,11 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
 
 def _extras(extras: Mapping[str, Extra]) -> dict[str, Any]:
     return {
-        name: {"dtype": extra.dtype, "shape": list(extra.shape), "data": b64encode(extra.data).decode()}
+        name: {
+            "dtype": extra.dtype,
+            "shape": list(extra.shape),
+            "data": b64encode(extra.data).decode(),
+        }
         for name, extra in extras.items()
     }
 
@@ -152,41 +165,52 @@ def encode(trajectory: Trajectory) -> bytes:
 
 
 def as_json(value: Any) -> str:
-    """Compact JSON in ASCII, because a policy can write half a surrogate pair. Raises ValueError."""
+    """Compact JSON in ASCII, because a policy can write half a surrogate pair. Raises
+    ValueError.
+    """
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def unexportable(trajectory: Trajectory, why: Exception) -> Unexportable:
     named = isinstance(why, ContractError)  # and then its text names the job
-    error = Unexportable(str(why) if named else f"job {trajectory.job.id}: cannot be exported: {why}")
+    error = Unexportable(
+        str(why) if named else f"job {trajectory.job.id}: cannot be exported: {why}"
+    )
     error.job_id = trajectory.job.id
     return error
 
 
 def digest(line: bytes) -> int:
-    """A hash of a record's line, a signed integer of 64 bits. It tells two episodes of one job apart."""
+    """A hash of a record's line, a signed integer of 64 bits. It tells two episodes of one job
+    apart.
+    """
     return int.from_bytes(blake2b(line, digest_size=8).digest(), "little", signed=True)
 
 
 def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """For each trace that an agent program or a job's `context` opened, in the order of the tokens; empty where there
-    is only one.
+    """For each trace that an agent program or a job's `context` opened, in the order of the tokens;
+    empty where there is only one.
 
-    `messages` is its conversation, whose last assistant messages are its turns. `turns` has their numbers in the
-    episode, in which all traces count together. `tools` has names. `behind` is there where its tokens begin with those
-    of an earlier trace up to the end of one of its turns: `[trace, turn]`. `unanswered` is the text of a last turn that
-    is not among the messages, because the attempt failed.
+    `messages` is its conversation, whose last assistant messages are its turns. `turns` has their
+    numbers in the episode, in which all traces count together. `tools` has names. `behind` is there
+    where its tokens begin with those of an earlier trace up to the end of one of its turns:
+    `[trace, turn]`. `unanswered` is the text of a last turn that is not among the messages, because
+    the attempt failed.
     """
     traces = trajectory.trace_events()
     if not (trajectory.of_agent or trajectory.job.context) or len(traces) < 2:
         return []
     return [
         _conversation(messages, prompt, response) | _behind(traces, number)
-        for number, (messages, (prompt, response)) in enumerate(zip(trajectory.conversations, traces, strict=True))
+        for number, (messages, (prompt, response)) in enumerate(
+            zip(trajectory.conversations, traces, strict=True)
+        )
     ]
 
 
-def _conversation(messages: list[Message], prompt: Prompt, response: Sequence[Sampled | Observed]) -> dict[str, Any]:
+def _conversation(
+    messages: list[Message], prompt: Prompt, response: Sequence[Sampled | Observed]
+) -> dict[str, Any]:
     sampled = [event for event in response if isinstance(event, Sampled) and event.ids]
     answered = {event.turn for event in response if isinstance(event, Observed)}
     left = [event.text for event in sampled if event.turn not in answered]
@@ -198,7 +222,9 @@ def _conversation(messages: list[Message], prompt: Prompt, response: Sequence[Sa
     }
 
 
-def _behind(traces: Sequence[tuple[Prompt, Sequence[Sampled | Observed]]], number: int) -> dict[str, Any]:
+def _behind(
+    traces: Sequence[tuple[Prompt, Sequence[Sampled | Observed]]], number: int
+) -> dict[str, Any]:
     """The longest beginning that the trace shares with an earlier one up to the end of a turn."""
     begins, best, found = traces[number][0].ids.tobytes(), 0, dict[str, Any]()
     for earlier, (prompt, response) in enumerate(traces[:number]):
@@ -215,8 +241,9 @@ def _behind(traces: Sequence[tuple[Prompt, Sequence[Sampled | Observed]]], numbe
 
 
 def steps(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """What an agent program did in the environment, in order. `turn` is the last one that was sampled before it; null
-    for the opening."""
+    """What an agent program did in the environment, in order. `turn` is the last one that was
+    sampled before it; null for the opening.
+    """
     found: list[dict[str, Any]] = []
     turn: int | None = None
     for event in trajectory.events:

@@ -13,7 +13,16 @@ from rollq.trajectory import Segment, Trajectory
 
 OPTIONAL = ("adapter", "template_kwargs", "extras", "conversations", "steps")
 """Facts that only some trajectories have."""
-AS_JSON = ("labels", "sampling", "messages", "info", "template_kwargs", "extras", "conversations", "steps")
+AS_JSON = (
+    "labels",
+    "sampling",
+    "messages",
+    "info",
+    "template_kwargs",
+    "extras",
+    "conversations",
+    "steps",
+)
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""
@@ -22,7 +31,8 @@ PER_ROW = frozenset({"segment", "prompt_ids", *PER_TOKEN})
 
 
 def rows(trajectory: Trajectory, digest: int) -> list[dict[str, Any]]:
-    """The trajectory's rows, in order. One in which nothing was sampled has one row, and an empty response.
+    """The trajectory's rows, in order. One in which nothing was sampled has one row, and an empty
+    response.
 
     Raises ValueError when a text cannot be JSON, ContractError when one in Redis cannot be read.
     """
@@ -47,7 +57,9 @@ def rows(trajectory: Trajectory, digest: int) -> list[dict[str, Any]]:
 
 
 def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """The rows of one job as a record, and what is wrong with them as rows. With faults the record is empty."""
+    """The rows of one job as a record, and what is wrong with them as rows. With faults the record
+    is empty.
+    """
     wrong = [fault for place, row in enumerate(rows) for fault in _row_faults(place, row, rows)]
     if wrong:
         return {}, wrong
@@ -64,14 +76,19 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
     for row in rows:
         prompt = row["prompt_ids"]
         record["tokens"] += [*prompt, *row["response_ids"]]
-        record["mask"] += [*([0] * len(prompt)), *(int(token) if token is not None else None for token in row["mask"])]
+        record["mask"] += [
+            *([0] * len(prompt)),
+            *(int(token) if token is not None else None for token in row["mask"]),
+        ]
         record["logprobs"] += [*([0.0] * len(prompt)), *row["logprobs"]]
         record["versions"] += [*([None] * len(prompt)), *row["versions"]]
         record["traces"].append(len(prompt) + len(row["response_ids"]))
     return ({}, wrong) if wrong else (record, [])
 
 
-def _row_faults(place: int, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _row_faults(
+    place: int, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     at = f"segment {place}: " if len(rows) > 1 else ""
     if missing := [name for name in ("prompt_ids", *PER_TOKEN) if row[name] is None]:
         yield f"{at}{missing[0]} is null"
@@ -79,7 +96,10 @@ def _row_faults(place: int, row: Mapping[str, Any], rows: Sequence[Mapping[str, 
     for fault in length_faults({name: row[name] for name in PER_TOKEN}):
         yield at + fault
     if (row["segment"], row["segments"]) != (place, len(rows)):
-        yield f"{at}it is segment {row['segment']} of {row['segments']}, and the file has {len(rows)} in a row"
+        yield (
+            f"{at}it is segment {row['segment']} of {row['segments']}, and the file has "
+            f"{len(rows)} in a row"
+        )
     if not row["prompt_ids"]:
         yield f"{at}its prompt is empty"
     if row["mask"] and not row["mask"][0]:

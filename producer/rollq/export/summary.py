@@ -1,4 +1,6 @@
-"""Sums over many trajectories: reward, pass^k, stops, turns, tokens. Keeps counts, not the trajectories."""
+"""Sums over many trajectories: reward, pass^k, stops, turns, tokens. Keeps counts, not the
+trajectories.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -69,11 +71,14 @@ class Summary:
     def pass_hat_k(self, most: int) -> Mapping[int, float]:
         """pass^k for k from 1 to `most`: the chance that k tries at a task all succeed.
 
-        The mean over tasks of `pass_hat`. Tasks with fewer than k graded tries are left out for that k.
+        The mean over tasks of `pass_hat`. Tasks with fewer than k graded tries are left out for
+        that k.
         """
         found = {}
         for k in range(1, most + 1):
-            estimates = [pass_hat(t.successes, t.graded, k) for t in self.tasks.values() if t.graded >= k]
+            estimates = [
+                pass_hat(t.successes, t.graded, k) for t in self.tasks.values() if t.graded >= k
+            ]
             if estimates:
                 found[k] = sum(estimates) / len(estimates)
         return found

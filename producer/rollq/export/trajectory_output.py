@@ -1,4 +1,6 @@
-"""What the formats of an exported file share: durable before `save` returns, each job once, one process at a time."""
+"""What the formats of an exported file share: durable before `save` returns, each job once, one
+process at a time.
+"""
 
 import fcntl
 import logging
@@ -18,7 +20,9 @@ from rollq.trajectory import Trajectory
 log = logging.getLogger("rollq")
 
 CACHE_KIB = 16 * 1024
-"""Most memory, in KiB, for what is known of a file's jobs: enough for some 200,000. The rest is on disk."""
+"""Most memory, in KiB, for what is known of a file's jobs: enough for some 200,000. The rest is on
+disk.
+"""
 
 
 class Exported(NamedTuple):
@@ -31,16 +35,20 @@ class Exported(NamedTuple):
 
 
 class KnownJobs:
-    """The jobs that a file has: each one's digest, which tells one episode from another, and when that episode began.
+    """The jobs that a file has: each one's digest, which tells one episode from another, and when
+    that episode began.
 
-    They are in a temporary database, because a file may have millions of jobs. SQLite deletes it when it is closed.
+    They are in a temporary database, because a file may have millions of jobs. SQLite deletes it
+    when it is closed.
     """
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")  # nothing is ever rolled back
         self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._database.execute("CREATE TABLE known (job TEXT PRIMARY KEY, digest INTEGER, began REAL) WITHOUT ROWID")
+        self._database.execute(
+            "CREATE TABLE known (job TEXT PRIMARY KEY, digest INTEGER, began REAL) WITHOUT ROWID"
+        )
         self._database.execute("BEGIN")
 
     def add(self, jobs: Iterable[tuple[str, int, float]]) -> None:
@@ -49,7 +57,9 @@ class KnownJobs:
 
     def get(self, job_id: str) -> tuple[int, float] | None:
         """Digest, and when the episode began: Unix seconds, 0.0 where the file does not say."""
-        found = self._database.execute("SELECT digest, began FROM known WHERE job = ?", (job_id,)).fetchone()
+        found = self._database.execute(
+            "SELECT digest, began FROM known WHERE job = ?", (job_id,)
+        ).fetchone()
         return None if found is None else (int(found[0]), float(found[1]))
 
     def close(self) -> None:
@@ -64,8 +74,9 @@ class TrajectoryOutput(ABC):
         self.repeated = 0
         """Trajectories that were in the file already and were not written again."""
         self.run_began: Callable[[], float] = lambda: inf
-        """When the run was first submitted to, Unix seconds. It tells an episode of this run from one of an earlier run
-        of that name."""
+        """When the run was first submitted to, Unix seconds. It tells an episode of this run from
+        one of an earlier run of that name.
+        """
         self._known = KnownJobs()
 
     @abstractmethod
@@ -77,15 +88,18 @@ class TrajectoryOutput(ABC):
         """Write all of them, durably, or none. Raises OSError, Unexportable."""
 
     def save(self, trajectories: Iterable[Trajectory]) -> None:
-        """Write the trajectories. All of them are on disk when it returns, and none when it raises Unexportable or
-        SettingsError.
+        """Write the trajectories. All of them are on disk when it returns, and none when it raises
+        Unexportable or SettingsError.
 
-        A job whose acknowledgement Redis has lost may come again with another episode: the file keeps the first. Raises
-        Unexportable for a trajectory that the format cannot hold, SettingsError when the file has an episode of one of
-        the jobs from an earlier run of that name, RollqError when the file cannot be written.
+        A job whose acknowledgement Redis has lost may come again with another episode: the file
+        keeps the first. Raises Unexportable for a trajectory that the format cannot hold,
+        SettingsError when the file has an episode of one of the jobs from an earlier run of that
+        name, RollqError when the file cannot be written.
         """
         lines = {trajectory.job.id: (trajectory, encode(trajectory)) for trajectory in trajectories}
-        all_of_them = [Exported(trajectory, line, digest(line)) for trajectory, line in lines.values()]
+        all_of_them = [
+            Exported(trajectory, line, digest(line)) for trajectory, line in lines.values()
+        ]
         new = [exported for exported in all_of_them if not self._has(exported)]
         try:
             self.begin()
@@ -93,7 +107,8 @@ class TrajectoryOutput(ABC):
                 self._write(new)
         except OSError as e:
             raise RollqError(
-                f"cannot write {self.path}: {e.strerror or e}. It holds everything that was acknowledged; the rest will"
+                f"cannot write {self.path}: {e.strerror or e}. It holds everything that "
+                "was acknowledged; the rest will"
                 " be handed out again"
             ) from e
         self._known.add((e.trajectory.job.id, e.digest, e.trajectory.header.at) for e in new)
@@ -107,10 +122,13 @@ class TrajectoryOutput(ABC):
         if known_digest != exported.digest:
             if began < self.run_began():
                 raise SettingsError(
-                    f"{self.path} has another episode of job {job_id}, from before this run began: write to another"
+                    f"{self.path} has another episode of job {job_id}, from before this "
+                    "run began: write to another"
                     " file. The new episode is not lost; it is handed out again"
                 )
-            log.warning("job %s came again with another episode: %s keeps the first", job_id, self.path)
+            log.warning(
+                "job %s came again with another episode: %s keeps the first", job_id, self.path
+            )
         return True
 
     def close(self) -> None:
@@ -134,7 +152,9 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def lock(fd: int, path: Path) -> None:
-    """Lock an open file or folder for this process. Raises SettingsError when another process writes it."""
+    """Lock an open file or folder for this process. Raises SettingsError when another process
+    writes it.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:

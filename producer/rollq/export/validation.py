@@ -1,6 +1,7 @@
 """Checks a trajectory in the exported form: what `rollq.export.record` promises of it.
 
-Pure: a record in, words about its faults out. The formats read files and call this for each trajectory.
+Pure: a record in, words about its faults out. The formats read files and call this for each
+trajectory.
 """
 
 from base64 import b64decode
@@ -29,8 +30,9 @@ class Checked(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a list shows of a trajectory: its facts without messages and tokens, which are nearly all of it. Or a part
-    of the file that could not be read."""
+    """What a list shows of a trajectory: its facts without messages and tokens, which are nearly
+    all of it. Or a part of the file that could not be read.
+    """
 
     name: str
     """For people: `line 12`."""
@@ -39,7 +41,8 @@ class Head(NamedTuple):
     end: Any
     """What `heads` of its format goes on behind it with."""
     fields: Mapping[str, Any]
-    """At least the fields of `Facts` that the record has, and `sampled` (tokens) where it is known."""
+    """At least the fields of `Facts` that the record has, and `sampled` (tokens) where it is known.
+    """
     wrong: str
     """Why it could not be read; then `fields` is empty."""
     share: float
@@ -65,18 +68,28 @@ def _list(value: Any) -> bool:
 Check = Callable[[Any], bool]
 FIELDS: Mapping[str, tuple[Check, str]] = {
     **dict.fromkeys(("job", "run", "group", "env", "split", "queue"), (_text, "a text")),
-    **dict.fromkeys(("sample", "task", "attempt", "turns"), (_whole, "a whole number of at least 0")),
+    **dict.fromkeys(
+        ("sample", "task", "attempt", "turns"), (_whole, "a whole number of at least 0")
+    ),
     "began": (lambda value: number(value) and value >= 0, "a time in Unix seconds"),
     **dict.fromkeys(("labels", "sampling", "info"), (_map, "a mapping")),
     "stop": (lambda value: value in [*Stop], f"one of {', '.join(Stop)}"),
-    "failure": (lambda value: value is None or value in [*FailureClass], f"null or one of {', '.join(FailureClass)}"),
+    "failure": (
+        lambda value: value is None or value in [*FailureClass],
+        f"null or one of {', '.join(FailureClass)}",
+    ),
     "reward": (lambda value: value is None or number(value), "null or a finite number"),
     "messages": (
-        lambda value: _list(value) and all(_map(m) and isinstance(m.get("role"), str) for m in value),
+        lambda value: (
+            _list(value) and all(_map(m) and isinstance(m.get("role"), str) for m in value)
+        ),
         "a list of messages, each with a role",
     ),
     **dict.fromkeys(("tokens", "mask", "logprobs", "versions"), (_list, "a list")),
-    "traces": (lambda value: _list(value) and all(_whole(n) and n for n in value), "a list of lengths above 0"),
+    "traces": (
+        lambda value: _list(value) and all(_whole(n) and n for n in value),
+        "a list of lengths above 0",
+    ),
 }
 """What each field of a record must be. Other fields may be there too."""
 
@@ -85,14 +98,27 @@ def faults(record: Mapping[str, Any]) -> list[str]:
     """What is wrong with a record, in words. Empty when nothing is."""
     wrong = [f"it has no {name}" for name in FIELDS if name not in record]
     if len(wrong) > len(FIELDS) // 2:
-        return [f"it is no exported trajectory: {', '.join(wrong[:2])}, and {len(wrong) - 2} more are missing"]
+        return [
+            f"it is no exported trajectory: {', '.join(wrong[:2])}, and "
+            f"{len(wrong) - 2} more are missing"
+        ]
     for name, (good, words) in FIELDS.items():
         if name in record and not good(record[name]):
             wrong.append(f"{name} must be {words}, not {record[name]!r:.60}")
     if wrong:
         return wrong
-    wrong = [*_name_faults(record), *_outcome_faults(record), *_token_faults(record), *_piece_faults(record)]
-    return wrong or [*_turn_faults(record), *_turn_reward_faults(record), *_time_faults(record), *_extra_faults(record)]
+    wrong = [
+        *_name_faults(record),
+        *_outcome_faults(record),
+        *_token_faults(record),
+        *_piece_faults(record),
+    ]
+    return wrong or [
+        *_turn_faults(record),
+        *_turn_reward_faults(record),
+        *_time_faults(record),
+        *_extra_faults(record),
+    ]
 
 
 def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
@@ -109,13 +135,19 @@ def _name_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield str(e)
         return
     if named != (record["run"], record["group"], record["sample"]):
-        yield f"job {record['job']} is not run {record['run']}, group {record['group']}, sample {record['sample']}"
+        yield (
+            f"job {record['job']} is not run {record['run']}, group {record['group']}, sample "
+            f"{record['sample']}"
+        )
 
 
 def _outcome_faults(record: Mapping[str, Any]) -> Iterator[str]:
     stop, reward, failure = record["stop"], record["reward"], record["failure"]
     if (reward is not None) is not (stop in GRADED):
-        yield f"stop {stop} with reward {reward!r}: exactly {', '.join(sorted(GRADED))} carry a reward"
+        yield (
+            f"stop {stop} with reward {reward!r}: exactly "
+            f"{', '.join(sorted(GRADED))} carry a reward"
+        )
     if failure is not None and stop in GRADED:
         yield f"stop {stop} with failure {failure}: a graded episode has none"
 
@@ -124,7 +156,9 @@ def _token_faults(record: Mapping[str, Any]) -> Iterator[str]:
     lists = {name: record[name] for name in ("tokens", "mask", "logprobs", "versions")}
     wrong = list(length_faults(lists))
     if sum(record["traces"]) != len(record["tokens"]):
-        wrong.append(f"its traces make {sum(record['traces'])} tokens, and it has {len(record['tokens'])}")
+        wrong.append(
+            f"its traces make {sum(record['traces'])} tokens, and it has {len(record['tokens'])}"
+        )
     if wrong:
         yield from wrong
         return
@@ -149,16 +183,28 @@ def _piece_faults(record: Mapping[str, Any]) -> Iterator[str]:
     """A turn ends with a piece. Parquet and files of an earlier rollq have no pieces."""
     try:
         pieces = [(length, finish, *asked) for length, finish, *asked in record.get("pieces", [])]
-        lengths = [piece[0] for piece in pieces if piece[1] in [*Finish] and [*map(_map, piece[2:])] in ([], [True])]
+        lengths = [
+            piece[0]
+            for piece in pieces
+            if piece[1] in [*Finish] and [*map(_map, piece[2:])] in ([], [True])
+        ]
         ends = {*accumulate(lengths)}
     except (TypeError, ValueError):
-        yield f"pieces must be a length, a finish and perhaps a mapping, not {record['pieces']!r:.60}"
+        yield (
+            f"pieces must be a length, a finish and perhaps a mapping, not {record['pieces']!r:.60}"
+        )
         return
     turns = [*accumulate(len(list(run)) for sampled, run in groupby(record["mask"]) if sampled)]
     if "pieces" in record and sum(lengths) != sum(map(bool, record["mask"])):
-        yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, record['mask']))}"
+        yield (
+            f"its pieces make {sum(lengths)} sampled tokens, and the mask "
+            f"{sum(map(bool, record['mask']))}"
+        )
     elif "pieces" in record and not ends >= {*turns}:
-        yield f"its pieces end at {sorted(ends)!r:.60} of the sampled tokens, and the turns at {turns!r:.60}"
+        yield (
+            f"its pieces end at {sorted(ends)!r:.60} of the sampled tokens, and the "
+            f"turns at {turns!r:.60}"
+        )
 
 
 def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
@@ -168,7 +214,13 @@ def _time_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"times must be a list, not {times!r:.60}"
         return
     for time in times:
-        if not (_list(time) and len(time) == 4 and _text(time[0]) and all(map(number, time[1:3])) and _whole(time[3])):
+        if not (
+            _list(time)
+            and len(time) == 4
+            and _text(time[0])
+            and all(map(number, time[1:3]))
+            and _whole(time[3])
+        ):
             yield f"times must be lists of what, start, seconds and turn, not {time!r:.60}"
             return
 
@@ -196,13 +248,23 @@ def _extra_faults(record: Mapping[str, Any]) -> Iterator[str]:
         return
     for name, extra in extras.items():
         try:
-            Extra(dtype=extra["dtype"], shape=extra["shape"], data=b64decode(extra["data"], validate=True))
-        except (KeyError, TypeError, ValueError) as e:  # ContractError and binascii.Error are ValueErrors
+            Extra(
+                dtype=extra["dtype"],
+                shape=extra["shape"],
+                data=b64decode(extra["data"], validate=True),
+            )
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as e:  # ContractError and binascii.Error are ValueErrors
             yield f"extra {name} is no array: {type(e).__name__}: {e}"
 
 
 def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
-    """Turns, traces, mask and messages tell the same story. A turn's sampled tokens are consecutive, in one trace."""
+    """Turns, traces, mask and messages tell the same story. A turn's sampled tokens are
+    consecutive, in one trace.
+    """
     mask, turns = record["mask"], record["turns"]
     ends = accumulate(record["traces"], initial=0)
     sampled = []
@@ -210,7 +272,9 @@ def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
         if mask[begin]:
             yield f"token {begin} opens a trace and was sampled: there is nothing before it"
         sampled.append(sum(run for run, _ in groupby(mask[begin:end])))
-    if "conversations" not in record and (empty := [place for place, count in enumerate(sampled[:-1]) if not count]):
+    if "conversations" not in record and (
+        empty := [place for place, count in enumerate(sampled[:-1]) if not count]
+    ):
         yield f"nothing was sampled in trace {empty[0]}, and another one follows"
     if record["stop"] in GRADED and sum(sampled) != turns:
         yield f"it has {turns} turns, and the mask {sum(sampled)}"
@@ -223,18 +287,24 @@ def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _conversation_faults(record: Mapping[str, Any]) -> Iterator[str]:
-    """Episodes of agent programs, and those whose context was shortened, have one for each of several traces."""
+    """Episodes of agent programs, and those whose context was shortened, have one for each of
+    several traces.
+    """
     conversations, ends = record["conversations"], accumulate(record["traces"], initial=0)
     if not _list(conversations) or len(conversations) != len(record["traces"]):
         yield f"it has {len(record['traces'])} traces, and conversations {conversations!r:.60}"
         return
     for n, (each, (begin, end)) in enumerate(zip(conversations, pairwise(ends), strict=True)):
-        if not (_map(each) and _list(each.get("turns")) and FIELDS["messages"][0](each.get("messages"))):
+        if not (
+            _map(each) and _list(each.get("turns")) and FIELDS["messages"][0](each.get("messages"))
+        ):
             yield f"conversation {n} must have messages and turns"
             return
         runs = sum(run for run, _ in groupby(record["mask"][begin:end]))
         if len(each["turns"]) != runs:
             yield f"conversation {n} has {len(each['turns'])} turns, and the mask {runs}"
-        said = sum(message["role"] == "assistant" for message in each["messages"]) + ("unanswered" in each)
+        said = sum(message["role"] == "assistant" for message in each["messages"]) + (
+            "unanswered" in each
+        )
         if said < runs:
             yield f"conversation {n} has {runs} turns, and {said} messages of the assistant"

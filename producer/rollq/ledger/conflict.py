@@ -24,12 +24,17 @@ def conflict(scripts: Scripts, job_id: str, jobs: Sequence[Job]) -> JobConflict:
         differs = ""
     also = " The run is sealed, so it takes no other groups, either." if sealed else ""
     return JobConflict(
-        f"job {job_id} was submitted before with other content{differs}: submit it as before, or use another run.{also}"
+        f"job {job_id} was submitted before with other content{differs}: submit it as "
+        f"before, or use another run.{also}"
     )
 
 
 def _differences(ours: Job, theirs: Job) -> str:
     names = [field.name for field in fields(Job) if field.name != "seq"]
     pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
-    found = [f"{name} was {was!r:.80}, not {is_now!r:.80}" for name, was, is_now in pairs if was != is_now]
+    found = [
+        f"{name} was {was!r:.80}, not {is_now!r:.80}"
+        for name, was, is_now in pairs
+        if was != is_now
+    ]
     return f" ({', '.join(found)})" if found else ""

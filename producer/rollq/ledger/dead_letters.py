@@ -1,7 +1,8 @@
-"""Dead letters: jobs that ended without a grade. People requeue, discard or cancel jobs, or delete the whole run.
+"""Dead letters: jobs that ended without a grade. People requeue, discard or cancel jobs, or delete
+the whole run.
 
-Each act is one script that changes everything or nothing. Counts stay true: a discarded job stays counted as dead, and
-a group that comes back no longer counts as dropped.
+Each act is one script that changes everything or nothing. Counts stay true: a discarded job stays
+counted as dead, and a group that comes back no longer counts as dropped.
 """
 
 import time
@@ -21,7 +22,9 @@ PAGE = 500
 
 
 class DeadLetters:
-    """The dead jobs of one run. Every method may be repeated: what has happened already stays as it is."""
+    """The dead jobs of one run. Every method may be repeated: what has happened already stays as it
+    is.
+    """
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
@@ -29,7 +32,9 @@ class DeadLetters:
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Ids of the dead jobs, the longest dead first. With a class, only that class."""
-        found: list[bytes] = self.scripts.guard(self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1))
+        found: list[bytes] = self.scripts.guard(
+            self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1)
+        )
         ids = [job_id.decode("utf-8", "replace") for job_id in found]
         if failure is None:
             return ids
@@ -38,27 +43,37 @@ class DeadLetters:
             pipe = self.redis.pipeline(transaction=False)
             for job_id in page:
                 pipe.hget(self.keys.job(job_id), "class")
-            replies = self.scripts.guard(self.keys.dead, partial(pipe.execute, raise_on_error=False))
+            replies = self.scripts.guard(
+                self.keys.dead, partial(pipe.execute, raise_on_error=False)
+            )
             classes = [reply if isinstance(reply, bytes) else b"job" for reply in replies]
-            chosen += [job_id for job_id, of in zip(page, classes, strict=True) if of == failure.value.encode()]
+            chosen += [
+                job_id
+                for job_id, of in zip(page, classes, strict=True)
+                if of == failure.value.encode()
+            ]
         return chosen
 
     def requeue(self, job_id: str) -> None:
-        """Queue a dead job again, with no failures and an empty journal. The old journal is set aside.
+        """Queue a dead job again, with no failures and an empty journal. The old journal is set
+        aside.
 
-        Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was discarded, or when
-        its group was made ready without it.
+        Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was
+        discarded, or when its group was made ready without it.
         """
         self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
         self.scripts.guard(ACTIVE, lambda: self.redis.zadd(ACTIVE, {self.run: time.time()}))
 
     def discard(self, job_id: str) -> None:
-        """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is not dead."""
+        """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is
+        not dead.
+        """
         self._act(job_id, "dropped", "delete_dead")
 
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
-        """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError when it has
-        ended."""
+        """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError
+        when it has ended.
+        """
         self._act(job_id, "cancelled", "cancel", short_reason(reason))
 
     def open_groups(self) -> list[str]:
@@ -70,24 +85,32 @@ class DeadLetters:
         return [text(name) for name in names]
 
     def cancel_group(self, group: str, reason: str = "cancelled") -> int:
-        """End the unfinished members of a group as dead, of class cancelled. Returns how many there were. Raises
-        LedgerError for an unknown group."""
+        """End the unfinished members of a group as dead, of class cancelled. Returns how many there
+        were. Raises LedgerError for an unknown group.
+        """
         status, *cancelled = self.scripts.call("cancel_group", [group, short_reason(reason)])
         if status == b"unknown":
-            raise LedgerError(f"group {self.run}/{group} is unknown: run {self.run} has no such group")
+            raise LedgerError(
+                f"group {self.run}/{group} is unknown: run {self.run} has no such group"
+            )
         return int(cancelled[0])
 
     def forget_run(self) -> int:
         """Delete every key of the run. Returns how many there were.
 
-        Workers that play it are fenced and consumers lose their hold. May be repeated after an interruption.
+        Workers that play it are fenced and consumers lose their hold. May be repeated after an
+        interruption.
         """
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
         # What makes the run known goes first, so that its workers write no new keys meanwhile.
-        deleted = int(self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
+        deleted = int(
+            self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta))
+        )
         for index in (RUNS, ACTIVE):
             self.scripts.guard("forgetting it", partial(self.redis.zrem, index, self.run))
-        while found := self.scripts.guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):
+        while found := self.scripts.guard(
+            "forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))
+        ):
             for start in range(0, len(found), PAGE):
                 page = found[start : start + PAGE]
                 deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
@@ -106,11 +129,16 @@ class DeadLetters:
             why = "its body is gone. Submit its task in a new group."
         elif status == b"replaced":
             why = (
-                "its group was dropped, and the run's admission (`Client.limit_staleness`) has let others in for it."
-                " Submit its task in a new group, or let `Client.refill` or `rollq submit --set refill=1` do it."
+                "its group was dropped, and the run's admission "
+                "(`Client.limit_staleness`) has let others in for it."
+                " Submit its task in a new group, or let `Client.refill` or `rollq "
+                "submit --set refill=1` do it."
             )
         elif status == b"group":
-            why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."
+            why = (
+                f"its group is {state} without it, and is handed out once. Submit its "
+                "task in a new group."
+            )
         elif state == "surplus":
             why = "it is surplus: its group had enough graded members without it."
         else:

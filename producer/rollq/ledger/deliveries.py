@@ -1,7 +1,9 @@
-"""How finished groups leave the ledger: taken and held, then acknowledged, skipped or rejected by a consumer.
+"""How finished groups leave the ledger: taken and held, then acknowledged, skipped or rejected by a
+consumer.
 
-Every change is one Lua script, atomic and safe to repeat with the same arguments. A hold's token is `session/number`
-(lua/holds.lua); consumers choose it. `owner` is what `open` gave the process that opened a named consumer.
+Every change is one Lua script, atomic and safe to repeat with the same arguments. A hold's token is
+`session/number` (lua/holds.lua); consumers choose it. `owner` is what `open` gave the process that
+opened a named consumer.
 """
 
 import time
@@ -25,7 +27,9 @@ SHORTEST_WAIT_S = 0.01
 REFUSED_S = 1.0
 """Seconds between two tries to wait in a Redis that refuses it."""
 LATE_S = 1.0
-"""A wait that ends later than this was sent again because its connection broke, so a wake-up may be lost."""
+"""A wait that ends later than this was sent again because its connection broke, so a wake-up may be
+lost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,17 @@ class Taken:
     ends_s: float | None = None
     """Seconds until the first hold ends; None: no other consumer holds anything."""
     unread: bool = False
-    """A group was dropped because its record could not be read, or skipped because it was too old: take again."""
+    """A group was dropped because its record could not be read, or skipped because it was too old:
+    take again.
+    """
     policy_step: int | None = None
     """The published step; None: nothing was published, and the run has no admission."""
     published: int | None = None
     """How many times a policy was published; None: the reply does not say."""
     max_staleness: int | None = None
-    """The bound that groups for training must keep; None: the run has no admission, or nothing was published."""
+    """The bound that groups for training must keep; None: the run has no admission, or nothing was
+    published.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +76,13 @@ class Opened:
     next: int
     """Step of the next new batch."""
     known: int
-    """The next step as far as the ledger knew. It is smaller than `next` when the ledger knows less than the trainer's
-    checkpoint."""
+    """The next step as far as the ledger knew. It is smaller than `next` when the ledger knows less
+    than the trainer's checkpoint.
+    """
     filling: int | None
-    """The step of a batch that a filter left incomplete, so that no trainer has seen it. None: there is none."""
+    """The step of a batch that a filter left incomplete, so that no trainer has seen it. None:
+    there is none.
+    """
     steps: Sequence[int] = field(default_factory=list)
     """Steps of the batches that the consumer before it held, in order."""
 
@@ -84,11 +95,13 @@ def named_session(purpose: Purpose, name: str) -> str:
 class Deliveries:
     """The groups of one run on their way to consumers.
 
-    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
-    redis.ConnectionError when Redis cannot be reached.
+    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot
+    be read, and redis.ConnectionError when Redis cannot be reached.
     """
 
-    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
+    def __init__(
+        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
+    ) -> None:
         self.scripts = Scripts(client, run, durability)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
@@ -107,22 +120,27 @@ class Deliveries:
         wake: bool = False,
         fill: bool = False,
     ) -> Taken:
-        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end of a sealed run.
+        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end
+        of a sealed run.
 
-        `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given once every other
-        consumer that holds groups has renewed them since then. `ordered`: no group leaves before an open one of lower
-        sequence. `exact`: no short batch. `again`: only what is held under the token already. `wake`: without groups,
-        `wait` of this session ends when there may be some. `fill`: what is held under the token already counts, and as
-        many groups as it lacks are added, or none.
+        `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given
+        once every other consumer that holds groups has renewed them since then. `ordered`: no group
+        leaves before an open one of lower sequence. `exact`: no short batch. `again`: only what is
+        held under the token already. `wake`: without groups, `wait` of this session ends when there
+        may be some. `fill`: what is held under the token already counts, and as many groups as it
+        lacks are added, or none.
 
-        In a run with admission (`Client.limit_staleness`) train groups go in the order of submission. Raises
-        SettingsError for more groups than a training step has there, and NotHeld when another process opened the name.
+        In a run with admission (`Client.limit_staleness`) train groups go in the order of
+        submission. Raises SettingsError for more groups than a training step has there, and NotHeld
+        when another process opened the name.
 
-        Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
-        had time to renew it.
+        Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends
+        before its consumer had time to renew it.
         """
         args = [groups, token, hold_s, purpose.value, owner, f"{since:.6f}"]
-        status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake, fill)])
+        status, *rest = self.scripts.call(
+            "take", args + [int(flag) for flag in (ordered, exact, again, wake, fill)]
+        )
         match status:
             case b"groups":
                 dropped, step, published, bound, *rows = rest
@@ -135,7 +153,8 @@ class Deliveries:
                 self._taken_over(token)
             case b"large":
                 raise SettingsError(
-                    f"run {self.run}: a batch of {groups} groups is more than the {rest[0]} of a training step that the"
+                    f"run {self.run}: a batch of {groups} groups is more than the "
+                    f"{rest[0]} of a training step that the"
                     " run was given with its bound on staleness: ask for at most that many"
                 )
         at, known, sealed, is_open, ready, others, last, over, dropped, ends, step, published = rest
@@ -154,7 +173,9 @@ class Deliveries:
             published=published,
         )
 
-    def _taken(self, name: bytes, seq: bytes, size: int, handed: int, started: bytes, *states: bytes) -> TakenGroup:
+    def _taken(
+        self, name: bytes, seq: bytes, size: int, handed: int, started: bytes, *states: bytes
+    ) -> TakenGroup:
         group = name.decode()
         ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
         for sample, state in enumerate(states):
@@ -162,12 +183,16 @@ class Deliveries:
         return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed, _step(started))
 
     def wait(self, session: str, seconds: float) -> bool:
-        """Blocks until the session is woken, at most that long. Returns whether to look for groups now: it was woken,
-        or a wake-up may be lost."""
+        """Blocks until the session is woken, at most that long. Returns whether to look for groups
+        now: it was woken, or a wake-up may be lost.
+        """
         key, began = f"{self.keys.prefix}wake:{session}", time.monotonic()
         try:
             woken = self.scripts.guard(
-                key, lambda: self.redis.execute_command("BLPOP", key, f"{max(seconds, SHORTEST_WAIT_S):.3f}")
+                key,
+                lambda: self.redis.execute_command(
+                    "BLPOP", key, f"{max(seconds, SHORTEST_WAIT_S):.3f}"
+                ),
             )
         except CONNECTION_ERRORS:
             return True
@@ -177,37 +202,59 @@ class Deliveries:
         return bool(woken) or time.monotonic() - began > seconds + LATE_S
 
     def renew_holds(
-        self, tokens: Sequence[str], hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN, *, owner: str = ""
+        self,
+        tokens: Sequence[str],
+        hold_s: float = HOLD_S,
+        purpose: Purpose = Purpose.TRAIN,
+        *,
+        owner: str = "",
     ) -> list[str]:
         """Keep batches for longer. Returns the tokens of those that are lost."""
-        lost = self.scripts.call("renew_holds", [purpose.value, hold_s, owner, *tokens]) if tokens else []
+        lost = (
+            self.scripts.call("renew_holds", [purpose.value, hold_s, owner, *tokens])
+            if tokens
+            else []
+        )
         return [tokens[position] for position in lost]
 
     def ack(self, token: str, groups: Sequence[str] = (), *, owner: str = "") -> None:
-        """Acknowledge these groups of a hold, or all of it, and drop what they stored. Raises NotHeld, and then
-        acknowledges none."""
+        """Acknowledge these groups of a hold, or all of it, and drop what they stored. Raises
+        NotHeld, and then acknowledges none.
+        """
         self._end(token, owner, "", groups)
 
-    def skip(self, token: str, group: str, reason: str, *, owner: str = "", filling: bool = False) -> None:
-        """The group is not trained on and not handed out again; it counts under the reason. Raises NotHeld.
+    def skip(
+        self, token: str, group: str, reason: str, *, owner: str = "", filling: bool = False
+    ) -> None:
+        """The group is not trained on and not handed out again; it counts under the reason. Raises
+        NotHeld.
 
-        `filling`: the batch is made up again with `take(fill=True)`, also by the consumer's successor.
+        `filling`: the batch is made up again with `take(fill=True)`, also by the consumer's
+        successor.
         """
         if not reason or len(reason) > LONGEST_SKIP:
             raise ContractError(
-                f"group {self.run}/{group}: the reason of a skip has 1 to {LONGEST_SKIP} characters, not {len(reason)}:"
+                f"group {self.run}/{group}: the reason of a skip has 1 to {LONGEST_SKIP} "
+                f"characters, not {len(reason)}:"
                 " groups are counted by reason, so use few of them"
             )
         self._end(token, owner, reason, [group], filling)
 
-    def _end(self, token: str, owner: str, reason: str, groups: Sequence[str], filling: bool = False) -> None:
-        status, *rest = self.scripts.call("ack", [token, owner, reason, int(filling), *groups], durable=True)
+    def _end(
+        self, token: str, owner: str, reason: str, groups: Sequence[str], filling: bool = False
+    ) -> None:
+        status, *rest = self.scripts.call(
+            "ack", [token, owner, reason, int(filling), *groups], durable=True
+        )
         if status == b"fenced":
             self._taken_over(token)
         if status == b"lost":
-            group = f"group {self.run}/{rest[0].decode()}" if rest[0] else f"run {self.run}: a batch"
+            group = (
+                f"group {self.run}/{rest[0].decode()}" if rest[0] else f"run {self.run}: a batch"
+            )
             raise NotHeld(
-                f"{group} is not held under {token}: it is no group of that batch, or the hold was lost and another"
+                f"{group} is not held under {token}: it is no group of that batch, or the "
+                "hold was lost and another"
                 " consumer has it or will get it"
             )
 
@@ -217,8 +264,9 @@ class Deliveries:
             self.scripts.call("give_back", [purpose.value, *tokens])
 
     def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
-        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises
-        NotHeld."""
+        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold
+        back. Raises NotHeld.
+        """
         self.scripts.parse(job_id)
         status = self.scripts.call("reject", [token, owner, job_id, short_reason(reason)])[0]
         if status == b"fenced":
@@ -226,19 +274,31 @@ class Deliveries:
         if status == b"lost":
             raise NotHeld(f"job {job_id} is not held under {token} any more")
 
-    def open(self, name: str, purpose: Purpose, text: str, hold_s: float = HOLD_S, step: int | None = None) -> Opened:
-        """Own a consumer's name and its holds; its owner before is fenced. A repeat has the same `text`.
+    def open(
+        self,
+        name: str,
+        purpose: Purpose,
+        text: str,
+        hold_s: float = HOLD_S,
+        step: int | None = None,
+    ) -> Opened:
+        """Own a consumer's name and its holds; its owner before is fenced. A repeat has the same
+        `text`.
 
-        `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps up to it. Raises
-        LedgerError when a later step is acknowledged already, because its groups cannot come again.
+        `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps
+        up to it. Raises LedgerError when a later step is acknowledged already, because its groups
+        cannot come again.
         """
         args = [purpose.value, name, text, hold_s, -1 if step is None else step]
         status, *rest = self.scripts.call("open_consumer", args)
         if status == b"acked":
             raise LedgerError(
-                f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, so the batches after step"
-                f" {step} cannot come again. Acknowledge a batch once a checkpoint holds it (`consumer.ack(up_to=)`)."
-                f" To go on without those batches, open the consumer without a step, or with step={rest[0]}."
+                f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, "
+                "so the batches after step"
+                f" {step} cannot come again. Acknowledge a batch once a checkpoint holds "
+                "it (`consumer.ack(up_to=)`)."
+                " To go on without those batches, open the consumer without a step, or "
+                f"with step={rest[0]}."
             )
         owner, next_step, known, filling, *steps = rest
         return Opened(owner.decode(), next_step, known, None if filling < 0 else filling, steps)
@@ -246,7 +306,8 @@ class Deliveries:
     def _taken_over(self, token: str) -> NoReturn:
         name = token.partition(":")[2].rpartition("/")[0]
         raise NotHeld(
-            f"run {self.run}: another process has opened consumer {name!r} and holds its batches now. Only one process"
+            f"run {self.run}: another process has opened consumer {name!r} and holds its "
+            "batches now. Only one process"
             " at a time may use a name: end this one, or give it another name."
         )
 

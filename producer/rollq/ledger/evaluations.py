@@ -1,4 +1,5 @@
-"""Results of evaluations in Redis: a hash of the run, from an evaluation's name to its result (docs/wire.md).
+"""Results of evaluations in Redis: a hash of the run, from an evaluation's name to its result
+(docs/wire.md).
 
 A result stays when its trajectories are acknowledged, and goes with the run.
 """
@@ -27,7 +28,9 @@ class Store:
         return sorted(name.decode("utf-8", "replace") for name in found)
 
     def load(self, name: str) -> Result | None:
-        """The evaluation of that name. Raises LedgerError, or ContractError for one that cannot be read."""
+        """The evaluation of that name. Raises LedgerError, or ContractError for one that cannot be
+        read.
+        """
         blob = self._scripts.guard(self._key, lambda: self._scripts.redis.hget(self._key, name))
         return None if blob is None else decode(blob, self._scripts.run)
 
@@ -40,7 +43,10 @@ class Store:
 def encode(result: Result) -> bytes:
     """The result's blob. Raises ContractError."""
     where = f"the evaluation of run {result.run}"
-    tasks = [[t.group, t.env, t.split, t.task, [list(one) for one in t.tries], dict(t.versions)] for t in result.tasks]
+    tasks = [
+        [t.group, t.env, t.split, t.task, [list(one) for one in t.tries], dict(t.versions)]
+        for t in result.tasks
+    ]
     known = [result.name, result.version, result.size, tasks, list(result.left_out), result.dead]
     return pack([SCHEMA, "evaluation", pack_texts(known, where)], where)
 
@@ -49,7 +55,9 @@ def decode(blob: bytes, run: str) -> Result:
     """The result in a blob. Raises UnknownSchema, ContractError."""
     where = f"the evaluation of run {run}"
     [packed] = unpack(blob, "evaluation", 1, where)
-    found = defer(packed, where, name=str, version=str | None, size=int, tasks=list, left_out=list, dead=int)()
+    found = defer(
+        packed, where, name=str, version=str | None, size=int, tasks=list, left_out=list, dead=int
+    )()
     try:
         tasks = [_task(*fields) for fields in found["tasks"]]
     except (TypeError, ValueError) as e:
@@ -57,7 +65,14 @@ def decode(blob: bytes, run: str) -> Result:
     return Result(run=run, **{**found, "tasks": tasks})
 
 
-def _task(group: str, env: str, split: str, task: int, tries: list[Any], versions: dict[str, int]) -> TaskResult:
+def _task(
+    group: str, env: str, split: str, task: int, tries: list[Any], versions: dict[str, int]
+) -> TaskResult:
     return TaskResult(
-        group=group, env=env, split=split, task=task, tries=[Try(*one) for one in tries], versions=versions
+        group=group,
+        env=env,
+        split=split,
+        task=task,
+        tries=[Try(*one) for one in tries],
+        versions=versions,
     )

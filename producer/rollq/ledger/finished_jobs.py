@@ -1,4 +1,6 @@
-"""Reads the journals of finished jobs, many in one round trip. A job that cannot be read costs no other."""
+"""Reads the journals of finished jobs, many in one round trip. A job that cannot be read costs no
+other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,8 +40,9 @@ def read_finished(scripts: Scripts, job_ids: Sequence[str]) -> list[Trajectory |
 
 
 def read_replies(scripts: Scripts, what: str, pipe: Any) -> list[Any]:
-    """The pipeline's replies, with the error in place of a key of another type. Raises LedgerError for other refusals:
-    those of a Redis that is busy or failing over say nothing about the jobs."""
+    """The pipeline's replies, with the error in place of a key of another type. Raises LedgerError
+    for other refusals: those of a Redis that is busy or failing over say nothing about the jobs.
+    """
     replies: list[Any] = scripts.guard(what, partial(pipe.execute, raise_on_error=False))
     for reply in replies:
         if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):

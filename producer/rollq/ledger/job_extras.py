@@ -1,4 +1,5 @@
-"""Arrays beside the journals of jobs: written once at the end of an episode, read only when they are asked for.
+"""Arrays beside the journals of jobs: written once at the end of an episode, read only when they
+are asked for.
 
 They are those of the attempt that ended the job, and are deleted with its journal.
 """
@@ -19,7 +20,8 @@ LEASE = "#"
 
 
 def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, Extra]) -> None:
-    """Keep these arrays, in place of those of an earlier attempt. Call it before the job is completed.
+    """Keep these arrays, in place of those of an earlier attempt. Call it before the job is
+    completed.
 
     Raises Fenced when the lease is lost, ContractError for an array that cannot be kept.
     """
@@ -32,7 +34,9 @@ def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, 
 
 
 def check_names(names: Sequence[str], where: str = "") -> None:
-    """Raises ContractError, which begins with `where`, unless all of them are names that an extra can have."""
+    """Raises ContractError, which begins with `where`, unless all of them are names that an extra
+    can have.
+    """
     if isinstance(names, str):
         raise ContractError(f"{where}names of extras belong in a list, not in a text: [{names!r}]")
     for name in names:
@@ -43,7 +47,8 @@ def check_names(names: Sequence[str], where: str = "") -> None:
 def read_extras(
     scripts: Scripts, job_ids: Sequence[str], names: Sequence[str]
 ) -> list[dict[str, Extra] | ContractError]:
-    """Of each done job, the arrays of these names (`check_names`) that it has, or why they cannot be read.
+    """Of each done job, the arrays of these names (`check_names`) that it has, or why they cannot
+    be read.
 
     Raises LedgerError, and UnknownSchema when another version of rollq wrote one of them.
     """
@@ -56,7 +61,9 @@ def read_extras(
     return [_decoded(job_id, names, ended, found) for job_id, ended, found in rows]
 
 
-def _decoded(job_id: str, names: Sequence[str], ended: bytes | None, found: Any) -> dict[str, Extra] | ContractError:
+def _decoded(
+    job_id: str, names: Sequence[str], ended: bytes | None, found: Any
+) -> dict[str, Extra] | ContractError:
     if isinstance(found, redis.ResponseError):
         return ContractError(f"job {job_id}: extras: {found}")
     lease, *blobs = found

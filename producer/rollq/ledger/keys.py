@@ -1,7 +1,8 @@
 """Every name that rollq uses in Redis.
 
-A run's keys share the hash tag `{run}`, so that they lie in one cluster slot and a script may touch several; scripts
-get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
+A run's keys share the hash tag `{run}`, so that they lie in one cluster slot and a script may touch
+several; scripts get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's
+clock. `<job>` is `run/group/sample`.
 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
@@ -71,7 +72,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
-"""
+"""  # noqa: E501
 
 from rollq.job import QUEUE
 
@@ -90,7 +91,9 @@ LOCKS = "rollq:turn:"
 
 
 def celery_queue(queue: str) -> str:
-    """The Celery queue of a job's queue. The prefix keeps it apart from other programs' keys in the same Redis."""
+    """The Celery queue of a job's queue. The prefix keeps it apart from other programs' keys in the
+    same Redis.
+    """
     return queue if queue == QUEUE else f"{QUEUE}.{queue}"
 
 

@@ -1,7 +1,8 @@
-"""The ledger's write side: what producers, workers and consumers do to a run's jobs, groups and holds, in Redis.
+"""The ledger's write side: what producers, workers and consumers do to a run's jobs, groups and
+holds, in Redis.
 
-Every change is one Lua script (lua/*.lua, keys in keys.py), atomic and safe to repeat with the same arguments. It knows
-nothing of Celery. Of a journal it knows only the kinds of the events.
+Every change is one Lua script (lua/*.lua, keys in keys.py), atomic and safe to repeat with the same
+arguments. It knows nothing of Celery. Of a journal it knows only the kinds of the events.
 """
 
 import math
@@ -41,13 +42,16 @@ from rollq.wire.events import decode_event
 
 
 class Ledger:
-    """The write side of one run's ledger; `LedgerReader` reads it. Many threads and processes may call it at once.
+    """The write side of one run's ledger; `LedgerReader` reads it. Many threads and processes may
+    call it at once.
 
-    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
-    redis.ConnectionError when Redis cannot be reached.
+    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot
+    be read, and redis.ConnectionError when Redis cannot be reached.
     """
 
-    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
+    def __init__(
+        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
+    ) -> None:
         """`durability`: where submissions and the seal must be before their calls return."""
         self.scripts = Scripts(client, run, durability)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
@@ -65,26 +69,34 @@ class Ledger:
     ) -> Submission:
         """Enter one whole group, or jobs of a known group again.
 
-        The caller sends the new ids within `send_in_s` seconds and confirms them; 0 leaves that to a reaper. In the
-        same step the source's cursor moves to `cursor`. With `ahead`, a new group is entered only while fewer of its
-        purpose are unacknowledged. A repeat with the same `token` gets the same answer.
+        The caller sends the new ids within `send_in_s` seconds and confirms them; 0 leaves that to
+        a reaper. In the same step the source's cursor moves to `cursor`. With `ahead`, a new group
+        is entered only while fewer of its purpose are unacknowledged. A repeat with the same
+        `token` gets the same answer.
 
-        Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
-        jobs disagree, SettingsError when the run has another adapter or other template_kwargs, LedgerError when it is
-        sealed, Gap when `cursor` does not follow the stored one because Redis has lost groups of the source. Then
-        nothing has changed.
+        Raises JobConflict when an id is known with other content, ContractError when the group is
+        incomplete or its jobs disagree, SettingsError when the run has another adapter or other
+        template_kwargs, LedgerError when it is sealed, Gap when `cursor` does not follow the stored
+        one because Redis has lost groups of the source. Then nothing has changed.
         """
         if not jobs:
             return Submission()
         first = jobs[0]
         ids = check_group(jobs, self.run)
         if not self._listed:
-            self.activate()  # so that a Redis that loses its tail cannot have the group and not know the run
+            # so that a Redis that loses its tail cannot have the group and not know the run
+            self.activate()
             self._listed = True
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, send_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue]
-        args += [schema_of(first), first.spare, encode_job(first), kwargs_text(first), first.adapter]
+        args += [
+            schema_of(first),
+            first.spare,
+            encode_job(first),
+            kwargs_text(first),
+            first.adapter,
+        ]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -108,27 +120,33 @@ class Ledger:
         if status == b"conflict":
             return conflict(self.scripts, rest[0].decode(), jobs)
         if status == b"sealed":
-            return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
+            return LedgerError(
+                f"run {self.run} is sealed: it takes no new groups. Use another run."
+            )
         if status == b"other":
             name, theirs, ours = (text(word) or "none" for word in rest)
             return SettingsError(
-                f"run {self.run} is played with {name} {theirs}, not {ours}: use the run's, or another run"
+                f"run {self.run} is played with {name} {theirs}, not {ours}: use the "
+                "run's, or another run"
             )
         return ContractError(
-            f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].members} samples: submit it whole"
+            f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of "
+            f"{jobs[0].members} samples: submit it whole"
         )
 
     def _gap(self, source: str, submitted: int, stored: Cursor) -> Gap:
         gap = Gap(
-            f"run {self.run}: Redis has lost groups of source {source}: it knows {stored.groups} of the"
+            f"run {self.run}: Redis has lost groups of source {source}: it knows "
+            f"{stored.groups} of the"
             f" {submitted} that were submitted. Submit the source again; the same command line does"
         )
         gap.cursor, gap.source = stored, source
         return gap
 
     def activate(self) -> None:
-        """List the run, and have reapers look at it. Called after the script that gives it jobs, so that a reaper which
-        found it idle before sees them when it looks again."""
+        """List the run, and have reapers look at it. Called after the script that gives it jobs, so
+        that a reaper which found it idle before sees them when it looks again.
+        """
         pipe = self.redis.pipeline(transaction=False)
         now = time.time()
         pipe.zadd(RUNS, {self.run: now}, nx=True)
@@ -145,36 +163,50 @@ class Ledger:
         self.scripts.guard(key, lambda: self.redis.hdel(key, source, f"{source}#"))
 
     def forget_after(self, days: float) -> None:
-        """Forget acknowledged groups after that many days. A later submission of such a group is then a new one."""
+        """Forget acknowledged groups after that many days. A later submission of such a group is
+        then a new one.
+        """
         seconds = math.ceil(days * 86400)
-        self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds))
+        self.scripts.guard(
+            self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds)
+        )
 
     def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
-        """Pin the number of failures of each class that kills a job. The run's first caller decides.
+        """Pin the number of failures of each class that kills a job. The run's first caller
+        decides.
 
-        Raises SettingsError when the run has other budgets, ContractError for an unknown class or a number below 1.
+        Raises SettingsError when the run has other budgets, ContractError for an unknown class or a
+        number below 1.
         """
         for failure, budget in budgets.items():
             if failure not in set(FailureClass) - {FailureClass.CANCELLED}:
-                raise ContractError(f"run {self.run}: there is no budget for failures of class {failure}")
+                raise ContractError(
+                    f"run {self.run}: there is no budget for failures of class {failure}"
+                )
             if type(budget) is not int or budget < 1:
-                raise ContractError(f"run {self.run}: budget of {failure} must be whole and at least 1, not {budget!r}")
+                raise ContractError(
+                    f"run {self.run}: budget of {failure} must be whole and at least "
+                    f"1, not {budget!r}"
+                )
         args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
         status, *rest = self.scripts.call("pin_budgets", args)
         if status != b"ok":
             failure, theirs = FailureClass(rest[0].decode()), rest[1]
             raise SettingsError(
-                f"run {self.run} has a budget of {theirs} failures of class {failure}, not {budgets[failure]}: budgets"
+                f"run {self.run} has a budget of {theirs} failures of class {failure}, "
+                f"not {budgets[failure]}: budgets"
                 " are pinned before its first group. Leave it as it is, or use another run."
             )
 
     def seal(self, submitted: Mapping[str, Cursor] | None = None) -> None:
         """Seal the run: no more groups will come. Consumers get the short last batch, then an end.
 
-        `submitted`: how far the caller has submitted each source. Raises Gap, and does not seal, when Redis has lost
-        groups of one of them.
+        `submitted`: how far the caller has submitted each source. Raises Gap, and does not seal,
+        when Redis has lost groups of one of them.
         """
-        args = [word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)]
+        args = [
+            word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)
+        ]
         status, *rest = self.scripts.call("seal", args, durable=True)
         if status == b"gap":
             source = rest[0].decode()
@@ -196,17 +228,22 @@ class Ledger:
         what = "tokenizer" if theirs[0] != ours[0] else "chat template"
         run_has, given = (theirs[0], ours[0]) if theirs[0] != ours[0] else (theirs[1], ours[1])
         return (
-            f"run {self.run} is played with another {what} ({run_has[:12]}, not {given[:12]}): use the run's tokenizer"
+            f"run {self.run} is played with another {what} ({run_has[:12]}, not "
+            f"{given[:12]}): use the run's tokenizer"
             " (--tokenizer), a queue of its own for each model (queue, --queues), or another run"
         )
 
     def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[JobMessage]:
-        """Expire leases, and return what to send now, the most urgent first; `confirm` what was sent.
+        """Expire leases, and return what to send now, the most urgent first; `confirm` what was
+        sent.
 
         `empty_queues`: the queues (`Job.queue`) for which no message waits at the broker.
         """
         rows = self.scripts.call("reap", [limit, *empty_queues])
-        return [JobMessage(job_id.decode(), queue.decode(), priority) for job_id, queue, priority in rows]
+        return [
+            JobMessage(job_id.decode(), queue.decode(), priority)
+            for job_id, queue, priority in rows
+        ]
 
     def confirm(self, ids: Sequence[str]) -> None:
         """Note that these jobs were sent."""
@@ -214,34 +251,55 @@ class Ledger:
             self.scripts.call("confirm", ids)
 
     def resend(self, job_id: str, after_s: float = 0.0) -> None:
-        """Have the job sent again, because a worker took its message and does not claim it. `after_s`: so many
-        seconds later, more than constants.SENDING_S; else at once."""
+        """Have the job sent again, because a worker took its message and does not claim it.
+        `after_s`: so many seconds later, more than constants.SENDING_S; else at once.
+        """
         self.scripts.parse(job_id)
         self.scripts.call("resend", [job_id, after_s])
 
     def claim(
-        self, job_id: str, *, worker: str, token: str, tokenizer_hash: str = "", template_hash: str = ""
+        self,
+        job_id: str,
+        *,
+        worker: str,
+        token: str,
+        tokenizer_hash: str = "",
+        template_hash: str = "",
     ) -> Claim | Refusal:
-        """Lease a queued job. The token tells a repeat of this claim from another worker's, and is part of the lease.
+        """Lease a queued job. The token tells a repeat of this claim from another worker's, and is
+        part of the lease.
 
-        The run's first claim pins its tokenizer and chat template. A job whose body cannot be read is failed as class
-        job, so that it does not come again forever.
+        The run's first claim pins its tokenizer and chat template. A job whose body cannot be read
+        is failed as class job, so that it does not come again forever.
         """
         self.scripts.parse(job_id)
         ours = [tokenizer_hash, template_hash]
         status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, READS])
         match status:
             case b"tokenizer":
-                return Refusal("tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours))
+                return Refusal(
+                    "tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours)
+                )
             case b"schema":
-                detail = f"job {job_id} has schema {text(rest[0])}, and this rollq reads {READS}. Upgrade rollq."
+                detail = (
+                    f"job {job_id} has schema {text(rest[0])}, and this rollq reads "
+                    f"{READS}. Upgrade rollq."
+                )
                 return Refusal("schema", detail=detail)
             case b"claimed":
                 return self._claim(job_id, token, *rest)
         return Refusal(status.decode(), float(rest[0]) if rest else None)
 
     def _claim(
-        self, job_id: str, token: str, attempt: int, seq: bytes, set_aside: int, body: bytes, length: int, oldest: bytes
+        self,
+        job_id: str,
+        token: str,
+        attempt: int,
+        seq: bytes,
+        set_aside: int,
+        body: bytes,
+        length: int,
+        oldest: bytes,
     ) -> Claim | Refusal:
         lease = f"{attempt}#{token}"
         try:
@@ -253,10 +311,14 @@ class Ledger:
             self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
         oldest_step = int(oldest) if oldest else None
-        return Claim(job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length, oldest_step)
+        return Claim(
+            job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length, oldest_step
+        )
 
     def journal(self, job_id: str) -> list[bytes]:
-        """The claimed job's journal to go on with: header and events, encoded. Raises ContractError."""
+        """The claimed job's journal to go on with: header and events, encoded. Raises
+        ContractError.
+        """
         group, _ = self.scripts.parse(job_id)
         pipe = self.redis.pipeline(transaction=False)
         pipe.lrange(self.keys.journal(job_id), 0, -1)
@@ -265,15 +327,20 @@ class Ledger:
         return joined(found, prompts, job_id)
 
     def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
-        """Journal blobs that follow one another, the first at `index` (0: the header), and renew the lease if a
-        third of it is over. Raises Fenced, or JournalConflict."""
+        """Journal blobs that follow one another, the first at `index` (0: the header), and renew
+        the lease if a third of it is over. Raises Fenced, or JournalConflict.
+        """
         reply = self.scripts.call("append", [job_id, lease, index, *entries(index, blobs)])
         self._check_written(reply, job_id, lease, index)
 
-    def renew_leases(self, members: Sequence[tuple[str, str]], left_s: Sequence[float] = ()) -> list[tuple[str, str]]:
-        """Extend the leases of these (job id, lease). Returns the lost ones, whose episodes must stop.
+    def renew_leases(
+        self, members: Sequence[tuple[str, str]], left_s: Sequence[float] = ()
+    ) -> list[tuple[str, str]]:
+        """Extend the leases of these (job id, lease). Returns the lost ones, whose episodes must
+        stop.
 
-        `left_s`: for each member, the seconds to the attempt's deadline. A lease never lasts past it.
+        `left_s`: for each member, the seconds to the attempt's deadline. A lease never lasts past
+        it.
         """
         if not members:
             return []
@@ -294,9 +361,11 @@ class Ledger:
         total_tokens: int = 0,
         token_stats: TokenStats = TokenStats(),  # noqa: B008 (frozen)
     ) -> None:
-        """Journal the last blobs of a graded episode and end the job as done. The numbers are for the stats.
+        """Journal the last blobs of a graded episode and end the job as done. The numbers are for
+        the stats.
 
-        Raises Fenced, JournalConflict, or ContractError when the last event is not a graded `Closed`.
+        Raises Fenced, JournalConflict, or ContractError when the last event is not a graded
+        `Closed`.
         """
         closed = decode_event(blobs[-1], job_id)
         if not isinstance(closed, Closed) or closed.stop not in GRADED:
@@ -310,13 +379,19 @@ class Ledger:
             **token_stats.counts,
         }
         totals = " ".join(f"{name} {number}" for name, number in tally.items() if number)
-        reply = self.scripts.call("complete", [job_id, lease, index, totals, *entries(index, blobs)])
+        reply = self.scripts.call(
+            "complete", [job_id, lease, index, totals, *entries(index, blobs)]
+        )
         self._check_written(reply, job_id, lease, index)
 
-    def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
-        """End the attempt. The job is queued again, or dead when the class's budget is spent. Raises Fenced.
+    def fail(
+        self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False
+    ) -> Outcome:
+        """End the attempt. The job is queued again, or dead when the class's budget is spent.
+        Raises Fenced.
 
-        `final`: the job is dead whatever its budget, because playing it again would harm other jobs.
+        `final`: the job is dead whatever its budget, because playing it again would harm other
+        jobs.
         """
         args = [job_id, lease, failure.value, short_reason(reason), random.random(), int(final)]
         status, *rest = self.scripts.call("fail", args)
@@ -334,7 +409,8 @@ class Ledger:
             self._fenced(job_id, lease)
         if reply[0] == b"conflict":
             conflict = JournalConflict(
-                f"job {job_id}: entry {index} of attempt {_attempt(lease)} does not fit a journal of {reply[1]} entries"
+                f"job {job_id}: entry {index} of attempt {_attempt(lease)} does not fit a "
+                f"journal of {reply[1]} entries"
             )
             conflict.length = reply[1]
             raise conflict

@@ -68,8 +68,9 @@ def runs_since(client: "redis.Redis") -> dict[str, float]:
 
 
 class LedgerReader:
-    """The read side of one run's ledger. Every method raises LedgerError, naming run and key, for what cannot be
-    read."""
+    """The read side of one run's ledger. Every method raises LedgerError, naming run and key, for
+    what cannot be read.
+    """
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
@@ -95,7 +96,9 @@ class LedgerReader:
 
     def _standing(self, purpose: Purpose, reply: Sequence[Any]) -> Standing:
         known, sealed, queued, leased, _, *rest = reply
-        groups, waits = (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
+        groups, waits = (
+            (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
+        )
         published, admission = read_policy(self.keys.meta, *rest[10])
         return Standing(
             open=groups[0],
@@ -117,8 +120,9 @@ class LedgerReader:
         return self.scripts.guard(key, lambda: self.redis.hget(key, "forget_after_s")) is not None
 
     def group_states(self, names: Sequence[str]) -> list[str]:
-        """The state of each group: open, ready, held, acked or dropped (also one that was skipped as stale); empty for
-        an unknown one."""
+        """The state of each group: open, ready, held, acked or dropped (also one that was skipped
+        as stale); empty for an unknown one.
+        """
         pipe = self.redis.pipeline(transaction=False)
         for name in names:
             pipe.hget(self.keys.group(name), "state")
@@ -131,10 +135,12 @@ class LedgerReader:
         ]
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
-        """A job's episode, finished or not. That of a dead job is closed with the failure that killed it.
+        """A job's episode, finished or not. That of a dead job is closed with the failure that
+        killed it.
 
-        With `attempt`: the journal that was set aside under that number. Raises LedgerError for an unknown or
-        acknowledged job or a missing journal, ContractError for blobs that cannot be read.
+        With `attempt`: the journal that was set aside under that number. Raises LedgerError for an
+        unknown or acknowledged job or a missing journal, ContractError for blobs that cannot be
+        read.
         """
         state = self.job(job_id)
         if state is None:
@@ -144,7 +150,11 @@ class LedgerReader:
             raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
         if attempt is not None and attempt != state.attempt:
             return self._set_aside(state.job, state, attempt)
-        header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
+        header = (
+            state.journal[0]
+            if state.journal
+            else Header(attempt=state.attempt, worker=state.worker)
+        )
         trajectory = ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
@@ -160,7 +170,9 @@ class LedgerReader:
     def _set_aside(self, job: Job, state: JobState, attempt: int) -> Trajectory:
         if attempt not in state.set_aside:
             there = ", ".join(map(str, state.set_aside)) or "none"
-            raise LedgerError(f"job {job.id}: no journal was set aside by attempt {attempt} (there are: {there})")
+            raise LedgerError(
+                f"job {job.id}: no journal was set aside by attempt {attempt} (there are: {there})"
+            )
         key, pipe = self.keys.journal(job.id, attempt), self.redis.pipeline(transaction=False)
         pipe.lrange(key, 0, -1)
         pipe.hgetall(self.keys.prompts(job.group))
@@ -170,9 +182,11 @@ class LedgerReader:
             raise LedgerError(f"job {job.id}: the journal that attempt {attempt} left is gone")
         return ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
 
-    def read(self, job_ids: Sequence[str], extras: Sequence[str] = ()) -> list[Trajectory | ContractError]:
-        """The trajectories of done jobs, with the extras of these names. A job that cannot be read has its error
-        instead.
+    def read(
+        self, job_ids: Sequence[str], extras: Sequence[str] = ()
+    ) -> list[Trajectory | ContractError]:
+        """The trajectories of done jobs, with the extras of these names. A job that cannot be read
+        has its error instead.
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
@@ -180,8 +194,14 @@ class LedgerReader:
         if not extras:
             return found
         arrays = read_extras(self.scripts, job_ids, extras)
-        found = [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
-        return [_with_experts(trajectory) for trajectory in found] if ROUTED_EXPERTS in extras else found
+        found = [
+            _with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)
+        ]
+        return (
+            [_with_experts(trajectory) for trajectory in found]
+            if ROUTED_EXPERTS in extras
+            else found
+        )
 
     def job(self, job_id: str) -> JobState | None:
         """All that the ledger knows of a job; None when it is unknown."""
@@ -192,11 +212,15 @@ class LedgerReader:
         if not raw:
             return self._acked_job(job_id, of_group[-1])
         try:
-            return self._job_state(job_id, {key.decode(): value for key, value in raw.items()}, journal, *of_group)
+            return self._job_state(
+                job_id, {key.decode(): value for key, value in raw.items()}, journal, *of_group
+            )
         except (KeyError, ValueError) as e:
             raise LedgerError(
-                f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be read: {type(e).__name__}: {e}."
-                f" The job is dead once a worker meets it. `rollq jobs drop {self.run} --whole-run --yes` deletes its"
+                f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be "
+                f"read: {type(e).__name__}: {e}."
+                f" The job is dead once a worker meets it. `rollq jobs drop {self.run} "
+                "--whole-run --yes` deletes its"
                 " run."
             ) from e
 
@@ -212,7 +236,9 @@ class LedgerReader:
         return raw, joined(entries, prompts, job_id), [*of_group, acked]
 
     def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
-        """What is left of a member of an acknowledged group; None when there is no such group or member."""
+        """What is left of a member of an acknowledged group; None when there is no such group or
+        member.
+        """
         _, sample = self.scripts.parse(job_id)
         if record is None:
             return None
@@ -236,7 +262,11 @@ class LedgerReader:
         submitted: bytes | None,
         acked: bytes | None,
     ) -> JobState:
-        attempt, body, state = int(got["attempt"]), got.get("body", group_body), State(text(got["state"]))
+        attempt, body, state = (
+            int(got["attempt"]),
+            got.get("body", group_body),
+            State(text(got["state"])),
+        )
         gone = "discarded" in got or state is State.SURPLUS
         held = f"{job_id}#{attempt}#{text(got.get('token'))}"
         return JobState(
@@ -252,7 +282,9 @@ class LedgerReader:
             reason=text(got.get("reason")),
             submitted=float(submitted or 0.0),
             not_before=float(got.get("not_before", b"0")),
-            lease_until=self.scripts.guard(self.keys.leased, lambda: self.redis.zscore(self.keys.leased, held)),
+            lease_until=self.scripts.guard(
+                self.keys.leased, lambda: self.redis.zscore(self.keys.leased, held)
+            ),
             set_aside=[int(n) for n in text(got.get("aside")).split()],
             journal=journal,
         )
@@ -265,11 +297,16 @@ class LedgerReader:
         rows = self.scripts.guard(key, lambda: self.redis.zrevrange(key, 0, last, withscores=True))
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
-            pipe.hmget(self.keys.job(text(job_id)), "class", "reason", "attempt", "worker", "turned")
+            pipe.hmget(
+                self.keys.job(text(job_id)), "class", "reason", "attempt", "worker", "turned"
+            )
         records = self.scripts.guard(key, lambda: pipe.execute(raise_on_error=False))
         now = self.scripts.now()
         letters = zip(rows, records, strict=True)
-        return [self._dead_letter(text(job_id), now - died, record) for (job_id, died), record in letters]
+        return [
+            self._dead_letter(text(job_id), now - died, record)
+            for (job_id, died), record in letters
+        ]
 
     def _dead_letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
         try:
@@ -289,24 +326,34 @@ class LedgerReader:
         )
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
+        """How many jobs and groups are in each state, and the totals since the run began (keys:
+        docs/ledger.md).
+        """
         return self._counts(self.scripts.call("snapshot", [1]))
 
     def _counts(self, reply: Sequence[Any]) -> dict[str, Any]:
         known, sealed, queued, leased, dead, *groups, policy, raw = reply
         try:
-            counts = {text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
+            counts = {
+                text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)
+            }
             if odd := [name for name, value in counts.items() if not isfinite(value)]:
                 raise ValueError(f"not a finite number: {odd[0]}")
         except ValueError as e:
             why = "Delete the key: its totals begin again from 0"
-            raise LedgerError(f"run {self.run}: stats: {self.keys.count} cannot be read: {e}. {why}.") from e
+            raise LedgerError(
+                f"run {self.run}: stats: {self.keys.count} cannot be read: {e}. {why}."
+            ) from e
         stats: dict[str, Any] = {"run": self.run, "known": bool(known), "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
-        for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:6], strict=True):
+        for place, train, evaluation in zip(
+            ("open", "ready", "held"), groups[:3], groups[3:6], strict=True
+        ):
             stats[f"groups_{place}"] = train + evaluation
-        stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
+        stats["extension_ratio"] = TokenStats(
+            **{name: stats[name] for name in TokenStats().counts}
+        ).extension_ratio
         published, admission = read_policy(self.keys.meta, *policy)
         stats["policy"] = asdict(published) if published else None
         stats["admission"] = asdict(admission) if admission else None
@@ -314,13 +361,18 @@ class LedgerReader:
         stats["stops"] = _by_name(counts, "stop:")
         stats["skips"] = _by_name(counts, "skipped:")
         rejected = _by_name(counts, "rejected:")
-        stats["rejected"] = {name: number for name, number in rejected.items() if name != "reward_sum"}
+        stats["rejected"] = {
+            name: number for name, number in rejected.items() if name != "reward_sum"
+        }
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats
 
 
-_GONE = {State.DEAD: "dropped", State.SURPLUS: "ended as surplus (its group had enough graded members)"}
+_GONE = {
+    State.DEAD: "dropped",
+    State.SURPLUS: "ended as surplus (its group had enough graded members)",
+}
 """Why the trajectory of a job in that state is gone."""
 
 
@@ -336,12 +388,16 @@ def _with_experts(trajectory: Trajectory | ContractError) -> Trajectory | Contra
     if isinstance(trajectory, ContractError) or not trajectory.job.routed_experts:
         return trajectory
     try:
-        return replace(trajectory, extras={**trajectory.extras, ROUTED_EXPERTS: routed_experts(trajectory)})
+        return replace(
+            trajectory, extras={**trajectory.extras, ROUTED_EXPERTS: routed_experts(trajectory)}
+        )
     except ContractError as e:
         return e
 
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:
     return {
-        name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix) and value
+        name[len(prefix) :]: int(value)
+        for name, value in sorted(counts.items())
+        if name.startswith(prefix) and value
     }

@@ -13,14 +13,19 @@ from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 
 
 def check_group(jobs: Sequence[Job], run: str) -> list[str]:
-    """The jobs' ids. Raises ContractError unless they are distinct members of one group of the run."""
+    """The jobs' ids. Raises ContractError unless they are distinct members of one group
+    of the run.
+    """
     first = jobs[0]
     for job in jobs:
         if (job.run, job.group) != (run, first.group):
-            raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
+            raise ContractError(
+                f"job {job.id}: belongs to another group or run than {run}/{first.group}"
+            )
         if _of_group(job) != _of_group(first):
             raise ContractError(
-                f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts, reward, adapter or"
+                f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts, "
+                "reward, adapter or"
                 " template_kwargs differ within the group"
             )
     ids = [job.id for job in jobs]
@@ -40,8 +45,10 @@ def kwargs_text(job: Job) -> str:
 
 
 def sample_of(body: bytes, job_id: str, read: dict[bytes, Job] | None = None) -> Job:
-    """The job in its own body, or in that of its group's first job, which has another sample. `read` keeps what was
-    read, so that a group's body is decoded once; its jobs then share their mappings. Raises ContractError."""
+    """The job in its own body, or in that of its group's first job, which has another sample.
+    `read` keeps what was read, so that a group's body is decoded once; its jobs then share their
+    mappings. Raises ContractError.
+    """
     try:
         job = (read.get(body) if read else None) or decode_job(body)
     except ContractError as e:
@@ -57,8 +64,9 @@ def sample_of(body: bytes, job_id: str, read: dict[bytes, Job] | None = None) ->
 
 
 def entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
-    """A journal's blobs, the first at `index`, as scripts take them (lua/journal.lua). The prompt at entry 1 becomes a
-    reference."""
+    """A journal's blobs, the first at `index`, as scripts take them (lua/journal.lua). The prompt
+    at entry 1 becomes a reference.
+    """
     turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
     written, digest, content = list(blobs), b"", b""
     if index <= 1 < index + len(blobs) and (shared := split_prompt(blobs[1 - index])):
@@ -67,8 +75,9 @@ def entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
 
 
 def joined(entries: Sequence[bytes], prompts: Mapping[bytes, bytes], job_id: str) -> list[bytes]:
-    """A journal with its prompt in place of the reference. `prompts`: those of the group, by digest. Raises
-    ContractError."""
+    """A journal with its prompt in place of the reference. `prompts`: those of the group, by
+    digest. Raises ContractError.
+    """
     journal = list(entries)
     if len(journal) > 1 and (digest := prompt_digest(journal[1], job_id)):
         journal[1] = join_prompt(journal[1], prompts.get(digest), job_id)

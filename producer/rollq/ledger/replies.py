@@ -16,7 +16,9 @@ class State(StrEnum):
     DONE = "done"
     DEAD = "dead"
     SURPLUS = "surplus"
-    """Not needed any more: `size` other members of its group are graded (`Job.spare`). Nothing of it is kept."""
+    """Not needed any more: `size` other members of its group are graded (`Job.spare`). Nothing of
+    it is kept.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,15 @@ class Submission:
     new: Sequence[str] = ()
     """Ids that were not there before."""
     known: Sequence[str] = ()
-    """Ids that were submitted before with the same content: nothing changed. Those in `acked` are not among them."""
+    """Ids that were submitted before with the same content: nothing changed. Those in `acked` are
+    not among them.
+    """
     acked: Sequence[str] = ()
     """Ids that were submitted before and whose group is acknowledged."""
     full: bool = False
-    """Nothing was entered, because as many groups as `ahead` or admission allows are there. Try again later."""
+    """Nothing was entered, because as many groups as `ahead` or admission allows are there. Try
+    again later.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +68,21 @@ class Claim:
     attempt: int
     """Counts claims from 1."""
     lease: str
-    """`attempt#token`; every write of the attempt carries it. After Redis has lost its last writes, two workers may
-    hold the same attempt, but never the same lease."""
+    """`attempt#token`; every write of the attempt carries it. After Redis has lost its last writes,
+    two workers may hold the same attempt, but never the same lease.
+    """
     set_aside: bool
-    """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty one."""
+    """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty
+    one.
+    """
     journal: int = 0
-    """Number of entries of the journal to go on with (header and events); 0: there is nothing to resume."""
+    """Number of entries of the journal to go on with (header and events); 0: there is nothing to
+    resume.
+    """
     oldest_step: int | None = None
-    """Weights of an earlier step are too old for its tokens; None: the run has no bound, or nothing was published."""
+    """Weights of an earlier step are too old for its tokens; None: the run has no bound, or nothing
+    was published.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +90,15 @@ class Refusal:
     """The job cannot be claimed; its message is spent."""
 
     reason: str
-    """`unknown`, `leased`, `done`, `dead`, `surplus`, `early` (in its backoff), `unreadable` (failed as class job),
-    or why this worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob
-    has another version). The last two leave the job to other workers."""
+    """`unknown`, `leased`, `done`, `dead`, `surplus`, `early` (in its backoff), `unreadable`
+    (failed as class job), or why this worker cannot play it: `tokenizer` (the run has another
+    tokenizer or chat template), `schema` (its blob has another version). The last two leave the job
+    to other workers.
+    """
     not_before: float | None = None
-    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is sent again by then."""
+    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is sent again
+    by then.
+    """
     detail: str = ""
     """For `unreadable`, `tokenizer` and `schema`: what is wrong, and the remedy."""
 
@@ -93,7 +110,9 @@ class Outcome:
     status: State
     """`queued` or `dead`."""
     not_before: float
-    """Unix time on Redis's clock before which the job is not claimed; 0.0: it may be claimed at once."""
+    """Unix time on Redis's clock before which the job is not claimed; 0.0: it may be claimed at
+    once.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +136,9 @@ class Admission:
     step: int
     """The published step; 0 before the first publication."""
     trained: int
-    """Groups whose places in the training steps so far are used, without those that are held: acknowledged, skipped by
-    the trainer, or left out of a published step."""
+    """Groups whose places in the training steps so far are used, without those that are held:
+    acknowledged, skipped by the trainer, or left out of a published step.
+    """
     capacity: int
     """How many groups may enter now; 0 or less: none."""
 
@@ -138,8 +158,9 @@ class Standing:
     known: bool = True
     """Whether the run exists: a producer has submitted to it or pinned something for it."""
     full: int | None = None
-    """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for admission. None: no
-    producer waits."""
+    """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for
+    admission. None: no producer waits.
+    """
     wanted: int = 0
     """The fewest groups that a waiting consumer wants; 0: none waits."""
     published: Published | None = None

@@ -1,6 +1,8 @@
-"""Runs the ledger's Lua scripts (lua/*.lua) on the keys of one run, and turns what Redis refuses into typed errors.
+"""Runs the ledger's Lua scripts (lua/*.lua) on the keys of one run, and turns what Redis refuses
+into typed errors.
 
-Each script is atomic, and safe to repeat with the same arguments, because a lost reply looks like a lost request.
+Each script is atomic, and safe to repeat with the same arguments, because a lost reply looks like a
+lost request.
 """
 
 import hashlib
@@ -25,37 +27,46 @@ T = TypeVar("T")
 SHARED = ("common", "admission", "settle", "holds", "journal")
 """Lua files whose functions scripts use, in this order: each uses what is before it."""
 PART = re.compile(r"^local (?:function )?(\w+).*\n(?:(?!local ).*\n)*", re.MULTILINE)
-"""A function or value of a shared file, with its name; what follows up to the next one belongs to it."""
+"""A function or value of a shared file, with its name; what follows up to the next one belongs to
+it.
+"""
 RARE = re.compile(r"^( *)-- rare: .*\n((?:\1.*\n|\n)*)", re.MULTILINE)
-"""The rest of a block, from a comment on that says that it is seldom reached. Shared functions that are used in such
-places alone are made there."""
+"""The rest of a block, from a comment on that says that it is seldom reached. Shared functions that
+are used in such places alone are made there.
+"""
 CONSTANT = re.compile(r"\bconstants\.(\w+)")
 COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
 CONFIRM_FOR_S = 30.0
-"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that
-Unconfirmed is raised, and the same may be sent again."""
+"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments.
+After that Unconfirmed is raised, and the same may be sent again.
+"""
 
 
 class Scripts:
-    """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is cheap to make."""
+    """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is
+    cheap to make.
+    """
 
-    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
+    def __init__(
+        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
+    ) -> None:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
-        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to every script of the
-        # run until all of its keys have moved: no script sees a part of them.
+        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to
+        # every script of the run until all of its keys have moved: no script sees a part of them.
         self._first_args = (2, self.keys.prefix, self.keys.meta, run)
         self.durability = durability
         self._can_confirm = durability is Durability.ASYNC
 
     def call(self, name: str, args: Sequence[Any], *, durable: bool = False) -> Any:
-        """Run lua/<name>.lua. With `durable`, returns once what it wrote is where `durability` wants it.
+        """Run lua/<name>.lua. With `durable`, returns once what it wrote is where `durability`
+        wants it.
 
-        Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and SettingsError, before
-        anything was written, for a server that cannot confirm.
+        Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and
+        SettingsError, before anything was written, for a server that cannot confirm.
         """
         (text, sha), values = source(name), (*self._first_args, *args)
         if not durable or self.durability is Durability.ASYNC:
@@ -65,24 +76,34 @@ class Scripts:
                 raise self.translated(self._about(name, args), e) from e
         what = self._about(name, args)
         if not self._can_confirm:
-            RetryLoop()(lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S)
+            RetryLoop()(
+                lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S
+            )
             self._can_confirm = True
         send = partial(self._confirmed, what)
-        return RetryLoop()(lambda: self.guard(what, lambda: _run(send, text, sha, values)), CONFIRM_FOR_S)
+        return RetryLoop()(
+            lambda: self.guard(what, lambda: _run(send, text, sha, values)), CONFIRM_FOR_S
+        )
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
-        return name + next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
+        return name + next(
+            (f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), ""
+        )
 
     def _confirmed(self, what: str, *command: Any) -> Any:
-        """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or SettingsError."""
+        """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or
+        SettingsError.
+        """
         try:
             return confirmed(self.redis, self.durability, self.keys.confirmed, command)
         except Unconfirmed as e:
             raise Unconfirmed(f"run {self.run}: {what}: {e}") from e
 
     def guard(self, what: str, call: Callable[[], T]) -> T:
-        """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis refuses it."""
+        """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis
+        refuses it.
+        """
         try:
             return call()
         except redis.ResponseError as e:
@@ -116,8 +137,9 @@ def _run(send: Callable[..., Any], text: str, sha: str, args: Sequence[Any]) -> 
 def source(name: str) -> tuple[str, str]:
     """The text of a run's script and its SHA-1.
 
-    It holds the functions and values of the shared files that it needs, because Redis makes all that a text names again
-    at each call. Those that only rare blocks need are in these blocks. Constants stand there as their values.
+    It holds the functions and values of the shared files that it needs, because Redis makes all
+    that a text names again at each call. Those that only rare blocks need are in these blocks.
+    Constants stand there as their values.
     """
     text = _text(name)
     common = COMMENT.sub("", RARE.sub("", text))
@@ -134,7 +156,9 @@ def source(name: str) -> tuple[str, str]:
 
 
 def _needed(text: str) -> list[str]:
-    """The functions and values of the shared files that a text names, and those that these name, each after those."""
+    """The functions and values of the shared files that a text names, and those that these name,
+    each after those.
+    """
     parts: list[str] = []
     words = set(WORD.findall(text))
     for shared in reversed(SHARED):
@@ -147,7 +171,9 @@ def _needed(text: str) -> list[str]:
 
 @cache
 def lone_script(name: str) -> str:
-    """The text of a script that belongs to no run, without the shared files. It is sent whole, because it is small."""
+    """The text of a script that belongs to no run, without the shared files. It is sent whole,
+    because it is small.
+    """
     return _text(name)
 
 
@@ -184,6 +210,10 @@ TABLES = {
     "budgets": _table(constants.BUDGETS),
     "infrastructure": _table(dict.fromkeys(constants.INFRASTRUCTURE, "true")),
     "priorities": _table(
-        {"interrupted": constants.INTERRUPTED, Purpose.EVAL: constants.EVAL, Purpose.TRAIN: constants.NEW}
+        {
+            "interrupted": constants.INTERRUPTED,
+            Purpose.EVAL: constants.EVAL,
+            Purpose.TRAIN: constants.NEW,
+        }
     ),
 }

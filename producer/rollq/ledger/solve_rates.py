@@ -1,4 +1,5 @@
-"""How well tasks are solved, in Redis: the latest group of each task, and what was known at each step (docs/wire.md).
+"""How well tasks are solved, in Redis: the latest group of each task, and what was known at each
+step (docs/wire.md).
 
 What was known at a step is stored once, when a producer first gets there, and never changes.
 """
@@ -14,7 +15,9 @@ Rate = tuple[str, float]
 
 
 class Store:
-    """The stored rates of one run. Every method raises LedgerError, or ContractError for what cannot be read."""
+    """The stored rates of one run. Every method raises LedgerError, or ContractError for what
+    cannot be read.
+    """
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts, self._redis = scripts, scripts.redis
@@ -28,7 +31,9 @@ class Store:
     def latest(self) -> dict[str, Rate]:
         """By task."""
         found = self._scripts.guard(self._latest, lambda: self._redis.hgetall(self._latest))
-        rates = {task.decode(): unpack(blob, "solved", 2, self._where) for task, blob in found.items()}
+        rates = {
+            task.decode(): unpack(blob, "solved", 2, self._where) for task, blob in found.items()
+        }
         return {task: (group, rate) for task, (group, rate) in rates.items()}
 
     def known(self, step: int) -> dict[str, Rate] | None:
@@ -40,12 +45,16 @@ class Store:
         try:
             return {task: (group, rate) for task, group, rate in rates}
         except (TypeError, ValueError) as e:
-            raise ContractError(f"{self._where} at step {step} cannot be read: {type(e).__name__}: {e}") from e
+            raise ContractError(
+                f"{self._where} at step {step} cannot be read: {type(e).__name__}: {e}"
+            ) from e
 
     def keep(self, steps: Mapping[int, Mapping[str, Rate]]) -> None:
         """Stores what was known at these steps, unless something is stored there."""
         blobs = {
-            step: pack([SCHEMA, "known", [[task, *rate] for task, rate in rates.items()]], self._where)
+            step: pack(
+                [SCHEMA, "known", [[task, *rate] for task, rate in rates.items()]], self._where
+            )
             for step, rates in steps.items()
         }
 

@@ -34,5 +34,7 @@ def group_size(size: bytes | None, spare: bytes | None, key: str) -> tuple[int, 
     graded = whole(size, key, "size")
     members = graded + whole(spare, key, "spare")
     if not 0 < graded <= members <= LARGEST_GROUP:
-        raise LedgerError(f"{key} has no readable size: a group has 1 to {LARGEST_GROUP} members. {KEY_REMEDY}")
+        raise LedgerError(
+            f"{key} has no readable size: a group has 1 to {LARGEST_GROUP} members. {KEY_REMEDY}"
+        )
     return graded, members

@@ -1,6 +1,8 @@
-"""Which policy a run's engines serve, the order of its versions, and how many groups may run ahead of the trainer.
+"""Which policy a run's engines serve, the order of its versions, and how many groups may run ahead
+of the trainer.
 
-Every change is one Lua script, atomic and safe to repeat with the same arguments. docs/ledger.md says what holds.
+Every change is one Lua script, atomic and safe to repeat with the same arguments. docs/ledger.md
+says what holds.
 """
 
 import re
@@ -24,8 +26,8 @@ STEP = re.compile("0*[0-9]{1,9}")
 class Versions:
     """The policies of one run.
 
-    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
-    redis.ConnectionError when Redis cannot be reached.
+    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot
+    be read, and redis.ConnectionError when Redis cannot be reached.
     """
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
@@ -33,11 +35,12 @@ class Versions:
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def publish(self, step: int, weight_version: str, token: str, number: int = 0) -> int:
-        """The engines serve the policy of this training step now. Returns how many publications there are.
+        """The engines serve the policy of this training step now. Returns how many publications
+        there are.
 
-        A repeat with the same `token` changes nothing. With the `number` that an earlier publication got, that one is
-        said again, which changes nothing unless Redis has lost it. Raises SettingsError when another step was published
-        under this version's name.
+        A repeat with the same `token` changes nothing. With the `number` that an earlier
+        publication got, that one is said again, which changes nothing unless Redis has lost it.
+        Raises SettingsError when another step was published under this version's name.
         """
         status, found = self.scripts.call("publish", [step, weight_version, token, number])
         if status == b"name":
@@ -51,7 +54,8 @@ class Versions:
 
     def _of_another_step(self, step: int, weight_version: str, found: int) -> SettingsError:
         return SettingsError(
-            f"run {self.run}: weight version {weight_version!r} is step {found}, not {step}: tokens tell their step by"
+            f"run {self.run}: weight version {weight_version!r} is step {found}, not "
+            f"{step}: tokens tell their step by"
             " the version's name, so give the weights of each step another name"
         )
 
@@ -62,14 +66,19 @@ class Versions:
         return Published(whole(step, key, "step"), text(version)) if step else None
 
     def adapter(self) -> str | None:
-        """The LoRA adapter of which these are versions; empty: the run has none; None: it has no jobs yet."""
+        """The LoRA adapter of which these are versions; empty: the run has none; None: it has no
+        jobs yet.
+        """
         key = self.keys.meta
         seq, name = self.scripts.guard(key, lambda: self.redis.hmget(key, "seq", "adapter"))
         return None if seq is None else text(name)
 
-    def limit_staleness(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
-        """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
-        when the run has others."""
+    def limit_staleness(
+        self, groups_per_batch: int, max_staleness: int, max_running: int | None
+    ) -> None:
+        """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for
+        wrong numbers, and when the run has others.
+        """
         for name, number, least in (
             ("groups_per_batch", groups_per_batch, 1),
             ("max_staleness", max_staleness, 0),
@@ -77,7 +86,8 @@ class Versions:
         ):
             if type(number) is not int or not least <= number <= MOST_GROUPS:
                 raise SettingsError(
-                    f"run {self.run}: {name} is a whole number from {least} to {MOST_GROUPS}, not {number!r}"
+                    f"run {self.run}: {name} is a whole number from {least} to "
+                    f"{MOST_GROUPS}, not {number!r}"
                 )
         ours = [groups_per_batch, max_staleness, max_running or 0]
         status, *theirs = self.scripts.call("admit", ours)
@@ -87,14 +97,17 @@ class Versions:
                 whole(each, self.keys.meta, of) for each, of in zip(theirs, names, strict=True)
             )
             raise SettingsError(
-                f"run {self.run} admits groups for batches of {batch} with max_staleness {staleness} and max_running"
-                f" {running or None}, not {groups_per_batch}, {max_staleness} and {max_running}: admission is pinned"
+                f"run {self.run} admits groups for batches of {batch} with max_staleness "
+                f"{staleness} and max_running"
+                f" {running or None}, not {groups_per_batch}, {max_staleness} and "
+                f"{max_running}: admission is pinned"
                 " for the run. Leave it as it is, or use another run."
             )
 
     def steps(self, names: Collection[str]) -> dict[str, int]:
-        """The step of each of these versions, if it was published. A whole number that was not is itself the step,
-        if it is one that `publish` takes."""
+        """The step of each of these versions, if it was published. A whole number that was not is
+        itself the step, if it is one that `publish` takes.
+        """
         if not names:
             return {}
         numbers = {name: int(name) for name in names if STEP.fullmatch(name)}
@@ -102,12 +115,19 @@ class Versions:
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = f"{self.keys.prefix}versions"
-        found: Sequence[bytes | None] = self.scripts.guard(key, lambda: self.redis.hmget(key, list(names)))
-        return {name: whole(step, key, name) for name, step in zip(names, found, strict=True) if step is not None}
+        found: Sequence[bytes | None] = self.scripts.guard(
+            key, lambda: self.redis.hmget(key, list(names))
+        )
+        return {
+            name: whole(step, key, name)
+            for name, step in zip(names, found, strict=True)
+            if step is not None
+        }
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
-        """Whether these weights are of the `oldest` step or a later one. When the trainer has gone back to a checkpoint
-        since, those that are published now are fresh, too."""
+        """Whether these weights are of the `oldest` step or a later one. When the trainer has gone
+        back to a checkpoint since, those that are published now are fresh, too.
+        """
         step = self.steps([weight_version]).get(weight_version, -1)
         if step >= oldest:
             return True
@@ -116,7 +136,14 @@ class Versions:
 
 
 def read_policy(
-    key: str, step: bytes, version: bytes, batch: int, staleness: int, running: int, trained: int, capacity: int
+    key: str,
+    step: bytes,
+    version: bytes,
+    batch: int,
+    staleness: int,
+    running: int,
+    trained: int,
+    capacity: int,
 ) -> tuple[Published | None, Admission | None]:
     """What lua/snapshot.lua says of the run's policy. `key`: where that is. Raises LedgerError."""
     published = Published(whole(step, key, "step"), text(version)) if step else None

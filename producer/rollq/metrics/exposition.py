@@ -1,6 +1,7 @@
 """Serves metrics to Prometheus over HTTP. They are read when Prometheus asks, and never in between.
 
-It knows no metric. The library's own metrics of the process (CPU, memory, open files) come with them.
+It knows no metric. The library's own metrics of the process (CPU, memory, open files) come with
+them.
 """
 
 import logging
@@ -21,15 +22,19 @@ FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily}
 
 
 class Exposition(Collector):
-    """The metrics of this process at one address. `read` gives them; it is called by one thread at a time."""
+    """The metrics of this process at one address. `read` gives them; it is called by one thread at
+    a time.
+    """
 
     def __init__(self) -> None:
         self.read: Callable[[], Iterable[Sample]] = tuple
-        """Set it when there is something to read. Until then there are the process's own metrics."""
+        """Set it when there is something to read. Until then there are the process's own metrics.
+        """
         self._reading = threading.Lock()
 
     def serve(self, host: str, port: int) -> str:
-        """Answer at this address, in threads, until the process ends. Port 0: a free one. Returns the page's address.
+        """Answer at this address, in threads, until the process ends. Port 0: a free one. Returns
+        the page's address.
 
         Raises SettingsError when the address cannot be used.
         """
@@ -40,7 +45,8 @@ class Exposition(Collector):
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as e:
             raise SettingsError(
-                f"metrics cannot be served at {host}:{port}: {e.strerror or e}: choose another port (each process needs"
+                f"metrics cannot be served at {host}:{port}: {e.strerror or e}: choose "
+                "another port (each process needs"
                 " its own)"
             ) from e
         shown = f"[{host}]" if ":" in host else host
@@ -54,6 +60,8 @@ class Exposition(Collector):
         for metric, labels, value in samples:
             family = families.get(metric)
             if family is None:
-                family = families[metric] = FAMILIES[metric.kind](metric.name, metric.says, labels=metric.labels)
+                family = families[metric] = FAMILIES[metric.kind](
+                    metric.name, metric.says, labels=metric.labels
+                )
             family.add_metric(labels, value)
         yield from families.values()

@@ -1,7 +1,7 @@
 """A metric as a value: what a page of Prometheus's says of one, and what is read for it.
 
-The invariant: a label has few values, of a fixed list or a bounded number of them. Names of runs are bounded by their
-number; jobs, tasks, texts and addresses are never labels.
+The invariant: a label has few values, of a fixed list or a bounded number of them. Names of runs
+are bounded by their number; jobs, tasks, texts and addresses are never labels.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,9 +44,13 @@ def gauge(name: str, says: str, *labels: str) -> Metric:
 
 
 def spread(
-    metric: Metric, values: Mapping[str, float], known: Iterable[str] = (), before: tuple[str, ...] = ()
+    metric: Metric,
+    values: Mapping[str, float],
+    known: Iterable[str] = (),
+    before: tuple[str, ...] = (),
 ) -> list[Sample]:
-    """A sample for each of the values; the last label is its name. Those that are `known` are there from the start, as
-    0, because a rate needs two numbers."""
+    """A sample for each of the values; the last label is its name. Those that are `known` are there
+    from the start, as 0, because a rate needs two numbers.
+    """
     found = dict.fromkeys(known, 0.0) | dict(values)
     return [Sample(metric, (*before, name), value) for name, value in found.items()]

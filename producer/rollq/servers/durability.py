@@ -1,7 +1,8 @@
-"""How safe a write is before it counts as made: in the server's memory, on a replica, or on the server's disk.
+"""How safe a write is before it counts as made: in the server's memory, on a replica, or on the
+server's disk.
 
-The proof comes from the server that made the write, on the connection that carried it. This module knows nothing of
-what is written.
+The proof comes from the server that made the write, on the connection that carried it. This module
+knows nothing of what is written.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ class Durability(StrEnum):
 
 
 CONFIRM_MS = 2000
-"""Milliseconds that Redis waits for a replica or for its disk. Less than connection.SOCKET_TIMEOUT_S."""
+"""Milliseconds that Redis waits for a replica or for its disk. Less than
+connection.SOCKET_TIMEOUT_S.
+"""
 WRITE = "redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], '', 'EX', 3600)"
 """A write that always happens: Redis denies a script no memory once it has deleted something."""
 
@@ -36,16 +39,16 @@ WRITE = "redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], '', 'EX', 
 def confirmed(client: Any, durability: Durability, key: str, command: Sequence[Any]) -> Any:
     """The reply to the command once it is where `durability` wants it.
 
-    `key`: a key in the slot of the command's keys, free to be written. Raises Unconfirmed when the command was made and
-    is not there in time; the same may be sent again. Raises SettingsError when the server cannot confirm at all, and
-    redis.ResponseError.
+    `key`: a key in the slot of the command's keys, free to be written. Raises Unconfirmed when the
+    command was made and is not there in time; the same may be sent again. Raises SettingsError when
+    the server cannot confirm at all, and redis.ResponseError.
     """
 
     def on(server: Any) -> Any:
         pipe = server.pipeline(transaction=False)
         pipe.execute_command(*command)
-        # A command that was made before writes nothing when it is repeated, and Redis waits only for what this
-        # connection has written.
+        # A command that was made before writes nothing when it is repeated, and Redis waits only
+        # for what this connection has written.
         pipe.execute_command("EVAL", WRITE, 1, key)
         if durability is Durability.REPLICA:
             pipe.execute_command("WAIT", 1, CONFIRM_MS)
@@ -71,17 +74,21 @@ def _check_replica(server: Any, proof: list[Any]) -> None:
     if int(proof[0]) < 1:
         replicas = server.info("replication").get("connected_slaves", 0)
         raise Unconfirmed(
-            f"written, but no replica had it within {CONFIRM_MS / 1000:g} s (durability replica; connected replicas:"
+            f"written, but no replica had it within {CONFIRM_MS / 1000:g} s (durability "
+            "replica; connected replicas:"
             f" {replicas}). Start a replica, or use another durability"
         )
 
 
 def _check_disk(server: Any, proof: list[Any]) -> None:
-    """Raises unless the write is on the disk: the server flushes before it answers, or WAITAOF says so."""
+    """Raises unless the write is on the disk: the server flushes before it answers, or WAITAOF says
+    so.
+    """
     waited, config = proof
     if isinstance(config, NoPermissionError):
         raise SettingsError(
-            "durability fsync reads from the server when it writes to its disk: give the user +config|get, or use"
+            "durability fsync reads from the server when it writes to its disk: give the "
+            "user +config|get, or use"
             " durability async"
         ) from config
     if isinstance(config, redis.ResponseError):
@@ -91,17 +98,22 @@ def _check_disk(server: Any, proof: list[Any]) -> None:
         return
     if appends != "yes" or isinstance(waited, redis.ResponseError) or not _waitaof_is_true(server):
         raise SettingsError(
-            f"durability fsync: this server answers before it writes to its disk (appendonly {appends}, appendfsync"
-            f" {flushes}): start it with `rollq redis --fsync always` or --appendonly yes --appendfsync always, or use"
+            "durability fsync: this server answers before it writes to its disk "
+            f"(appendonly {appends}, appendfsync"
+            f" {flushes}): start it with `rollq redis --fsync always` or --appendonly yes "
+            "--appendfsync always, or use"
             " durability async"
         )
     if int(waited[0]) < 1:
         raise Unconfirmed(
-            f"written, but not on the server's disk within {CONFIRM_MS / 1000:g} s (durability fsync). Look at its disk"
+            f"written, but not on the server's disk within {CONFIRM_MS / 1000:g} s "
+            "(durability fsync). Look at its disk"
         )
 
 
 def _waitaof_is_true(server: Any) -> bool:
-    """Whether WAITAOF waits for the disk. Redis 7.2 to 7.4 and Valkey answer too early (redis/redis pull 13793)."""
+    """Whether WAITAOF waits for the disk. Redis 7.2 to 7.4 and Valkey answer too early (redis/redis
+    pull 13793).
+    """
     about = server.info("server")
     return "valkey_version" not in about and int(str(about["redis_version"]).split(".")[0]) >= 8

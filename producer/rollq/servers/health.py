@@ -1,7 +1,8 @@
-"""Whether a Redis can be trusted with a run: version, eviction, persistence, memory, replicas, and how fast it answers.
+"""Whether a Redis can be trusted with a run: version, eviction, persistence, memory, replicas, and
+how fast it answers.
 
-A worker warns of it when it starts, commands warn of it when they submit, and `rollq doctor` prints it. It only reads,
-and knows nothing of what is stored.
+A worker warns of it when it starts, commands warn of it when they submit, and `rollq doctor` prints
+it. It only reads, and knows nothing of what is stored.
 """
 
 import re
@@ -50,14 +51,17 @@ class Finding:
 
 
 def check_redis(connection: Any) -> list[str]:
-    """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
+    """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses
+    trajectories.
+    """
     bad = [found for found in findings(connection) if found.level is not Level.OK]
     return sorted({f"{found.says}: {found.remedy}" for found in bad})
 
 
 def findings(connection: Any) -> list[Finding]:
-    """What the server says of itself; of a cluster, what is wrong with each of its primaries, and else what the first
-    says."""
+    """What the server says of itself; of a cluster, what is wrong with each of its primaries, and
+    else what the first says.
+    """
     if not isinstance(connection, ClusterClient):
         return _of_server(connection)
     told = [
@@ -68,11 +72,16 @@ def findings(connection: Any) -> list[Finding]:
     bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
     wrong = {finding.name for _, finding in bad}
     good = {finding.name: finding for _, finding in reversed(told) if finding.name not in wrong}
-    return [*good.values(), *(replace(finding, name=f"{finding.name} at {node}") for node, finding in bad)]
+    return [
+        *good.values(),
+        *(replace(finding, name=f"{finding.name} at {node}") for node, finding in bad),
+    ]
 
 
 def server_info(connection: Any) -> dict[str, Any]:
-    """What one server says of its version, memory, disk and role; empty for a cluster, and where it is not allowed."""
+    """What one server says of its version, memory, disk and role; empty for a cluster, and where it
+    is not allowed.
+    """
     if isinstance(connection, ClusterClient):
         return {}
     try:
@@ -83,25 +92,35 @@ def server_info(connection: Any) -> dict[str, Any]:
 
 
 def server_infos(connection: Any) -> dict[str, dict[str, Any] | redis.RedisError]:
-    """The same of each primary of a cluster, by its name, or why it does not answer; of one server by ""."""
+    """The same of each primary of a cluster, by its name, or why it does not answer; of one server
+    by "".
+    """
     if isinstance(connection, ClusterClient):
         return connection.ask_primaries(server_info)
     return {"": server_info(connection)}
 
 
 def latency(connection: Any) -> Finding:
-    """How long Redis takes to answer: the median of some calls. PING is refused while its disk is full."""
+    """How long Redis takes to answer: the median of some calls. PING is refused while its disk is
+    full.
+    """
     took_ms = []
     for _ in range(CALLS):
         began = time.monotonic()
         connection.time()
         took_ms.append(1e3 * (time.monotonic() - began))
     median_ms, most_ms = statistics.median(took_ms), max(took_ms)
-    says = f"answers in {median_ms:.2f} ms (median of {CALLS} calls; the longest took {most_ms:.2f} ms)"
+    says = (
+        f"answers in {median_ms:.2f} ms (median of {CALLS} calls; the longest took "
+        f"{most_ms:.2f} ms)"
+    )
     details = {"median_ms": round(median_ms, 3), "longest_ms": round(most_ms, 3)}
     if median_ms < SLOW_MS:
         return Finding("redis latency", Level.OK, says, details=details)
-    remedy = "put Redis near the workers, and look for a busy machine or slow commands (redis-cli --latency)"
+    remedy = (
+        "put Redis near the workers, and look for a busy machine or slow commands "
+        "(redis-cli --latency)"
+    )
     return Finding("redis latency", Level.WARN, f"Redis {says}", remedy, details=details)
 
 
@@ -115,10 +134,19 @@ def _away(node: str, error: redis.RedisError) -> Finding:
 def _of_server(server: Any) -> list[Finding]:
     try:
         info = server.info()
-        return [_version(info), _eviction(info), _persistence(info), _memory(info), _replication(info)]
+        return [
+            _version(info),
+            _eviction(info),
+            _persistence(info),
+            _memory(info),
+            _replication(info),
+        ]
     except (redis.ResponseError, KeyError) as e:
         says = f"Redis does not show how it is configured ({e})"
-        remedy = "it must run with noeviction and appendonly; +info in its user's rights lets rollq see that"
+        remedy = (
+            "it must run with noeviction and appendonly; +info in its user's rights "
+            "lets rollq see that"
+        )
         return [Finding("redis", Level.WARN, says, remedy)]
 
 
@@ -130,7 +158,9 @@ def _version(info: Mapping[str, Any]) -> Finding:
     if found and (int(found[1]), int(found[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         remedy = f"use Redis {oldest} or newer, or Valkey"
-        return Finding("redis version", Level.FAIL, f"Redis {version} is too old", remedy, details=details)
+        return Finding(
+            "redis version", Level.FAIL, f"Redis {version} is too old", remedy, details=details
+        )
     return Finding("redis version", Level.OK, f"{name} {version}", details=details)
 
 
@@ -140,7 +170,9 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
     if policy != "noeviction":
         says = f"Redis evicts keys when memory is short (maxmemory-policy {policy})"
         return Finding("redis eviction", Level.FAIL, says, "set it to noeviction", details=details)
-    return Finding("redis eviction", Level.OK, "evicts nothing", details=details | {"evicted_keys": evicted})
+    return Finding(
+        "redis eviction", Level.OK, "evicts nothing", details=details | {"evicted_keys": evicted}
+    )
 
 
 def _persistence(info: Mapping[str, Any]) -> Finding:
@@ -163,26 +195,42 @@ def _memory(info: Mapping[str, Any]) -> Finding:
     limit = own or machine
     details = {"used_bytes": used, "maxmemory_bytes": own, "machine_bytes": machine}
     if not limit:
-        return Finding("redis memory", Level.OK, f"uses {_size(used)}, of an unknown limit", details=details)
-    says = f"uses {_size(used)} of {_size(limit)} ({used / limit:.0%}; {'maxmemory' if own else 'all of the machine'})"
+        return Finding(
+            "redis memory", Level.OK, f"uses {_size(used)}, of an unknown limit", details=details
+        )
+    says = (
+        f"uses {_size(used)} of {_size(limit)} ({used / limit:.0%}; "
+        f"{'maxmemory' if own else 'all of the machine'})"
+    )
     if used < SHORT * limit:
         return Finding("redis memory", Level.OK, says, details=details)
     level = Level.WARN if used < limit else Level.FAIL
     remedy = "acknowledge or drop finished groups (`rollq stats`), or give it more (maxmemory)"
-    return Finding("redis memory", level, f"Redis is short of memory: it {says}", remedy, details=details)
+    return Finding(
+        "redis memory", level, f"Redis is short of memory: it {says}", remedy, details=details
+    )
 
 
 def _replication(info: Mapping[str, Any]) -> Finding:
     name, role, replicas = "redis replication", info["role"], info.get("connected_slaves", 0)
     details = {"role": role, "replicas": replicas}
     if role != "master":
-        says, remedy = "Redis is a replica, which takes no writes", "give the address of the primary, or of Sentinels"
+        says, remedy = (
+            "Redis is a replica, which takes no writes",
+            "give the address of the primary, or of Sentinels",
+        )
         return Finding(name, Level.FAIL, says, remedy, details=details)
     if info.get("min_slaves_good_slaves") == 0:
-        says, remedy = "Redis takes no writes without its replicas, and none follows it", "start its replicas again"
+        says, remedy = (
+            "Redis takes no writes without its replicas, and none follows it",
+            "start its replicas again",
+        )
         return Finding(name, Level.FAIL, says, remedy, details=details)
     if replicas and "min_slaves_good_slaves" not in info:
-        says = "Redis takes writes without its replicas, so what it takes after it was replaced is lost"
+        says = (
+            "Redis takes writes without its replicas, so what it takes after it "
+            "was replaced is lost"
+        )
         remedy = "set min-replicas-to-write 1 and min-replicas-max-lag 5"
         if replicas == 1:
             remedy += ", and add a replica: without a second one, writes wait after a failover"

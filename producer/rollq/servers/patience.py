@@ -1,8 +1,9 @@
-"""The one loop that makes a call again while Redis is away, and says so: a wait in silence looks like a program that
-hangs.
+"""The one loop that makes a call again while Redis is away, and says so: a wait in silence looks
+like a program that hangs.
 
-redis-py's own retries are off, because it nests them (connecting within sending), so that their times multiply. The
-loop knows nothing of what is sent: everything that rollq sends may be sent twice.
+redis-py's own retries are off, because it nests them (connecting within sending), so that their
+times multiply. The loop knows nothing of what is sent: everything that rollq sends may be sent
+twice.
 """
 
 import logging
@@ -31,17 +32,22 @@ log = logging.getLogger("rollq")
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""Seconds after its first failure for which a call is made again. It ends at most one pause and one try later."""
+"""Seconds after its first failure for which a call is made again. It ends at most one pause and one
+try later.
+"""
 BACKOFF = EqualJitterBackoff(cap=2.0, base=0.1)
 """Pauses between two tries."""
 MOVING_S = 3.0
-"""The same as PATIENCE_S while the slot of the keys moves in a cluster. The move may take minutes, and the caller has
-other runs to look after."""
+"""The same as PATIENCE_S while the slot of the keys moves in a cluster. The move may take minutes,
+and the caller has other runs to look after.
+"""
 SILENT_S = 2.0
 """Seconds without Redis that are worth no word."""
 SAY_EVERY_S = 30.0
 FIRST_S = 5.0
-"""Seconds after which a call gives up whose server this process has never reached. Most often the address is wrong."""
+"""Seconds after which a call gives up whose server this process has never reached. Most often the
+address is wrong.
+"""
 
 _reached: set[str] = set()
 """Addresses that have answered."""
@@ -54,8 +60,9 @@ class NoRedis(RollqError, redis.ConnectionError):
 
 
 class Patience:
-    """Makes calls to the server or cluster of that name, each again while that cannot be reached, for `for_s`
-    seconds."""
+    """Makes calls to the server or cluster of that name, each again while that cannot be reached,
+    for `for_s` seconds.
+    """
 
     def __init__(self, name: str, for_s: float) -> None:
         self._name = name
@@ -66,9 +73,10 @@ class Patience:
         self._for_s = min(self._for_s, for_s)
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a server that has never
-        answered; AuthenticationError, at once but for Sentinels; TryAgainError while a slot moves, or
-        ClusterDownError."""
+        """The call's result. Raises redis.ConnectionError or redis.TimeoutError; NoRedis for a
+        server that has never answered; AuthenticationError, at once but for Sentinels;
+        TryAgainError while a slot moves, or ClusterDownError.
+        """
         failures, since = 0, 0.0
         while True:
             try:
@@ -83,10 +91,14 @@ class Patience:
                 failures, since = failures + 1, since or time.monotonic()
                 away_s = time.monotonic() - since
                 self._say(away_s, e)  # first: a single try may take longer than all the patience
-                if away_s >= (min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s):
+                if away_s >= (
+                    min(MOVING_S, self._for_s) if isinstance(error, TryAgainError) else self._for_s
+                ):
                     if error is e:
                         raise
-                    raise error from (None if isinstance(e, MasterNotFoundError) else e)  # its text may show passwords
+                    raise error from (
+                        None if isinstance(e, MasterNotFoundError) else e
+                    )  # its text may show passwords
                 time.sleep(BACKOFF.compute(failures))
             else:
                 _reached.add(self._name)
@@ -95,13 +107,18 @@ class Patience:
     def _say(self, away_s: float, error: redis.RedisError | RedisClusterException) -> None:
         """Log a wait that lasts, once in SAY_EVERY_S for all threads of the process."""
         if self._name not in _reached and away_s >= FIRST_S:
-            cause = None if isinstance(error, MasterNotFoundError) else error  # its text may show passwords
+            cause = (
+                None if isinstance(error, MasterNotFoundError) else error
+            )  # its text may show passwords
             raise NoRedis(unreached(self._name, error)) from cause
         now = time.monotonic()
         if away_s >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
             why = passing(error)  # a Sentinel's raw error shows passwords
-            text = "Redis at %s does not answer (%s); trying again. What it had on its disk is not lost"
+            text = (
+                "Redis at %s does not answer (%s); trying again. What it had on "
+                "its disk is not lost"
+            )
             if isinstance(why, TryAgainError):
                 text = "Redis at %s takes no calls for these keys now (%s); trying again"
             log.warning(text, self._name, str(why).rstrip("."))
@@ -116,7 +133,8 @@ def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError
             return of_sentinels(error)
         case redis.ConnectionError() | redis.TimeoutError() | ClusterDownError() | TryAgainError():
             return error
-        case AskError():  # and MovedError: in a transaction, redis-py does not follow them to the end
+        # and MovedError: in a transaction, redis-py does not follow them to the end
+        case AskError():
             return TryAgainError(f"the slot moves: {error}")
         case ClusterError():  # redis-py followed too many redirections
             return TryAgainError("the slot moves")
@@ -128,9 +146,13 @@ def passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError
 
 
 class Pipeline:
-    """Collects commands. `execute` sends them, and sends all of them again while Redis cannot be reached."""
+    """Collects commands. `execute` sends them, and sends all of them again while Redis cannot be
+    reached.
+    """
 
-    def __init__(self, patience: Callable[[Callable[[], Any]], Any], start: Callable[[], Any]) -> None:
+    def __init__(
+        self, patience: Callable[[Callable[[], Any]], Any], start: Callable[[], Any]
+    ) -> None:
         """`start` makes redis-py's own pipeline."""
         self._patience, self._start = patience, start
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []

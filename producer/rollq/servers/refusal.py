@@ -1,7 +1,8 @@
-"""What a refusal of Redis means, and the remedy: in a reply, and in what the server says of itself (INFO).
+"""What a refusal of Redis means, and the remedy: in a reply, and in what the server says of itself
+(INFO).
 
-It only judges, and asks nothing. Only a damaged key has a remedy that deletes: whatever Redis refuses for another
-reason (memory, disk, rights) is whole.
+It only judges, and asks nothing. Only a damaged key has a remedy that deletes: whatever Redis
+refuses for another reason (memory, disk, rights) is whole.
 """
 
 import re
@@ -28,7 +29,9 @@ WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgai
 """Errors of this kind whose codes redis-py drops from the text."""
 DAMAGED = re.compile(r"DAMAGED (\S+) (.*?)(?: script:|$)")
 """What a script says of a key that it cannot use."""
-MEMORY_REMEDY = "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq jobs drop`"
+MEMORY_REMEDY = (
+    "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq jobs drop`"
+)
 REMEDIES = {
     "MISCONF": "Make room on its disk; `rollq doctor` checks it",
     "READONLY": "Give the address of its primary, or of Sentinels",
@@ -36,7 +39,8 @@ REMEDIES = {
 }
 """What to do about a refusal, by its code."""
 KEY_REMEDY = (
-    "Restore the key from a backup, or delete its run with `rollq jobs drop RUN --whole-run --yes`; docs/ledger.md"
+    "Restore the key from a backup, or delete its run with `rollq jobs drop RUN "
+    "--whole-run --yes`; docs/ledger.md"
     " says which keys may be deleted alone"
 )
 RIGHTS_REMEDY = "`rollq doctor` names the rights that its user lacks"
@@ -51,8 +55,9 @@ def guarded(what: str, call: Callable[[], T], remedy: str = KEY_REMEDY) -> T:
 
 
 def translated(error: Exception, what: str, remedy: str = KEY_REMEDY) -> LedgerError:
-    """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one.
-    `remedy` is for a damaged key."""
+    """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if
+    there is one. `remedy` is for a damaged key.
+    """
     kind = Unwritable if refuses_writes(error) else LedgerError
     why, then = why_and_remedy(error, remedy)
     return kind(f"{what}: {why.rstrip('.')}. {then}." if then else f"{what}: {why}")
@@ -66,7 +71,9 @@ def refuses_writes(error: Exception) -> bool:
 
 
 def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
-    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; and what to do about it."""
+    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; and what to
+    do about it.
+    """
     text = str(error)
     if isinstance(error, TryAgainError):
         return "its cluster slot is being moved", ""
@@ -88,14 +95,17 @@ def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
 
 
 def no_answer(error: BaseException | None) -> str:
-    """What to do about a Redis that is there and does not answer, or refuses the login; empty where none is there."""
+    """What to do about a Redis that is there and does not answer, or refuses the login; empty where
+    none is there.
+    """
     if isinstance(error, redis.AuthenticationError):
         return "Correct the user and the password of its address (--redis, ROLLQ_REDIS_URL)"
     if isinstance(error, redis.BusyLoadingError):
         return "It still reads its file: wait until it has"
     if isinstance(error, redis.TimeoutError) and "reading" in str(error):
         return (
-            "It is there and does not answer: look whether it is frozen, or busy with one long command, and at its log."
+            "It is there and does not answer: look whether it is frozen, or busy with "
+            "one long command, and at its log."
             " Do not start a second one"
         )
     return ""
@@ -109,11 +119,14 @@ def unreached(address: str, error: BaseException) -> str:
 
 
 def of_sentinels(error: MasterNotFoundError) -> redis.ConnectionError:
-    """The same without redis-py's clients, which it shows with all their options; AuthenticationError if a Sentinel
-    refused the login."""
+    """The same without redis-py's clients, which it shows with all their options;
+    AuthenticationError if a Sentinel refused the login.
+    """
     text = re.sub(r"(?s)<.*?> - (?=[\w:]*Error)", "", str(error))
     if "AuthenticationError" in text:
-        return redis.AuthenticationError("a Sentinel refuses sentinel_username or sentinel_password")
+        return redis.AuthenticationError(
+            "a Sentinel refuses sentinel_username or sentinel_password"
+        )
     return MasterNotFoundError(text)
 
 
@@ -123,16 +136,27 @@ def _where_to_look(address: str, error: BaseException) -> str:
     causes = _causes(error)
     tls = address.startswith("rediss:")
     if isinstance(error, MasterNotFoundError):
-        return "Start the Sentinels, or correct them and their service in the address (--redis, ROLLQ_REDIS_URL)"
+        return (
+            "Start the Sentinels, or correct them and their service in the address "
+            "(--redis, ROLLQ_REDIS_URL)"
+        )
     if any(type(cause) is redis.RedisError for cause in causes):
-        return "Correct the options of the address (ssl_cert_reqs= takes required, optional and none)"
-    if not address.startswith("unix:") and any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return (
+            "Correct the options of the address (ssl_cert_reqs= takes required, optional and none)"
+        )
+    if not address.startswith("unix:") and any(
+        isinstance(cause, FileNotFoundError) for cause in causes
+    ):
         return "Correct the files in its options (ssl_ca_certs=, ssl_certfile=, ssl_keyfile=)"
     if any(isinstance(cause, socket.gaierror) for cause in causes):
         return "No such host: correct the address"
-    if any(isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError)) for cause in causes):
+    if any(
+        isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError))
+        for cause in causes
+    ):
         return (
-            "Does it speak TLS there? Is its certificate valid, for this host, and trusted (ssl_ca_certs=)? Does it"
+            "Does it speak TLS there? Is its certificate valid, for this host, and "
+            "trusted (ssl_ca_certs=)? Does it"
             " want one of yours (ssl_certfile=, ssl_keyfile=)?"
         )
     if not tls and re.search("closed by server|reset by peer", str(error)):
@@ -150,21 +174,32 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:
-    """What is wrong with the server that says this of itself (INFO), and the remedy; empty when it takes writes."""
+    """What is wrong with the server that says this of itself (INFO), and the remedy; empty when it
+    takes writes.
+    """
     used, limit = info.get("used_memory"), info.get("maxmemory")
     if used and limit and used >= limit:
         return (
-            f"Redis is out of memory ({used / MIB:.1f} of {limit / MIB:.1f} MiB): workers claim nothing, and what is"
+            f"Redis is out of memory ({used / MIB:.1f} of {limit / MIB:.1f} MiB): workers "
+            "claim nothing, and what is"
             f" played goes on. {MEMORY_REMEDY}"
         )
-    wrong = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if info.get(name, "ok") != "ok"]
+    wrong = [
+        name
+        for name in ("rdb_last_bgsave_status", "aof_last_write_status")
+        if info.get(name, "ok") != "ok"
+    ]
     if wrong:
         return (
-            f"Redis cannot write to its disk ({', '.join(wrong)}: err), and may refuse writes: make room there, then"
+            f"Redis cannot write to its disk ({', '.join(wrong)}: err), and may refuse "
+            "writes: make room there, then"
             " look at its log. `rollq doctor` checks it"
         )
     if info.get("role") == "slave":
         return f"this Redis is a replica and takes no writes. {REMEDIES['READONLY']}"
     if info.get("min_slaves_good_slaves") == 0:
-        return f"this Redis takes no writes without its replicas, and none follows it. {REMEDIES['NOREPLICAS']}"
+        return (
+            "this Redis takes no writes without its replicas, and none follows it. "
+            f"{REMEDIES['NOREPLICAS']}"
+        )
     return ""

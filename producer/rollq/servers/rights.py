@@ -1,7 +1,8 @@
 """Which commands a user of Redis may not send, asked of the server itself.
 
-The invariant: nothing is done. Redis checks a user's rights when it queues a command of a transaction, and the
-transaction is thrown away. So it also works for users who may not read the list of users.
+The invariant: nothing is done. Redis checks a user's rights when it queues a command of a
+transaction, and the transaction is thrown away. So it also works for users who may not read the
+list of users.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ Command = Sequence[str | int]
 
 
 def refused(client: Any, commands: Sequence[Command]) -> list[str] | None:
-    """Those of these commands that the client's user may not send, each with Redis's reason. Several commands that are
-    refused for their keys have the same reason.
+    """Those of these commands that the client's user may not send, each with Redis's reason.
+    Several commands that are refused for their keys have the same reason.
 
     None for a cluster, each of whose servers has users of its own. Raises CONNECTION_ERRORS.
     """
@@ -39,7 +40,9 @@ def refused(client: Any, commands: Sequence[Command]) -> list[str] | None:
 
 
 def _why(connection: Any, command: Command) -> str:
-    """The command and why this user may not send it; empty when it may, or is refused for another reason."""
+    """The command and why this user may not send it; empty when it may, or is refused for another
+    reason.
+    """
     try:
         _ask(connection, command)
     except NoPermissionError as e:

@@ -1,8 +1,9 @@
-"""What holds a run or the whole fleet up, and the remedy: it judges a snapshot, first cause first, and asks nothing.
+"""What holds a run or the whole fleet up, and the remedy: it judges a snapshot, first cause first,
+and asks nothing.
 
-A problem ends only if someone does something. Then comes what is wrong with some workers or engines while others go on.
-At last comes what an ordinary wait is for; no advice for more workers follows a trouble. The same is said on every
-side: to producers, consumers, and people who look on.
+A problem ends only if someone does something. Then comes what is wrong with some workers or engines
+while others go on. At last comes what an ordinary wait is for; no advice for more workers follows a
+trouble. The same is said on every side: to producers, consumers, and people who look on.
 """
 
 import difflib
@@ -33,19 +34,23 @@ def problem(w: RunWait) -> str:
 
 
 def run_holdup(waits: Sequence[RunWait]) -> str:
-    """What holds runs up, as these see it: a problem, else what the first ordinary wait is for. Empty when nothing is
-    pending and nothing died."""
+    """What holds runs up, as these see it: a problem, else what the first ordinary wait is for.
+    Empty when nothing is pending and nothing died.
+    """
     return _first(map(problem, waits)) or _first(map(_ordinary, waits))
 
 
 def look_on(fleet: FleetSnapshot) -> str:
     """The same to somebody who only looks at a snapshot with one run."""
-    return run_holdup([RunWait(fleet=fleet, run=run, purpose=each) for run in fleet.runs for each in Purpose])
+    return run_holdup(
+        [RunWait(fleet=fleet, run=run, purpose=each) for run in fleet.runs for each in Purpose]
+    )
 
 
 def fleet_holdup(fleet: FleetSnapshot) -> str:
-    """What holds the fleet up: Redis, a run that cannot be read, workers that may be dead, a problem of any run, or
-    what the first one with work waits for. Empty when nothing is pending."""
+    """What holds the fleet up: Redis, a run that cannot be read, workers that may be dead, a
+    problem of any run, or what the first one with work waits for. Empty when nothing is pending.
+    """
     if known := fleet.server.trouble or _first(fleet.unreadable):
         return known
     heard = [worker for worker in fleet.workers if worker.age_s < SILENT_S]
@@ -58,12 +63,16 @@ def fleet_holdup(fleet: FleetSnapshot) -> str:
 
 
 def other_runs(run: str, runs: Sequence[str]) -> str:
-    """What to say of a run that does not exist: the one that was meant, and the latest of those that exist."""
+    """What to say of a run that does not exist: the one that was meant, and the latest of those
+    that exist.
+    """
     if not runs:
         return "there are no runs yet"
     close = difflib.get_close_matches(run, runs, 1)
     shown, more = runs[: -LISTED - 1 : -1], len(runs) - LISTED
-    listed = f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
+    listed = f"runs there: {', '.join(shown)}" + (
+        f" and {more} more (rollq stats lists them)" if more > 0 else ""
+    )
     return (f"did you mean {close[0]!r}? " if close else "") + listed
 
 
@@ -85,7 +94,9 @@ def _unknown(w: RunWait) -> str:
 
 
 def _ordinary(w: RunWait) -> str:
-    """What is being waited for, and what would make it shorter; empty when nothing is pending and nothing died."""
+    """What is being waited for, and what would make it shorter; empty when nothing is pending and
+    nothing died.
+    """
     s, dead, text = w.standing, w.run.counts["dead"], ""
     if s.open and (s.queued or s.leased):
         text = _played(w)
@@ -93,7 +104,10 @@ def _ordinary(w: RunWait) -> str:
         own = f"{s.held} group{' is' if s.held == 1 else 's are'} held by a consumer"
         text = f"{own} that has not acknowledged them yet (batch.ack()), and none is being played"
     elif s.ready:
-        text = f"{s.ready} group{' is' if s.ready == 1 else 's are'} ready, and no consumer has taken them yet"
+        text = (
+            f"{s.ready} group{' is' if s.ready == 1 else 's are'} ready, and no consumer "
+            "has taken them yet"
+        )
     elif dead and not (s.open or w.elsewhere):
         are = f"{dead} job{' is' if dead == 1 else 's are'} dead"
         again = "`rollq jobs requeue` plays them again"
@@ -103,10 +117,16 @@ def _ordinary(w: RunWait) -> str:
 
 def _played(w: RunWait) -> str:
     wrong, text = troubles(w), _under_way(w)
-    waits = [wait for worker in w.able for wait in worker.waits if wait.job_id.startswith(f"{w.name}/")]
+    waits = [
+        wait for worker in w.able for wait in worker.waits if wait.job_id.startswith(f"{w.name}/")
+    ]
     if waits:
         text += f": {_kinds(waits)}; {_longest(waits)}"
-    more = f"`rollq stats --late --run {w.name}` shows the oldest" if wrong else _failing(w) or _advice(w)
+    more = (
+        f"`rollq stats --late --run {w.name}` shows the oldest"
+        if wrong
+        else _failing(w) or _advice(w)
+    )
     return f"{wrong} {text}. {more}".lstrip()
 
 
@@ -122,12 +142,15 @@ def _longest(waits: Sequence[Wait]) -> str:
 
 
 def _failing(w: RunWait) -> str:
-    """Of jobs that fail again and again, one and why; empty when fewer than half of those that were looked at do."""
+    """Of jobs that fail again and again, one and why; empty when fewer than half of those that were
+    looked at do.
+    """
     if len(w.run.failing) * 2 < max(w.run.looked_at, 1):
         return ""
     job, why = next(iter(w.run.failing.items()))
     return (
-        f"Of {w.run.looked_at} jobs that were looked at, {len(w.run.failing)} have failed before, {job} by {why}."
+        f"Of {w.run.looked_at} jobs that were looked at, {len(w.run.failing)} have failed "
+        f"before, {job} by {why}."
         f" `rollq stats --late --run {w.name}` shows others"
     )
 

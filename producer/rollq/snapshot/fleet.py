@@ -1,6 +1,8 @@
-"""The fleet at one moment, as a value: Redis, live workers, their engines, and runs. All that shows it reads it here.
+"""The fleet at one moment, as a value: Redis, live workers, their engines, and runs. All that shows
+it reads it here.
 
-A look costs Redis a few calls, and three round trips for each run that is read, whatever the number of its jobs.
+A look costs Redis a few calls, and three round trips for each run that is read, whatever the number
+of its jobs.
 """
 
 import time
@@ -40,7 +42,9 @@ LOST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How Redis does, and whether it takes writes. Of a cluster there are many, which tell no memory here."""
+    """How Redis does, and whether it takes writes. Of a cluster there are many, which tell no
+    memory here.
+    """
 
     at: float
     """Its clock, Unix seconds."""
@@ -51,8 +55,9 @@ class Server:
     limit: int | None = None
     """Its maxmemory in bytes; None: there is none, or it does not tell."""
     trouble: str = ""
-    """Why it takes no writes, and the remedy; empty when it does. Of a cluster: the server that has the run, or all of
-    them where no run was named."""
+    """Why it takes no writes, and the remedy; empty when it does. Of a cluster: the server that has
+    the run, or all of them where no run was named.
+    """
     away: Sequence[str] = ()
     """Servers of a cluster that do not answer."""
 
@@ -78,7 +83,9 @@ class FleetSnapshot:
     server: Server
     workers: Sequence[LiveWorker]
     lost: Mapping[str, float] = field(default_factory=dict)
-    """Workers that were live and are gone without a word, and the seconds since they were last heard of."""
+    """Workers that were live and are gone without a word, and the seconds since they were last
+    heard of.
+    """
     names: Sequence[str] = ()
     """All runs, the oldest first, where the one that was asked for does not exist."""
     runs: Sequence[RunSnapshot] = ()
@@ -115,14 +122,18 @@ class FleetSnapshot:
 
 
 def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> FleetSnapshot:
-    """The fleet with this run, or with the MOST_RUNS runs that matter most. `oldest`: see `read_run`. A run that cannot
-    be read is among the `unreadable`. Raises LedgerError, and redis's errors when Redis is away."""
+    """The fleet with this run, or with the MOST_RUNS runs that matter most. `oldest`: see
+    `read_run`. A run that cannot be read is among the `unreadable`. Raises LedgerError, and redis's
+    errors when Redis is away.
+    """
     fleet = read_workers(connection, run)
     shown = [run] if run else _by_work(connection, fleet.server.away)
     found, unreadable = [], []
     for name in shown[:MOST_RUNS]:
         try:
-            found.append(read_run(_reader(connection, name, fleet.server.away), fleet.server.at, oldest))
+            found.append(
+                read_run(_reader(connection, name, fleet.server.away), fleet.server.at, oldest)
+            )
         except LedgerError as e:
             unreadable.append(str(e))
     more = max(0, len(shown) - MOST_RUNS)
@@ -130,8 +141,9 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
 
 
 def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
-    """The fleet with this run, and with the names of all runs if it does not exist. Raises what `read_fleet` raises,
-    and LedgerError if the run cannot be read."""
+    """The fleet with this run, and with the names of all runs if it does not exist. Raises what
+    `read_fleet` raises, and LedgerError if the run cannot be read.
+    """
     fleet = read_workers(reader.redis, reader.run)
     run = read_run(reader, fleet.server.at, oldest)
     return replace(fleet, runs=[run], names=() if run.known else runs(reader.redis))
@@ -143,8 +155,9 @@ def read_workers(connection: Any, run: str | None = None) -> FleetSnapshot:
 
 
 def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | LedgerError]]:
-    """All runs, the oldest first: when each began (Unix seconds), and its counts, or why they cannot be read. Raises
-    LedgerError for the list of runs."""
+    """All runs, the oldest first: when each began (Unix seconds), and its counts, or why they
+    cannot be read. Raises LedgerError for the list of runs.
+    """
     away = _away(server_infos(connection))
     for name, began in runs_since(connection).items():
         try:
@@ -160,7 +173,9 @@ class FleetReader:
         """With `run`, of this run only."""
         self._read = partial(read_fleet, connection, run)
         self._seen: dict[str, tuple[float, bool]] = {}
-        """When each worker was last heard of, by the monotonic clock, and whether it was silent then."""
+        """When each worker was last heard of, by the monotonic clock, and whether it was silent
+        then.
+        """
 
     def read(self) -> FleetSnapshot:
         """Raises what `read_fleet` raises."""
@@ -193,7 +208,9 @@ def _server(connection: Any, run: str | None) -> Server:
         ping_ms=ping_ms,
         used=info.get("used_memory"),
         limit=info.get("maxmemory") or None,
-        trouble=". ".join(_troubles({node: said for node, said in told.items() if node in concerned})),
+        trouble=". ".join(
+            _troubles({node: said for node, said in told.items() if node in concerned})
+        ),
         away=_away(told),
     )
 
@@ -202,7 +219,10 @@ def _troubles(told: Mapping[str, Mapping[str, Any] | Exception]) -> Iterator[str
     """Why servers take no writes."""
     for node, said in told.items():
         if isinstance(said, Exception):
-            yield f"Redis at {node} does not answer ({str(said).rstrip('.')}). {no_answer(said) or 'Start it again'}"
+            yield (
+                f"Redis at {node} does not answer ({str(said).rstrip('.')}). "
+                f"{no_answer(said) or 'Start it again'}"
+            )
         elif why := why_no_writes(said):
             yield f"at {node}, {why}" if node else why
 
@@ -212,15 +232,21 @@ def _away(told: Mapping[str, Mapping[str, Any] | Exception]) -> Sequence[str]:
 
 
 def _server_of(connection: Any, run: str) -> str | None:
-    """The server of a cluster that has the run, None when none has; empty when there is only one."""
+    """The server of a cluster that has the run, None when none has; empty when there is
+    only one.
+    """
     return connection.server_of(Keys(run).meta) if isinstance(connection, ClusterClient) else ""
 
 
 def _reader(connection: Any, run: str, away: Sequence[str]) -> LedgerReader:
-    """Raises LedgerError for a run of a server that is away, or of none: a call would wait for it, and others can be
-    read."""
+    """Raises LedgerError for a run of a server that is away, or of none: a call would wait for it,
+    and others can be read.
+    """
     if (node := _server_of(connection, run)) is None:
-        raise LedgerError(f"run {run}: no server of the cluster has its slot. `redis-cli --cluster fix` gives it one")
+        raise LedgerError(
+            f"run {run}: no server of the cluster has its slot. `redis-cli --cluster "
+            "fix` gives it one"
+        )
     if node in away:
         raise LedgerError(f"run {run}: Redis at {node} does not answer. Start it again")
     return LedgerReader(connection, run)

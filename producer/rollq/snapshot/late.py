@@ -1,7 +1,7 @@
 """The unfinished jobs of a run's oldest open groups, and what each of them is waiting for.
 
-A batch waits for its slowest members, so these are the jobs to look at when nothing comes. What is being played is as
-of the worker's last registration.
+A batch waits for its slowest members, so these are the jobs to look at when nothing comes. What is
+being played is as of the worker's last registration.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,11 +58,15 @@ class LateGroup:
 
 
 def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list[LateGroup]:
-    """The `limit` groups of the run that were submitted first, of those that are open. `fleet`: read with this run and
-    as many of its oldest groups. Raises LedgerError."""
+    """The `limit` groups of the run that were submitted first, of those that are open. `fleet`:
+    read with this run and as many of its oldest groups. Raises LedgerError.
+    """
     (run,) = fleet.runs
     records = reader.groups([group.name for group in run.groups["open"][:limit]])
-    ids = {name: [f"{run.run}/{name}/{n}" for n in range(record.members)] for name, record in records.items()}
+    ids = {
+        name: [f"{run.run}/{name}/{n}" for n in range(record.members)]
+        for name, record in records.items()
+    }
     by_id = reader.rollouts([id for members in ids.values() for id in members], records)
     workers = {worker.name: worker for worker in fleet.workers}
     groups = []
@@ -85,14 +89,20 @@ def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list
     return groups
 
 
-def _jobs(rollouts: Iterable[Rollout], workers: Mapping[str, LiveWorker], now: float) -> Sequence[LateJob]:
+def _jobs(
+    rollouts: Iterable[Rollout], workers: Mapping[str, LiveWorker], now: float
+) -> Sequence[LateJob]:
     jobs = [_job(each, workers, now) for each in rollouts if each.state in (QUEUED, LEASED)]
     return sorted(jobs, key=lambda job: (job.state == QUEUED, -job.played_s, job.job_id))
 
 
 def _job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
     leased = rollout.state == LEASED
-    waits = _played(rollout.job.id, rollout.worker, workers) if leased else (_queued(rollout.not_before - now), None)
+    waits = (
+        _played(rollout.job.id, rollout.worker, workers)
+        if leased
+        else (_queued(rollout.not_before - now), None)
+    )
     return LateJob(
         job_id=rollout.job.id,
         state=rollout.state,
@@ -129,4 +139,8 @@ def _state_of_engines(worker: LiveWorker) -> str:
 
 
 def _queued(backoff_s: float) -> str:
-    return f"queue, not before {backoff_s:.0f} s have passed (after a failure)" if backoff_s > 0 else "queue"
+    return (
+        f"queue, not before {backoff_s:.0f} s have passed (after a failure)"
+        if backoff_s > 0
+        else "queue"
+    )

@@ -1,6 +1,7 @@
 """The rollouts of one run in Redis, as values. Who lists them decides which to read again.
 
-It only reads. What it reads of a damaged record is its error, which names the key; others are whole.
+It only reads. What it reads of a damaged record is its error, which names the key; others are
+whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,18 @@ from rollq.wire.events import decode_event
 
 OF_GROUP = ("seq", "size", "spare", "body", "purpose", "done", "at")
 FAILURES = tuple(f"fail:{failure}" for failure in FailureClass)
-OF_JOB = ("state", "attempt", "class", "reason", "turned", "claimed", "body", "worker", "not_before", *FAILURES)
+OF_JOB = (
+    "state",
+    "attempt",
+    "class",
+    "reason",
+    "turned",
+    "claimed",
+    "body",
+    "worker",
+    "not_before",
+    *FAILURES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,9 @@ def reachable(where: str) -> Iterator[None]:
 
 
 class RolloutReader:
-    """The rollouts of one run. Every method raises LedgerError, and redis's errors when Redis is away."""
+    """The rollouts of one run. Every method raises LedgerError, and redis's errors when Redis is
+    away.
+    """
 
     def __init__(self, connection: Any, run: str) -> None:
         self.run = run
@@ -112,7 +126,9 @@ class RolloutReader:
         return self._reader.group_states(names) if names else []
 
     def indexes(self) -> Indexes:
-        """A job that moves on while they are read is in the later one, too, or in none, and is asked for."""
+        """A job that moves on while they are read is in the later one, too, or in none, and is
+        asked for.
+        """
         keys, pipe = self._reader.keys, self._pipe()
         places = [(place, purpose) for place in PLACES for purpose in Purpose]
         pipe.exists(keys.meta)
@@ -120,10 +136,16 @@ class RolloutReader:
             pipe.zrange(keys.groups(*place), 0, -1)
         for key in (keys.queued, keys.leased, keys.dead):
             pipe.zrange(key, 0, -1)
-        exists, *groups, queued, leased, dead = self._reader.scripts.guard(keys.queued, pipe.execute)
+        exists, *groups, queued, leased, dead = self._reader.scripts.guard(
+            keys.queued, pipe.execute
+        )
         return Indexes(
             exists=bool(exists),
-            groups={text(name): place for (place, _), names in zip(places, groups, strict=True) for name in names},
+            groups={
+                text(name): place
+                for (place, _), names in zip(places, groups, strict=True)
+                for name in names
+            },
             queued=frozenset(map(text, queued)),
             leased=frozenset(text(held).partition("#")[0] for held in leased),
             dead=[id for id in map(text, dead) if self._is_job(id)],
@@ -137,22 +159,33 @@ class RolloutReader:
     def rollouts(
         self, ids: Sequence[str], groups: Mapping[str, GroupRecord]
     ) -> dict[str, Rollout | ContractError | LedgerError | None]:
-        """These jobs, in one or two round trips. `groups`: theirs, as `groups` gave them. A job that cannot be read has
-        its error, and one without a record None."""
+        """These jobs, in one or two round trips. `groups`: theirs, as `groups` gave them. A job
+        that cannot be read has its error, and one without a record None.
+        """
         keys = self._reader.keys
         records = self._replies(ids, lambda pipe, id: pipe.hmget(keys.job(id), *OF_JOB))
-        done = [id for id, record in records.items() if isinstance(record, list) and record[0] == b"done"]
+        done = [
+            id
+            for id, record in records.items()
+            if isinstance(record, list) and record[0] == b"done"
+        ]
 
         def ask_end(pipe: Any, id: str) -> None:
             pipe.lindex(keys.journal(id), -1)
             pipe.hget(keys.group(group_of(id)), f"tally:{id.rpartition('/')[2]}")
 
         ends = self._replies(done, ask_end, each=2)
-        return {id: _rollout(id, groups[group_of(id)], record, ends.get(id)) for id, record in records.items()}
+        return {
+            id: _rollout(id, groups[group_of(id)], record, ends.get(id))
+            for id, record in records.items()
+        }
 
-    def rollout(self, job_id: str, attempt: int | None = None) -> tuple[JobState, Trajectory, Mapping[str, bytes]]:
-        """One job's state, its episode as `Client.trajectory` has it, and the files of its images by sha256. Before it
-        is done, Redis has none."""
+    def rollout(
+        self, job_id: str, attempt: int | None = None
+    ) -> tuple[JobState, Trajectory, Mapping[str, bytes]]:
+        """One job's state, its episode as `Client.trajectory` has it, and the files of its images
+        by sha256. Before it is done, Redis has none.
+        """
         state, trajectory = self._reader.job(job_id), self._reader.trajectory(job_id, attempt)
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
@@ -177,7 +210,9 @@ class RolloutReader:
         # A Redis that is out of memory refuses even to read in MULTI.
         return self._reader.redis.pipeline(transaction=False)
 
-    def _replies(self, names: Sequence[str], ask: Callable[[Any, str], object], each: int = 1) -> dict[str, Any]:
+    def _replies(
+        self, names: Sequence[str], ask: Callable[[Any, str], object], each: int = 1
+    ) -> dict[str, Any]:
         """Of each name the reply, or as many as are asked for."""
         pipe = self._pipe()
         for name in names:
@@ -209,11 +244,15 @@ def _group_record(record: Any, key: str) -> GroupRecord:
     return GroupRecord(number(seq) or 0, members, body or b"", **facts)
 
 
-def _rollout(id: str, group: GroupRecord, record: Any, end: Any) -> Rollout | ContractError | LedgerError | None:
+def _rollout(
+    id: str, group: GroupRecord, record: Any, end: Any
+) -> Rollout | ContractError | LedgerError | None:
     if isinstance(group.body, LedgerError):
         return group.body
     try:
-        state, attempt, failure, reason, turned, claimed, body, worker, not_before, *failures = record
+        state, attempt, failure, reason, turned, claimed, body, worker, not_before, *failures = (
+            record
+        )
         if state is None:
             return None
         facts: dict[str, Any] = {"turns": int(turned or 0)}

@@ -1,4 +1,6 @@
-"""One run at one moment, as a value, and the reading of it: a script and two pipelines, however many jobs it has."""
+"""One run at one moment, as a value, and the reading of it: a script and two pipelines, however
+many jobs it has.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +44,12 @@ class RunSnapshot:
     counts: Mapping[str, Any]
     """See `LedgerReader.stats`."""
     standings: Mapping[Purpose, Standing]
-    groups: Mapping[str, Sequence[OldGroup]] = field(default_factory=lambda: dict.fromkeys(PLACES, ()))
-    """The first groups of each of PLACES; those that are held in the order in which their holds end."""
+    groups: Mapping[str, Sequence[OldGroup]] = field(
+        default_factory=lambda: dict.fromkeys(PLACES, ())
+    )
+    """The first groups of each of PLACES; those that are held in the order in which their holds
+    end.
+    """
     reaped: float | None = None
     """When a worker last looked for lost and due jobs."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -60,7 +66,9 @@ class RunSnapshot:
     unclaimed_s: float = 0.0
     """Seconds for which such a message has been at the broker and the job was not claimed."""
     looked_at: int = 0
-    """Number of jobs whose last failure was looked up: some that are being played, else some that are queued."""
+    """Number of jobs whose last failure was looked up: some that are being played, else some that
+    are queued.
+    """
     failing: Mapping[str, str] = field(default_factory=dict)
     """Those of them that have failed before, with class and reason of the last time."""
 
@@ -87,37 +95,49 @@ class RunSnapshot:
     @property
     def oldest_s(self) -> float | None:
         """Seconds since then."""
-        return max(0.0, self.at - self.oldest.submitted) if self.oldest and self.oldest.submitted else None
+        return (
+            max(0.0, self.at - self.oldest.submitted)
+            if self.oldest and self.oldest.submitted
+            else None
+        )
 
     @property
     def has_work(self) -> bool:
-        return any(self.counts[name] for name in ("queued", "leased", "groups_ready", "groups_held"))
+        return any(
+            self.counts[name] for name in ("queued", "leased", "groups_ready", "groups_held")
+        )
 
     @property
     def reaper_lag_s(self) -> float:
-        """Seconds since a worker last looked for lost and due jobs; 0 without jobs. Before the first look, since the
-        oldest open group was submitted."""
+        """Seconds since a worker last looked for lost and due jobs; 0 without jobs. Before the
+        first look, since the oldest open group was submitted.
+        """
         if not (self.counts["queued"] or self.counts["leased"]):
             return 0.0
         return self.age_s("open") if self.reaped is None else max(0.0, self.at - self.reaped)
 
     def age_s(self, place: str, *, trains: bool = False) -> float:
-        """Seconds since the oldest of that place's first groups was submitted, with `trains` of those for training; 0
-        where that is not known."""
+        """Seconds since the oldest of that place's first groups was submitted, with `trains` of
+        those for training; 0 where that is not known.
+        """
         groups = [group for group in self.groups[place] if group.trains or not trains]
-        return max([0.0, *(self.at - group.submitted for group in groups if group.submitted is not None)])
+        return max(
+            [0.0, *(self.at - group.submitted for group in groups if group.submitted is not None)]
+        )
 
     def staleness(self, *places: str) -> int | None:
-        """Steps that were published since the stalest of the places' first groups for training began; None before any
-        step."""
+        """Steps that were published since the stalest of the places' first groups for training
+        began; None before any step.
+        """
         groups = [group for place in places for group in self.groups[place] if group.trains]
         started = [group.started for group in groups if group.started is not None]
         return self.step - min(started) if started and self.step is not None else None
 
 
 def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
-    """`at`: Redis's clock. `oldest`: how many groups are looked at of each place and purpose. Raises LedgerError, which
-    names the key, for what cannot be read."""
+    """`at`: Redis's clock. `oldest`: how many groups are looked at of each place and purpose.
+    Raises LedgerError, which names the key, for what cannot be read.
+    """
     standings, counts = reader.snapshot()
     if not standings[Purpose.TRAIN].known:
         return RunSnapshot(run=reader.run, at=at, counts=counts, standings=standings)
@@ -141,12 +161,18 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
         unclaimed_s=max(0.0, at + CONFIRMED_S - sent[0][1]) if sent else 0.0,
         looked_at=len(ids),
-        failing={id: failure_line(*map(text, last)) for id, last in zip(ids, failures, strict=True) if last[0]},
+        failing={
+            id: failure_line(*map(text, last))
+            for id, last in zip(ids, failures, strict=True)
+            if last[0]
+        },
     )
 
 
 def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
-    """Fields of the run, the seconds, the names of the first groups by place, and the first jobs."""
+    """Fields of the run, the seconds, the names of the first groups by place, and the
+    first jobs.
+    """
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
     pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat", "adapter")
     pipe.hvals(keys.spent)
@@ -157,20 +183,31 @@ def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
     # What was interrupted is due at once, which no time says: its score is below 1.
     pipe.zrangebyscore(keys.queued, 1, at, start=0, num=1, withscores=True)
     # A job is due when its backoff ends, or long after its message went out.
-    pipe.zrangebyscore(keys.queued, at + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True)
+    pipe.zrangebyscore(
+        keys.queued, at + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True
+    )
     pipe.zrange(keys.leased, 0, SOME_JOBS - 1)
     meta, spent, *rest = reader.scripts.guard("indexes", pipe.execute)
     rows, jobs = rest[:-4], rest[-4:]
     width = len(Purpose)
-    of_place = [[row for found in rows[n : n + width] for row in found] for n in range(0, len(rows), width)]
-    names = [[text(name) for name, _ in sorted(found, key=lambda row: row[1])] for found in of_place]
+    of_place = [
+        [row for found in rows[n : n + width] for row in found] for n in range(0, len(rows), width)
+    ]
+    names = [
+        [text(name) for name, _ in sorted(found, key=lambda row: row[1])] for found in of_place
+    ]
     return meta, spent, dict(zip(PLACES, names, strict=True)), *jobs
 
 
 def _records(
-    reader: LedgerReader, places: Mapping[str, Sequence[str]], first: Sequence[str], jobs: Sequence[str]
+    reader: LedgerReader,
+    places: Mapping[str, Sequence[str]],
+    first: Sequence[str],
+    jobs: Sequence[str],
 ) -> Any:
-    """The groups of the places, the queues of the groups `first`, and the last failures of the jobs."""
+    """The groups of the places, the queues of the groups `first`, and the last failures of the
+    jobs.
+    """
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
     for name in (name for names in places.values() for name in names):
         pipe.hmget(keys.group(name), "at", "started", "purpose")
@@ -180,7 +217,10 @@ def _records(
         pipe.hmget(keys.job(id), "class", "reason")
     found = iter(reader.scripts.guard("records", pipe.execute))
     groups = {
-        place: [_group(name, *record) for name, record in zip(names, islice(found, len(names)), strict=True)]
+        place: [
+            _group(name, *record)
+            for name, record in zip(names, islice(found, len(names)), strict=True)
+        ]
         for place, names in places.items()
     }
     return groups, list(islice(found, len(first))), list(found)
@@ -192,8 +232,11 @@ def _group(name: str, at: bytes | None, started: bytes | None, purpose: bytes | 
 
 
 def failure_line(failure: str, reason: str) -> str:
-    """Class of a job's last failure, and the first line of its reason: short, and in printable characters, because
-    others wrote it."""
+    """Class of a job's last failure, and the first line of its reason: short, and in printable
+    characters, because others wrote it.
+    """
     first, *_ = reason.strip().splitlines() or [""]
     short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
-    return f"{failure}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
+    return (
+        f"{failure}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
+    )

@@ -1,4 +1,6 @@
-"""A run and the live workers, as somebody sees them who waits: for groups, for room, or for nothing. Pure."""
+"""A run and the live workers, as somebody sees them who waits: for groups, for room, or for
+nothing. Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +37,11 @@ class RunWait:
     @property
     def elsewhere(self) -> int:
         """Groups of the other purposes that are not acknowledged."""
-        return sum(each.unacknowledged for purpose, each in self.run.standings.items() if purpose is not self.purpose)
+        return sum(
+            each.unacknowledged
+            for purpose, each in self.run.standings.items()
+            if purpose is not self.purpose
+        )
 
     @property
     def bounded(self) -> bool:
@@ -50,13 +56,16 @@ class RunWait:
     @property
     def ahead(self) -> int:
         """The limit at which a producer waits; 0: none waits there."""
-        reached = not self.bounded or self.standing.unacknowledged >= self.limit  # else it waits for admission
+        reached = (
+            not self.bounded or self.standing.unacknowledged >= self.limit
+        )  # else it waits for admission
         return (self.limit if reached else 0) or self.standing.full or 0
 
     @property
     def wanted(self) -> int:
-        """Groups that a consumer cannot go on without; 0: none waits. One that has the batch of its step, and asks for
-        a part of the next one, reads ahead as asynchronous trainers do."""
+        """Groups that a consumer cannot go on without; 0: none waits. One that has the batch of its
+        step, and asks for a part of the next one, reads ahead as asynchronous trainers do.
+        """
         if self.wants:
             return self.wants
         standing, bound = self.standing, self.standing.admission
@@ -69,7 +78,9 @@ class RunWait:
     def serving(self) -> Sequence[LiveWorker]:
         """The live workers that take jobs from the queues of the run's jobs."""
         queues = set(self.run.queues)
-        return [worker for worker in self.fleet.workers if not queues or queues & set(worker.queues)]
+        return [
+            worker for worker in self.fleet.workers if not queues or queues & set(worker.queues)
+        ]
 
     @property
     def misfits(self) -> Mapping[str, str]:
@@ -79,8 +90,10 @@ class RunWait:
         for worker in self.serving:
             if not worker.plays(run.tokenizer, run.template):
                 whys[worker.name] = (
-                    f"it has tokenizer {worker.tokenizer[:12]} and chat template {worker.template[:12]}, the run"
-                    f" {run.tokenizer[:12]} and {run.template[:12]}: start it with the run's `--tokenizer` and"
+                    f"it has tokenizer {worker.tokenizer[:12]} and chat template "
+                    f"{worker.template[:12]}, the run"
+                    f" {run.tokenizer[:12]} and {run.template[:12]}: start it with the "
+                    "run's `--tokenizer` and"
                     " `--template`"
                 )
         return {name: why for name, why in whys.items() if why}

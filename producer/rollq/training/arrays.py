@@ -1,6 +1,7 @@
 """Rows to train on as numpy arrays or torch tensors: padded to one length, or packed end to end.
 
-Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the way in.
+Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the way
+in.
 """
 
 from __future__ import annotations  # numpy's names are not there at run time
@@ -31,8 +32,9 @@ PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
 
 
 def array_of(extra: Extra) -> Numpy:
-    """The array of `Extra.shape`, read-only. Raises SettingsError without numpy, ContractError for a dtype that numpy
-    does not have in that size."""
+    """The array of `Extra.shape`, read-only. Raises SettingsError without numpy, ContractError for
+    a dtype that numpy does not have in that size.
+    """
     with needs("numpy"):
         import numpy as np
     try:
@@ -40,12 +42,16 @@ def array_of(extra: Extra) -> Numpy:
     except TypeError as e:
         raise ContractError(f"numpy has no dtype {extra.dtype!r}: read extra.data yourself") from e
     if dtype.itemsize != extra.itemsize:
-        raise ContractError(f"an entry of this extra has {extra.itemsize} bytes, one of {extra.dtype} {dtype.itemsize}")
+        raise ContractError(
+            f"an entry of this extra has {extra.itemsize} bytes, one of "
+            f"{extra.dtype} {dtype.itemsize}"
+        )
     return np.frombuffer(extra.data, dtype).reshape(extra.shape)
 
 
 def segment_experts(trajectory: Trajectory) -> list[Numpy]:
-    """The routed experts of each of its segments: (tokens of prompt and response, layers, top-k), as views.
+    """The routed experts of each of its segments: (tokens of prompt and response, layers, top-k),
+    as views.
 
     Empty when the trajectory has none: its job did not ask for them, or the consumer did not.
     """
@@ -85,58 +91,69 @@ class SegmentArrays(Generic[Array]):
     logprobs: Array
     """float32: the engine's logprob of the token at the same place; 0.0 where the mask is False."""
     versions: Array
-    """int32: the weight version that sampled the token, as an index into `version_names`; -1 where the mask is
-    False."""
+    """int32: the weight version that sampled the token, as an index into `version_names`; -1 where
+    the mask is False.
+    """
     version_names: tuple[str, ...]
     """The engine's names of the versions, in the order in which they first occur."""
     version_steps: Array
-    """int64, (versions,): the training step of each of these versions; -1 where it is not known (`Client.publish`)."""
+    """int64, (versions,): the training step of each of these versions; -1 where it is not known
+    (`Client.publish`).
+    """
     prompt_lengths: Array
     """int64, (rows,): number of tokens before the response."""
     rewards: Array
     """float32, (rows,): the reward of the row's trajectory."""
     advantages: Array
-    """float32, (rows,): the advantage of the row's trajectory in its group. With credit by turn it has the shape of
-    `tokens`, and each sampled token the advantage of its turn; 0.0 where the mask is False."""
+    """float32, (rows,): the advantage of the row's trajectory in its group. With credit by turn it
+    has the shape of `tokens`, and each sampled token the advantage of its turn; 0.0 where the mask
+    is False.
+    """
     trajectory_index: Array
-    """int64, (rows,): the row's trajectory, as an index into `batch.trajectories`. Rows of one trajectory are
-    neighbours."""
+    """int64, (rows,): the row's trajectory, as an index into `batch.trajectories`. Rows of one
+    trajectory are neighbours.
+    """
     group_index: Array
     """int64, (rows,): the row's group, as an index into `batch.groups`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedArrays(SegmentArrays[Array]):
-    """One row per segment, padded on the right: `tokens`, `attention_mask`, `mask`, `logprobs` and `versions` have the
-    shape (rows, length).
+    """One row per segment, padded on the right: `tokens`, `attention_mask`, `mask`, `logprobs` and
+    `versions` have the shape (rows, length).
 
-    Padding has token 0, masks False, logprob 0.0 and version -1. Place i of every array is about token i: a model that
-    predicts token i at place i - 1 is compared with `logprobs[:, 1:]` under `mask[:, 1:]`.
+    Padding has token 0, masks False, logprob 0.0 and version -1. Place i of every array is about
+    token i: a model that predicts token i at place i - 1 is compared with `logprobs[:, 1:]` under
+    `mask[:, 1:]`.
     """
 
     attention_mask: Array
     """bool: True where the row has a token."""
 
     def torch(self) -> PaddedArrays[Tensor]:
-        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
-        torch is not installed."""
+        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises
+        SettingsError when torch is not installed.
+        """
         return PaddedArrays(**tensors(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedArrays(SegmentArrays[Array]):
-    """All rows end to end without padding: `tokens`, `positions`, `mask`, `logprobs` and `versions` have the shape
-    (total,). Row r is at `offsets[r]:offsets[r + 1]`."""
+    """All rows end to end without padding: `tokens`, `positions`, `mask`, `logprobs` and `versions`
+    have the shape (total,). Row r is at `offsets[r]:offsets[r + 1]`.
+    """
 
     positions: Array
     """int64: the token's place in its row, from 0."""
     offsets: Array
-    """int32, (rows + 1,): where the rows begin, and the total. Attention kernels for rows of different length take it
-    as `cu_seqlens`."""
+    """int32, (rows + 1,): where the rows begin, and the total. Attention kernels for rows of
+    different length take it as `cu_seqlens`.
+    """
 
     def torch(self) -> PackedArrays[Tensor]:
-        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
-        torch is not installed."""
+        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises
+        SettingsError when torch is not installed.
+        """
         return PackedArrays(**tensors(self))
 
 
@@ -160,7 +177,8 @@ def pad(
     if longest > length:
         job_id = rows[lengths.index(longest)].job_id
         raise ContractError(
-            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, skip the group, or submit"
+            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise "
+            "it, skip the group, or submit"
             " jobs with a smaller budget.max_tokens"
         )
     flat, names = _end_to_end(rows, dtype, [length - its for its in lengths])
@@ -172,7 +190,9 @@ def pad(
     )
 
 
-def pack(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]) -> PackedArrays[Numpy]:
+def pack(
+    rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]
+) -> PackedArrays[Numpy]:
     """The rows end to end."""
     with needs("numpy"):
         import numpy as np
@@ -192,7 +212,9 @@ def pack(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]) -
 def _end_to_end(
     rows: Sequence[Row], dtype: str, padding: Sequence[int] = ()
 ) -> tuple[dict[str, Numpy], tuple[str, ...]]:
-    """The arrays with one entry per token, each row with so much padding, and the names of the versions."""
+    """The arrays with one entry per token, each row with so much padding, and the names of the
+    versions.
+    """
     import numpy as np
 
     if dtype not in TOKEN_DTYPES:
@@ -213,7 +235,9 @@ def _end_to_end(
                     begin = 0
             else:
                 begin += len(event.ids)
-        its = np.frombuffer(b"".join(ids), "uint32")  # row by row: all in one buffer would be as many new pages again
+        its = np.frombuffer(
+            b"".join(ids), "uint32"
+        )  # row by row: all in one buffer would be as many new pages again
         tokens[at : at + len(its)] = its
         at += len(its) + padded
         runs.append(begin + padded)
@@ -230,7 +254,11 @@ def _end_to_end(
 
 def per_token(rows: Sequence[Row]) -> tuple[str, ...]:
     """The arrays of these rows that have an entry per token."""
-    return PER_TOKEN if all(isinstance(row.advantage, float) for row in rows) else (*PER_TOKEN, "advantages")
+    return (
+        PER_TOKEN
+        if all(isinstance(row.advantage, float) for row in rows)
+        else (*PER_TOKEN, "advantages")
+    )
 
 
 def _of_tokens(rows: Sequence[Row], mask: Numpy) -> Numpy:
@@ -267,4 +295,7 @@ def tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
         import torch
 
     values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
-    return {name: value if name == "version_names" else torch.as_tensor(value) for name, value in values.items()}
+    return {
+        name: value if name == "version_names" else torch.as_tensor(value)
+        for name, value in values.items()
+    }

@@ -1,7 +1,8 @@
-"""A mixture of tasks: which group is drawn next, by weights that change with the step, while settled tasks rest.
+"""A mixture of tasks: which group is drawn next, by weights that change with the step, while
+settled tasks rest.
 
-The sequence of groups follows from the parts, the seed and the solve rates that were known at each step, and from
-nothing else. So a producer that is started again draws the same groups.
+The sequence of groups follows from the parts, the seed and the solve rates that were known at each
+step, and from nothing else. So a producer that is started again draws the same groups.
 """
 
 import math
@@ -17,8 +18,9 @@ from rollq.job import Job, group_name
 Weight = float | Mapping[int, float] | Callable[[int], float]
 """A number, a table `{first step: number}`, or a function of the step."""
 Rates = Callable[[int], Mapping[str, float]]
-"""The mean rewards, by `Job.task_name`, that became known before this step and after the one before. The same step has
-the same answer always."""
+"""The mean rewards, by `Job.task_name`, that became known before this step and after the one
+before. The same step has the same answer always.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,27 @@ class Part:
     """Tasks that share a weight, for example those of an environment."""
 
     jobs: Sequence[Job]
-    """One for each task. Group, sample and, from a task's second group on, the seed are filled in."""
+    """One for each task. Group, sample and, from a task's second group on, the seed are filled in.
+    """
     weight: Weight = 1.0
-    """Its share of the groups, against the weights of the other parts: a number of at least 0, a table
-    `{0: 3.0, 100: 1.0}` (from step 100 on it is 1.0), or a function of the step."""
+    """Its share of the groups, against the weights of the other parts: a number of at least 0, a
+    table `{0: 3.0, 100: 1.0}` (from step 100 on it is 1.0), or a function of the step.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.jobs, Sequence) or not self.jobs:
-            raise ContractError(f"a part of a mixture needs a list of at least one Job, not {self.jobs!r:.80}")
+            raise ContractError(
+                f"a part of a mixture needs a list of at least one Job, not {self.jobs!r:.80}"
+            )
         if odd := [job for job in self.jobs if not isinstance(job, Job)]:
             raise ContractError(f"the tasks of a mixture are Jobs, not {odd[0]!r:.100}")
         if isinstance(self.weight, Mapping):
-            if 0 not in self.weight or any(type(step) is not int or step < 0 for step in self.weight):
+            if 0 not in self.weight or any(
+                type(step) is not int or step < 0 for step in self.weight
+            ):
                 raise ContractError(
-                    f"{self}: the table {self.weight!r:.100} needs whole steps, of which the first is 0"
+                    f"{self}: the table {self.weight!r:.100} needs whole steps, of "
+                    "which the first is 0"
                 )
             for step in self.weight:
                 self.weight_at(step)
@@ -55,14 +64,22 @@ class Part:
             found = found[steps[bisect_right(steps, step) - 1]]
         elif callable(found):
             found = found(step)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
-            raise ContractError(f"{self}: its weight at step {step} must be a number of at least 0, not {found!r}")
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not 0 <= found < math.inf
+        ):
+            raise ContractError(
+                f"{self}: its weight at step {step} must be a number of at least 0, not {found!r}"
+            )
         return float(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """When tasks rest: those whose latest group has a mean reward of `low` or less, or of `high` or more."""
+    """When tasks rest: those whose latest group has a mean reward of `low` or less, or of `high` or
+    more.
+    """
 
     rates: Rates
     """`Client.solve_rates()`, or a function."""
@@ -73,10 +90,13 @@ class Rest:
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 1:
-            raise ContractError(f"tasks rest for a whole number of steps of at least 1, not {self.steps!r}")
+            raise ContractError(
+                f"tasks rest for a whole number of steps of at least 1, not {self.steps!r}"
+            )
         if not self.low < self.high:
             raise ContractError(
-                f"tasks rest at low and below, at high and above: {self.low!r} is not below {self.high!r}"
+                f"tasks rest at low and below, at high and above: {self.low!r} is not "
+                f"below {self.high!r}"
             )
 
     def has_settled(self, rate: float) -> bool:
@@ -87,9 +107,10 @@ class Rest:
 class Mixture:
     """The jobs of one group after another, for `Client.submit(mixture, source=...)`.
 
-    A step is `groups_per_step` groups. Parts take turns by their weights (smooth weighted round robin), so shares are
-    not left to chance. Each part goes through its tasks in an order of its own in each pass, by `seed`, and leaves
-    out those that rest. A part whose tasks all rest has no share in that step; when no other has one, nothing rests.
+    A step is `groups_per_step` groups. Parts take turns by their weights (smooth weighted round
+    robin), so shares are not left to chance. Each part goes through its tasks in an order of its
+    own in each pass, by `seed`, and leaves out those that rest. A part whose tasks all rest has no
+    share in that step; when no other has one, nothing rests.
     """
 
     parts: Sequence[Part]
@@ -108,7 +129,9 @@ class Mixture:
             ("seed", self.seed, 0),
         ):
             if type(value) is not int or value < least:
-                raise ContractError(f"{name} of a mixture must be a whole number of at least {least}, not {value!r}")
+                raise ContractError(
+                    f"{name} of a mixture must be a whole number of at least {least}, not {value!r}"
+                )
         self.weights_at(0)
 
     def weights_at(self, step: int) -> list[float]:
@@ -130,17 +153,25 @@ class Mixture:
                         awake_at[task] = step + self.rest.steps
             resting = {task for task, awake in awake_at.items() if awake > step}
             weights = self.weights_at(step)
-            awake = [weight if part.has_awake(resting) else 0.0 for weight, part in zip(weights, passes, strict=True)]
+            awake = [
+                weight if part.has_awake(resting) else 0.0
+                for weight, part in zip(weights, passes, strict=True)
+            ]
             if not any(awake):
                 awake, resting = weights, set()
             total = math.fsum(awake)
             for _ in range(self.groups_per_step):
-                credits = [credit + weight / total for credit, weight in zip(credits, awake, strict=True)]
+                credits = [
+                    credit + weight / total for credit, weight in zip(credits, awake, strict=True)
+                ]
                 # One that has no share now keeps its credit for later.
-                chosen = max((i for i, weight in enumerate(awake) if weight), key=lambda i: credits[i])
+                chosen = max(
+                    (i for i, weight in enumerate(awake) if weight), key=lambda i: credits[i]
+                )
                 credits[chosen] -= 1.0
                 job = _numbered(passes[chosen].draw(resting), drawn)
-                # All samples: a producer holds sample 0 alone back until the next step's first job shows its end.
+                # All samples: a producer holds sample 0 alone back until the next step's first job
+                # shows its end.
                 yield from (replace(job, sample=sample) for sample in range(job.members))
 
 
@@ -172,4 +203,6 @@ def _numbered(job: Job, drawn: dict[str, int]) -> Job:
     """The job in the next group of its task, named as `rollq submit` names those of an epoch."""
     epoch = drawn.get(job.task_name, 0)
     drawn[job.task_name] = epoch + 1
-    return replace(job, group=group_name(job.env, job.split, job.task, epoch), sample=0, seed=job.seed + epoch)
+    return replace(
+        job, group=group_name(job.env, job.split, job.task, epoch), sample=0, seed=job.seed + epoch
+    )

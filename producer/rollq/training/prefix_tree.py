@@ -1,7 +1,7 @@
 """Rows to train on with their shared prefixes stored once: siblings of a group share their prompt.
 
-A model runs over the tree as over one packed row: each token attends to its own prefix and to nothing else, and each
-sampled token is there once. `Batch.prefix_tree` is the way in.
+A model runs over the tree as over one packed row: each token attends to its own prefix and to
+nothing else, and each sampled token is there once. `Batch.prefix_tree` is the way in.
 """
 
 from __future__ import annotations  # numpy's names are not there at run time
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixTree(SegmentArrays[Array]):
-    """The rows as a tree, depth first: `tokens`, `positions`, `mask`, `logprobs`, `versions`, `parents`,
-    `row_index` and `subtree_ends` have the shape (total,).
+    """The rows as a tree, depth first: `tokens`, `positions`, `mask`, `logprobs`, `versions`,
+    `parents`, `row_index` and `subtree_ends` have the shape (total,).
 
     Token q attends to token k exactly when `k <= q < subtree_ends[k]`.
     """
@@ -31,19 +31,24 @@ class PrefixTree(SegmentArrays[Array]):
     positions: Array
     """int64: the token's place in its row, from 0."""
     parents: Array
-    """int64: where the token before it in its row is; -1 for a row's first token. The model's output there predicts
-    the token."""
+    """int64: where the token before it in its row is; -1 for a row's first token. The model's
+    output there predicts the token.
+    """
     subtree_ends: Array
-    """int64: the end of the subtree that the token leads to. A mask function for flexible attention needs nothing
-    else."""
+    """int64: the end of the subtree that the token leads to. A mask function for flexible attention
+    needs nothing else.
+    """
     row_index: Array
-    """int64: the row that sampled the token, and whose advantage it gets; -1 where the mask is False."""
+    """int64: the row that sampled the token, and whose advantage it gets; -1 where the mask is
+    False.
+    """
     last_tokens: Array
     """int64, (rows,): where the row's last token is. Its row is what that token attends to."""
 
     def torch(self) -> PrefixTree[Tensor]:
-        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
-        torch is not installed."""
+        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises
+        SettingsError when torch is not installed.
+        """
         return PrefixTree(**tensors(self))
 
 
@@ -56,8 +61,9 @@ class _Node:
     row: int
     """The row of those tokens that are sampled."""
     children: dict[int, list[_Node]] = field(default_factory=dict)
-    """By their first token, so that a row looks only at those that may begin like it. Several begin with the same token
-    where it was sampled: sampled tokens are not shared."""
+    """By their first token, so that a row looks only at those that may begin like it. Several begin
+    with the same token where it was sampled: sampled tokens are not shared.
+    """
     last_of: list[int] = field(default_factory=list)
     """The rows that end here."""
     at: int = 0
@@ -73,8 +79,12 @@ class _Node:
         return list(chain.from_iterable(self.children.values()))
 
 
-def share_prefixes(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]) -> PrefixTree[Numpy]:
-    """The rows as a tree. A row shares no token that it sampled, so each of those keeps its own advantage."""
+def share_prefixes(
+    rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]
+) -> PrefixTree[Numpy]:
+    """The rows as a tree. A row shares no token that it sampled, so each of those keeps its own
+    advantage.
+    """
     with needs("numpy"):
         import numpy as np
 
@@ -86,7 +96,11 @@ def share_prefixes(rows: Sequence[Row], *, dtype: str, version_steps: Mapping[st
     for node in reversed(nodes):  # children first
         end = node.at + node.end - node.begin
         ends[node.at : end] = max([end, *(ends[child.at] for child in node.all_children)])
-        row_index[node.at : end], parents[node.at], last[node.last_of] = node.row, node.parent, end - 1
+        row_index[node.at : end], parents[node.at], last[node.last_of] = (
+            node.row,
+            node.parent,
+            end - 1,
+        )
     of_tokens = {name: getattr(packed, name)[order] for name in per_token(rows)}
     kept = {shared.name: getattr(packed, shared.name) for shared in fields(SegmentArrays)}
     return PrefixTree(

@@ -1,4 +1,6 @@
-"""How old a batch's tokens are: the steps from the policy that sampled a token to the one that trains on it."""
+"""How old a batch's tokens are: the steps from the policy that sampled a token to the one that
+trains on it.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,9 +38,15 @@ def version_tokens(trajectories: Iterable[Trajectory]) -> Counter[str]:
 def staleness(
     trajectories: Iterable[Trajectory], policy_step: int | None, version_steps: Mapping[str, int]
 ) -> Staleness:
-    """The staleness of tokens that the policy of `policy_step` trains on. None: no step is known."""
+    """The staleness of tokens that the policy of `policy_step` trains on. None: no step
+    is known.
+    """
     tokens = version_tokens(trajectories)
-    known = {name: number for name, number in tokens.items() if policy_step is not None and name in version_steps}
+    known = {
+        name: number
+        for name, number in tokens.items()
+        if policy_step is not None and name in version_steps
+    }
     ages = {name: (policy_step or 0) - version_steps[name] for name in known}
     total, unknown = sum(known.values()), sum(tokens.values()) - sum(known.values())
     return Staleness(

@@ -1,4 +1,5 @@
-"""Credit by turn: a turn is trained on the rewards behind it, compared with those behind its siblings' turns.
+"""Credit by turn: a turn is trained on the rewards behind it, compared with those behind its
+siblings' turns.
 
 `Batch.arrays(advantages=TurnCredit(...))` is the way in. Standard library only.
 """
@@ -15,23 +16,27 @@ from rollq.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCredit:
-    """Advantages of single turns. The return of a turn is the sum of the rewards that were given once it was sampled,
-    in any trace: those of its own and of later actions (`Observation.reward`), and the episode's, which is the last.
+    """Advantages of single turns. The return of a turn is the sum of the rewards that were given
+    once it was sampled, in any trace: those of its own and of later actions (`Observation.reward`),
+    and the episode's, which is the last.
 
-    Turn t is compared with turn t of each sibling; a sibling that ended earlier takes part with its last turn. So a
-    baseline depends on the siblings alone, never on when the trajectory itself stops. Where only the episode has a
-    reward and nothing is discounted, each turn has the episode's advantage. A number without a turn, because a kill cut
-    it off, has 0.0 and is not counted.
+    Turn t is compared with turn t of each sibling; a sibling that ended earlier takes part with its
+    last turn. So a baseline depends on the siblings alone, never on when the trajectory itself
+    stops. Where only the episode has a reward and nothing is discounted, each turn has the
+    episode's advantage. A number without a turn, because a kill cut it off, has 0.0 and is not
+    counted.
     """
 
     estimator: str = "rloo"
-    """As in `rollq.training.advantages`. `grpo` divides all turns of a group by one standard deviation, that of the
-    returns of turn 0."""
+    """As in `rollq.training.advantages`. `grpo` divides all turns of a group by one standard
+    deviation, that of the returns of turn 0.
+    """
     discount: float = 1.0
     """From 0 to 1: what a reward counts less for each turn that was sampled before it was given."""
     rewards: Callable[[Trajectory], Mapping[int, float]] | None = None
-    """Rewards by number of the turn, in place of those of the actions: what a judge says of turns, or of whole traces,
-    each at the trace's last turn."""
+    """Rewards by number of the turn, in place of those of the actions: what a judge says of turns,
+    or of whole traces, each at the trace's last turn.
+    """
 
     def __post_init__(self) -> None:
         check_estimator(self.estimator)
@@ -39,14 +44,21 @@ class TurnCredit:
             raise ContractError(f"a discount is a number from 0 to 1, not {self.discount!r}")
 
     def returns(self, trajectory: Trajectory, reward: float) -> list[float]:
-        """The return of each turn, by its number. `reward` is the episode's. Reads texts, which `Batch.arrays` does not
-        with other advantages."""
+        """The return of each turn, by its number. `reward` is the episode's. Reads texts, which
+        `Batch.arrays` does not with other advantages.
+        """
         return _by_number(self._returns(trajectory, reward))
 
     def _returns(self, trajectory: Trajectory, reward: float) -> dict[int, float]:
         """The return of each turn that sampled something, in the order of their numbers."""
-        sampled = {event.turn: at for at, event in enumerate(trajectory.events) if isinstance(event, Sampled)}
-        turn_at = {at: turn for turn, at in sampled.items()}  # its last reply: only then could anyone act on it
+        sampled = {
+            event.turn: at
+            for at, event in enumerate(trajectory.events)
+            if isinstance(event, Sampled)
+        }
+        turn_at = {
+            at: turn for turn, at in sampled.items()
+        }  # its last reply: only then could anyone act on it
         given = self._given(trajectory, sampled)
         returns, ahead = dict.fromkeys(sorted(sampled), 0.0), reward
         for at in range(len(trajectory.events) - 1, -1, -1):
@@ -56,11 +68,17 @@ class TurnCredit:
                 ahead *= self.discount
         return returns
 
-    def advantages(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[list[float]]:
-        """The advantages of each turn by its number, for each member of a group. `rewards` are the episodes'."""
+    def advantages(
+        self, trajectories: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> list[list[float]]:
+        """The advantages of each turn by its number, for each member of a group. `rewards` are the
+        episodes'.
+        """
         numbered = [self._returns(*member) for member in zip(trajectories, rewards, strict=True)]
         returns = [list(its.values()) for its in numbered]
-        stand = [its or [reward] for its, reward in zip(returns, rewards, strict=True)]  # also what sampled nothing
+        stand = [
+            its or [reward] for its, reward in zip(returns, rewards, strict=True)
+        ]  # also what sampled nothing
         first = [its[0] for its in stand]
         turns = [
             self._compare([its[min(turn, len(its) - 1)] for its in stand], first)
@@ -72,7 +90,11 @@ class TurnCredit:
         ]
 
     def _compare(self, returns: Sequence[float], first: Sequence[float]) -> list[float]:
-        return scaled(dr_grpo(returns), first) if self.estimator == "grpo" else estimate(returns, self.estimator)
+        return (
+            scaled(dr_grpo(returns), first)
+            if self.estimator == "grpo"
+            else estimate(returns, self.estimator)
+        )
 
     def _given(self, trajectory: Trajectory, sampled: Mapping[int, int]) -> dict[int, float]:
         """The rewards but for the episode's, by the place of their event."""
@@ -83,7 +105,8 @@ class TurnCredit:
         for turn, reward in self.rewards(trajectory).items():
             if turn not in sampled or not math.isfinite(reward):
                 raise ContractError(
-                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward {reward!r}; its"
+                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the "
+                    f"reward {reward!r}; its"
                     " segments have its turns (`segment.turns`), and a reward is a finite number"
                 )
             given[sampled[turn]] = float(reward)

@@ -1,8 +1,9 @@
 """The control side of one SGLang server: what it serves, pause, new weights, checksum, continue.
 
-Every call has a time limit, and ends in an answer or in a ControlFailure with a reason that holds no key. Paths and
-shapes are those of SGLang 0.5.15 and 0.5.23 (`srt/entrypoints/http_server.py`); 0.5.15 lacks `/ready` and versions per
-token. Standard library only. It knows nothing of other engines.
+Every call has a time limit, and ends in an answer or in a ControlFailure with a reason that holds
+no key. Paths and shapes are those of SGLang 0.5.15 and 0.5.23 (`srt/entrypoints/http_server.py`);
+0.5.15 lacks `/ready` and versions per token. Standard library only. It knows nothing of other
+engines.
 """
 
 import http.client
@@ -25,7 +26,8 @@ log = logging.getLogger("rollq")
 ROUTER_TIMEOUT_S = 10.0
 """Limit in seconds for a router's list of engines."""
 CONTROL_TIMEOUT_S = 60.0
-"""Limit of a call that loads nothing. A pause that aborts returns when the last request has ended."""
+"""Limit of a call that loads nothing. A pause that aborts returns when the last request has ended.
+"""
 FLUSH_TRIES, FLUSH_PAUSE_S = 20, 0.5
 """An engine whose requests were just aborted is idle a moment later."""
 NOT_FOUND = 404
@@ -40,8 +42,9 @@ class PauseMode(StrEnum):
     RETRACT = "retract"
     """They go on after the pause, and their prefix is computed again under the new weights."""
     IN_PLACE = "in_place"
-    """They go on with the KV cache of the old weights, which also serves later requests. Quicker, and no exact policy:
-    tokens are sampled by new weights from the attention of old ones."""
+    """They go on with the KV cache of the old weights, which also serves later requests. Quicker,
+    and no exact policy: tokens are sampled by new weights from the attention of old ones.
+    """
     ABORT = "abort"
     """They end with what they have. rollq's workers continue each turn from there."""
 
@@ -63,7 +66,10 @@ class Answer:
     def refusal(self) -> str:
         """Why it is not ok, in one line."""
         if self.status in (401, 403):
-            return f"HTTP {self.status}: the engine wants another API key: see api_key_file (--api-key-file)"
+            return (
+                f"HTTP {self.status}: the engine wants another API key: see "
+                "api_key_file (--api-key-file)"
+            )
         said = self.body
         if isinstance(said, dict):
             said = next(filter(None, map(said.get, ("message", "error", "error_message"))), "")
@@ -101,11 +107,19 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = CONTROL_TIMEOUT_S,
     ) -> Answer:
         """The answer, whatever its status. Raises ControlFailure when none came."""
-        data = json.dumps(body).encode() if body is not None else (b"" if method == "POST" else None)
-        request = urllib.request.Request(self._base + path, data=data, headers=self._headers, method=method)
+        data = (
+            json.dumps(body).encode() if body is not None else (b"" if method == "POST" else None)
+        )
+        request = urllib.request.Request(
+            self._base + path, data=data, headers=self._headers, method=method
+        )
         try:
             try:
                 with _OPENER.open(request, timeout=timeout_s) as reply:
@@ -135,7 +149,9 @@ def _answer(status: int, raw: bytes) -> Answer:
 class Engine:
     """One engine during one weight update. `step` is what it is doing."""
 
-    def __init__(self, url: str, connection: Connection, on_step: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self, url: str, connection: Connection, on_step: Callable[[str, str], None] | None = None
+    ) -> None:
         self.url = url
         self.server = ""
         """SGLang's version."""
@@ -153,7 +169,9 @@ class Engine:
             try:
                 self._on_step(self.url, step)
             except Exception as e:  # else an engine would stay paused because nobody can be told
-                log.warning("%s: the report of step %s failed: %s: %s", self.url, step, type(e).__name__, e)
+                log.warning(
+                    "%s: the report of step %s failed: %s: %s", self.url, step, type(e).__name__, e
+                )
 
     def _do(self, path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         """The body of a 200. Raises ControlFailure for any other status."""
@@ -179,24 +197,36 @@ class Engine:
         try:
             version, path = info.body["weight_version"], info.body["model_path"]
         except (TypeError, KeyError):
-            raise ControlFailure("/model_info does not name the weight version: is this an SGLang server?") from None
+            raise ControlFailure(
+                "/model_info does not name the weight version: is this an SGLang server?"
+            ) from None
         ready = self._connection.call("GET", "/ready", timeout_s=timeout_s)
-        return Serving(str(version), str(path).rstrip("/"), None if ready.status == NOT_FOUND else not ready.ok)
+        return Serving(
+            str(version), str(path).rstrip("/"), None if ready.status == NOT_FOUND else not ready.ok
+        )
 
     def pause(self, mode: PauseMode, serving: Serving) -> None:
-        """A server without `/ready` has no versions per token, so its requests are aborted: no reply then holds tokens
-        of two versions. (`/ready` came with 0.5.20, versions per token with 0.5.19.)"""
+        """A server without `/ready` has no versions per token, so its requests are aborted: no
+        reply then holds tokens of two versions. (`/ready` came with 0.5.20, versions per token with
+        0.5.19.)
+        """
         self.begin("pause")
         self._mode = PauseMode.ABORT if serving.paused is None else mode
         self.paused_at = time.monotonic()
         self._do("/pause_generation", {"mode": self._mode})
 
     def load(self, path: str, version: str, timeout_s: float) -> None:
-        """New weights from disk, with the version in the same call. The cache is flushed in a call of its own, because
-        a flush that is refused makes this call fail (0.5.23, where /model_info then names the old version) or ends the
-        server (0.5.15) although the weights are in use."""
+        """New weights from disk, with the version in the same call. The cache is flushed in a call
+        of its own, because a flush that is refused makes this call fail (0.5.23, where /model_info
+        then names the old version) or ends the server (0.5.15) although the weights are in use.
+        """
         self.begin("update")
-        body = {"model_path": path, "weight_version": version, "flush_cache": False, "abort_all_requests": False}
+        body = {
+            "model_path": path,
+            "weight_version": version,
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
         self._do("/update_weights_from_disk", body, timeout_s)
 
     def name_version(self, version: str) -> None:
@@ -205,8 +235,9 @@ class Engine:
         self._do("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     def adapters(self) -> dict[str, str]:
-        """The folders of the LoRA adapters that are loaded, without a slash at the end, by the engine's names of them.
-        Raises ControlFailure."""
+        """The folders of the LoRA adapters that are loaded, without a slash at the end, by the
+        engine's names of them. Raises ControlFailure.
+        """
         answer = self._connection.call("GET", "/v1/models")
         if not answer.ok:
             raise ControlFailure(answer.refusal())
@@ -227,16 +258,25 @@ class Engine:
         self._do("/unload_lora_adapter", {"lora_name": name}, timeout_s)
 
     def checksum(self, timeout_s: float) -> str | None:
-        """Of all its tensors; None where the server has no checker or the checker does not work there."""
-        answer = self._connection.call("POST", "/weights_checker", {"action": "checksum"}, timeout_s)
-        return answer.body.get("per_engine_checksum") if answer.ok and isinstance(answer.body, dict) else None
+        """Of all its tensors; None where the server has no checker or the checker does not work
+        there.
+        """
+        answer = self._connection.call(
+            "POST", "/weights_checker", {"action": "checksum"}, timeout_s
+        )
+        return (
+            answer.body.get("per_engine_checksum")
+            if answer.ok and isinstance(answer.body, dict)
+            else None
+        )
 
     def flush(self) -> None:
         """Empty the cache that the old weights have left. Raises ControlFailure."""
         if self._mode is PauseMode.IN_PLACE:
             return
         self.begin("flush")
-        # Retracted requests wait, and some servers flush only when none does (0.5.20): those are aborted.
+        # Retracted requests wait, and some servers flush only when none does (0.5.20): those are
+        # aborted.
         if self._mode is PauseMode.RETRACT and self._connection.call("POST", "/flush_cache").ok:
             return
         self._do("/pause_generation", {"mode": PauseMode.ABORT})
@@ -257,17 +297,22 @@ class Engine:
 
 
 def engines_at(
-    url: str, key: str | None, on_step: Callable[[str, str], None] | None, timeout_s: float = CONTROL_TIMEOUT_S
+    url: str,
+    key: str | None,
+    on_step: Callable[[str, str], None] | None,
+    timeout_s: float = CONTROL_TIMEOUT_S,
 ) -> list[Engine]:
-    """The engine at this address, or those behind smg (`--enable-rl`) with smg's paths to them. Raises
-    ControlFailure."""
+    """The engine at this address, or those behind smg (`--enable-rl`) with smg's paths to them.
+    Raises ControlFailure.
+    """
     direct = Connection(url, key)
     if direct.call("GET", "/model_info", timeout_s=timeout_s).status != NOT_FOUND:
         return [Engine(mask_url(url), direct, on_step)]
     found = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
     if not found.ok or not isinstance(found.body, dict):
         raise ControlFailure(
-            "no engine here (/model_info: HTTP 404). Routers do not pass weight updates on: give the engines' own"
+            "no engine here (/model_info: HTTP 404). Routers do not pass weight updates "
+            "on: give the engines' own"
             " addresses, or start smg with --enable-rl"
         )
     workers = found.body.get("workers") or []
@@ -284,11 +329,15 @@ def engines_at(
 
 
 def router_engines(url: str) -> list[str]:
-    """The addresses of the engines behind SGLang's router. Raises SyncError when it does not list them."""
+    """The addresses of the engines behind SGLang's router. Raises SyncError when it does not list
+    them.
+    """
     try:
         answer = Connection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
         if not answer.ok:
             raise ControlFailure(answer.refusal())
         return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])
     except (ControlFailure, KeyError, TypeError) as e:
-        raise SyncError(f"{mask_url(url)}/workers does not list its engines: {type(e).__name__}: {e}") from None
+        raise SyncError(
+            f"{mask_url(url)}/workers does not list its engines: {type(e).__name__}: {e}"
+        ) from None

@@ -1,11 +1,14 @@
-"""New weights for a fleet of SGLang engines: pause, update with the version in the same call, verify, continue.
+"""New weights for a fleet of SGLang engines: pause, update with the version in the same call,
+verify, continue.
 
-Each engine goes its own way, and no engine waits for the others to pause: every token carries the version of the
-engine that sampled it, so engines may differ for a while. An engine continues as soon as another one has reported the
-same checksum, or when no other one is left to do so. What always holds: an engine generates only with
-weights that were verified under their name. One that fails stays paused, and the others go on.
+Each engine goes its own way, and no engine waits for the others to pause: every token carries the
+version of the engine that sampled it, so engines may differ for a while. An engine continues as
+soon as another one has reported the same checksum, or when no other one is left to do so. What
+always holds: an engine generates only with weights that were verified under their name. One that
+fails stays paused, and the others go on.
 
-Nothing here knows runs or Redis: publish the version (`Client.publish`) when the update has returned.
+Nothing here knows runs or Redis: publish the version (`Client.publish`) when the update has
+returned.
 """
 
 import threading
@@ -19,14 +22,23 @@ from urllib.parse import urlsplit
 from rollq.errors import SettingsError, SyncError
 from rollq.job import NAME, served_adapter
 from rollq.urls import is_http, mask_url
-from rollq.weights.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
+from rollq.weights.engine_control import (
+    CONTROL_TIMEOUT_S,
+    ControlFailure,
+    Engine,
+    PauseMode,
+    Serving,
+    engines_at,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 VERSIONS_TIMEOUT_S = 5.0
 Report = Callable[[str, str], None]
-"""Called with an engine's URL and the step that it begins, from the thread of that engine. What it raises is logged."""
+"""Called with an engine's URL and the step that it begins, from the thread of that engine. What it
+raises is logged.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +58,14 @@ class EngineUpdate:
 
 
 class Fleet:
-    """The engines at these addresses: SGLang servers, or smg routers that were started with `--enable-rl`.
+    """The engines at these addresses: SGLang servers, or smg routers that were started with
+    `--enable-rl`.
 
-    `api_key_file` holds the key that the engines ask for (the admin key, where they have one). `pause` is the mode for
-    servers with versions per token (SGLang 0.5.20 and newer); older ones abort, and rollq's workers continue the
-    turns. `update_timeout_s` limits one load and one checksum. Engines that hold the same weights as other tensors
-    (other kernels, other GPUs) need `checksums=False`. Raises SettingsError.
+    `api_key_file` holds the key that the engines ask for (the admin key, where they have one).
+    `pause` is the mode for servers with versions per token (SGLang 0.5.20 and newer); older ones
+    abort, and rollq's workers continue the turns. `update_timeout_s` limits one load and one
+    checksum. Engines that hold the same weights as other tensors (other kernels, other GPUs) need
+    `checksums=False`. Raises SettingsError.
     """
 
     def __init__(
@@ -64,12 +78,16 @@ class Fleet:
         checksums: bool = True,
     ) -> None:
         if isinstance(urls, str):
-            raise SettingsError(f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])")
+            raise SettingsError(
+                f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])"
+            )
         self._urls = [url.rstrip("/") for url in urls]
         if not self._urls:
             raise SettingsError("no engine is named or listed: a fleet has at least one")
         if twice := next((url for url in self._urls if self._urls.count(url) > 1), None):
-            raise SettingsError(f"{mask_url(twice)} is there twice: a fleet needs each of its engines once")
+            raise SettingsError(
+                f"{mask_url(twice)} is there twice: a fleet needs each of its engines once"
+            )
         for url in self._urls:
             _check_url(url)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
@@ -81,12 +99,15 @@ class Fleet:
         self._compiled: set[str] = set()
         """Engines that were asked for a checksum before, by URL."""
 
-    def update(self, path: str | Path, version: str, report: Report | None = None) -> list[EngineUpdate]:
+    def update(
+        self, path: str | Path, version: str, report: Report | None = None
+    ) -> list[EngineUpdate]:
         """Load the weights in the folder `path`, as the engines see it, under the name `version`.
 
-        An engine that generates with this path and version is left alone. One that is paused is loaded again, because
-        its weights may be half written, and so is one that cannot say whether it is paused. So the same call repairs
-        what a failed one has left. Raises SyncError with the engines that failed; the others continue.
+        An engine that generates with this path and version is left alone. One that is paused is
+        loaded again, because its weights may be half written, and so is one that cannot say whether
+        it is paused. So the same call repairs what a failed one has left. Raises SyncError with the
+        engines that failed; the others continue.
         """
         folder = _folder(path)
         wanted = Serving(_checked(version), folder, paused=False)
@@ -105,10 +126,12 @@ class Fleet:
     def load_adapter(
         self, name: str, path: str | Path, version: str, report: Report | None = None
     ) -> list[EngineUpdate]:
-        """Load the LoRA adapter in the folder `path`, as the engines see it, as this version of the adapter `name`.
+        """Load the LoRA adapter in the folder `path`, as the engines see it, as this version of the
+        adapter `name`.
 
-        Nothing is paused, and other versions stay: turns that run end under the one that they began with. An engine
-        that has it is left alone, so the same call repairs what failed. Raises SyncError with the engines that lack it.
+        Nothing is paused, and other versions stay: turns that run end under the one that they began
+        with. An engine that has it is left alone, so the same call repairs what failed. Raises
+        SyncError with the engines that lack it.
         """
         served, folder = served_adapter(_checked_adapter(name), _checked(version)), _folder(path)
 
@@ -119,20 +142,28 @@ class Fleet:
                 try:
                     engine.load_adapter(served, folder, self._update_timeout_s)
                 except ControlFailure:
-                    if served not in engine.adapters():  # else another call was quicker, or a turn that asked for it
+                    if (
+                        served not in engine.adapters()
+                    ):  # else another call was quicker, or a turn that asked for it
                         raise
             engine.begin("verify")
             if (found := engine.adapters().get(served)) != folder:
-                raise ControlFailure(f"it has {served} from {found}: give each version a name that no other one had")
+                raise ControlFailure(
+                    f"it has {served} from {found}: give each version a name that no other one had"
+                )
             engine.begin("done")
-            return EngineUpdate(url=engine.url, server=engine.server, loaded=loaded, paused_s=0.0, checksum=None)
+            return EngineUpdate(
+                url=engine.url, server=engine.server, loaded=loaded, paused_s=0.0, checksum=None
+            )
 
         engines, away = self._engines(report)
         return _outcome(served, *_parallel(engines, one), away)
 
     def unload_adapter(self, name: str, keep: Collection[str]) -> dict[str, str]:
-        """Unload the versions of the adapter that are not to `keep`, once no request uses them. Returns the reason of
-        each engine that failed: there they take memory until the next call. Raises SettingsError."""
+        """Unload the versions of the adapter that are not to `keep`, once no request uses them.
+        Returns the reason of each engine that failed: there they take memory until the next call.
+        Raises SettingsError.
+        """
         if isinstance(keep, str):
             raise SettingsError(f"versions are kept by a list, also a single one: keep=[{keep!r}]")
         kept = {served_adapter(_checked_adapter(name), version) for version in keep}
@@ -143,17 +174,22 @@ class Fleet:
                     engine.unload_adapter(served, self._update_timeout_s)
 
         engines, away = self._engines(None)
-        return {**away, **{engine.url: reason for engine, reason in _parallel(engines, one)[1].items()}}
+        return {
+            **away,
+            **{engine.url: reason for engine, reason in _parallel(engines, one)[1].items()},
+        }
 
     @contextmanager
     def paused(self, version: str, report: Report | None = None) -> Iterator[None]:
-        """Pause all engines for weights that the trainer sends itself (NCCL, tensors, IPC). Afterwards the engines
-        are named `version`, verified and continued. SGLang 0.5.20 and newer take such weights between
-        `/begin_weight_update` and `/end_weight_update`, which are the trainer's to call.
+        """Pause all engines for weights that the trainer sends itself (NCCL, tensors, IPC).
+        Afterwards the engines are named `version`, verified and continued. SGLang 0.5.20 and newer
+        take such weights between `/begin_weight_update` and `/end_weight_update`, which are the
+        trainer's to call.
 
-        When an engine cannot be paused, those that were generating continue with their old weights, and SyncError
-        names those that stay paused. When the block raises, all engines stay paused, because their weights may be half
-        written: repeat the transfer, or call `update` with a checkpoint.
+        When an engine cannot be paused, those that were generating continue with their old weights,
+        and SyncError names those that stay paused. When the block raises, all engines stay paused,
+        because their weights may be half written: repeat the transfer, or call `update` with a
+        checkpoint.
         """
         _checked(version)
         engines = self._pause_all(version, report)
@@ -161,19 +197,26 @@ class Fleet:
             yield
         except BaseException as e:
             names = ", ".join(engine.url for engine in engines)
-            e.add_note(f"rollq: these engines stay paused, because their weights may be half written: {names}")
+            e.add_note(
+                "rollq: these engines stay paused, because their weights may be "
+                f"half written: {names}"
+            )
             raise
         agreement = _Agreement(engines)
 
         def one(engine: Engine) -> EngineUpdate:
             engine.name_version(version)
-            return self._verified(engine, Serving(version, engine.serving().path, paused=True), agreement)
+            return self._verified(
+                engine, Serving(version, engine.serving().path, paused=True), agreement
+            )
 
         _outcome(version, *_parallel(engines, one, agreement.leave), {})
 
     def versions(self) -> dict[str, str | None]:
-        """The weight version of each engine, by its URL; None for one that does not answer within 5 s or is no engine.
-        An engine that was started in the middle of an update shows itself here by its old version."""
+        """The weight version of each engine, by its URL; None for one that does not answer within 5
+        s or is no engine. An engine that was started in the middle of an update shows itself here
+        by its old version.
+        """
         engines, away = self._engines(None, VERSIONS_TIMEOUT_S)
         served, _ = _parallel(engines, lambda engine: engine.serving(VERSIONS_TIMEOUT_S).version)
         return {**dict.fromkeys(away), **{engine.url: served.get(engine) for engine in engines}}
@@ -182,7 +225,9 @@ class Fleet:
         self, report: Report | None, timeout_s: float = CONTROL_TIMEOUT_S
     ) -> tuple[list[Engine], dict[str, str]]:
         """The engines, and the reason for each address where none was found."""
-        found, away = _parallel(self._urls, lambda url: engines_at(url, self._key, report, timeout_s))
+        found, away = _parallel(
+            self._urls, lambda url: engines_at(url, self._key, report, timeout_s)
+        )
         engines = [engine for url in self._urls for engine in found.get(url, ())]
         return engines, {mask_url(url): reason for url, reason in away.items()}
 
@@ -198,24 +243,38 @@ class Fleet:
             if serving.paused is False:
                 generated.append(engine)
             else:
-                known = "was paused before" if serving.paused else "cannot say whether it was paused before"
+                known = (
+                    "was paused before"
+                    if serving.paused
+                    else "cannot say whether it was paused before"
+                )
                 staying[engine] = f"it {known}, so it stays paused"
 
         _, failed = _parallel(engines, pause)
         if away or failed:
             _, stuck = _parallel(generated, Engine.resume)
-            raise _sync_error("are not ready for", version, failed | stuck | staying, away, len(generated) - len(stuck))
+            raise _sync_error(
+                "are not ready for",
+                version,
+                failed | stuck | staying,
+                away,
+                len(generated) - len(stuck),
+            )
         return engines
 
     def _pause_one(self, engine: Engine, serving: Serving) -> None:
-        """An engine compiles what its first checksum needs, which takes seconds: before the pause, not in it."""
+        """An engine compiles what its first checksum needs, which takes seconds: before the pause,
+        not in it.
+        """
         if self._checksums and engine.url not in self._compiled:
             engine.checksum(self._update_timeout_s)
             self._compiled.add(engine.url)
         engine.pause(self._pause, serving)
 
     def _verified(self, engine: Engine, wanted: Serving, agreement: "_Agreement") -> EngineUpdate:
-        """The end of an update on one engine: see that it serves what it should, and let it generate."""
+        """The end of an update on one engine: see that it serves what it should, and let it
+        generate.
+        """
         engine.begin("verify")
         found = engine.serving()
         if (found.version, found.path) != (wanted.version, wanted.path):
@@ -224,17 +283,27 @@ class Fleet:
         if not agreement.reached(engine, checksum):
             if engine.paused_at is None:
                 engine.pause(self._pause, found)
-            raise ControlFailure(f"its weights have checksum {checksum}, and those of other engines another one")
+            raise ControlFailure(
+                f"its weights have checksum {checksum}, and those of other engines another one"
+            )
         loaded, paused_s = engine.paused_at is not None, 0.0
         if loaded:
             engine.flush()
             paused_s = engine.resume()
         engine.begin("done")
-        return EngineUpdate(url=engine.url, server=engine.server, loaded=loaded, paused_s=paused_s, checksum=checksum)
+        return EngineUpdate(
+            url=engine.url,
+            server=engine.server,
+            loaded=loaded,
+            paused_s=paused_s,
+            checksum=checksum,
+        )
 
 
 class _Agreement:
-    """Checksums of the engines of one update. The first that two engines of a shape report is that of the shape."""
+    """Checksums of the engines of one update. The first that two engines of a shape report is that
+    of the shape.
+    """
 
     def __init__(self, engines: Iterable[Engine]) -> None:
         self._awaited = {*engines}
@@ -243,8 +312,9 @@ class _Agreement:
         self._changed = threading.Condition()
 
     def reached(self, engine: Engine, checksum: str | None) -> bool:
-        """Whether this engine agrees with another one, or is the only one of its shape. Waits until that is known. An
-        engine without a checksum agrees."""
+        """Whether this engine agrees with another one, or is the only one of its shape. Waits until
+        that is known. An engine without a checksum agrees.
+        """
         shape = engine.shape
         with self._changed:
             reported = self._reported.setdefault(shape, [])
@@ -253,7 +323,9 @@ class _Agreement:
                     self._agreed.setdefault(shape, checksum)
                 reported.append(checksum)
             self.leave(engine)
-            self._changed.wait_for(lambda: checksum is None or shape in self._agreed or not self._awaited)
+            self._changed.wait_for(
+                lambda: checksum is None or shape in self._agreed or not self._awaited
+            )
             return checksum is None or self._agreed.get(shape) == checksum or len(reported) == 1
 
     def leave(self, engine: Engine) -> None:
@@ -289,7 +361,10 @@ def _parallel(
 
 
 def _outcome(
-    version: str, updated: Mapping[Engine, EngineUpdate], failed: Mapping[Engine, str], away: Mapping[str, str]
+    version: str,
+    updated: Mapping[Engine, EngineUpdate],
+    failed: Mapping[Engine, str],
+    away: Mapping[str, str],
 ) -> list[EngineUpdate]:
     """The updates, if all engines were updated. Raises SyncError."""
     if not failed and not away:
@@ -299,12 +374,18 @@ def _outcome(
     raise error
 
 
-def _sync_error(lack: str, version: str, failed: Mapping[Engine, str], away: Mapping[str, str], rest: int) -> SyncError:
-    reasons = {**away, **{engine.url: f"{engine.step}: {reason}" for engine, reason in failed.items()}}
+def _sync_error(
+    lack: str, version: str, failed: Mapping[Engine, str], away: Mapping[str, str], rest: int
+) -> SyncError:
+    reasons = {
+        **away,
+        **{engine.url: f"{engine.step}: {reason}" for engine, reason in failed.items()},
+    }
     error = SyncError(
         f"{len(reasons)} of {len(reasons) + rest} engines {lack} version {version!r}: "
         + "; ".join(f"{url} ({reason})" for url, reason in reasons.items())
-        + ". They generate nothing under this version until the same update is made again; see docs/weights.md"
+        + ". They generate nothing under this version until the same update is made again; "
+        "see docs/weights.md"
     )
     error.failed = reasons
     return error
@@ -331,7 +412,8 @@ def _checked_adapter(name: str) -> str:
 def _check_url(url: str) -> None:
     if not is_http(url) or "@" in urlsplit(url).netloc:
         raise SettingsError(
-            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key goes into a file)"
+            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key "
+            "goes into a file)"
         )
 
 

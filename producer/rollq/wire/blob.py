@@ -1,6 +1,7 @@
 """The parts of blobs: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
 
-The invariant: what is read equals what was written, or a ContractError says where. It knows nothing of jobs and events.
+The invariant: what is read equals what was written, or a ContractError says where. It knows nothing
+of jobs and events.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -23,17 +24,22 @@ SCHEMA, MAX_SCHEMA = 2, 128
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
 LARGE, LARGE_IDS = 512, 2048
-"""Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them shorter. To begin a
-stream costs as much as 200 bytes of one, so what a usual turn samples is not compressed."""
+"""Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them
+shorter. To begin a stream costs as much as 200 bytes of one, so what a usual turn samples is not
+compressed.
+"""
 SHARED, KEPT = 4096, 64
-"""Ids and texts of at least this many bytes are often those of a sibling: the same prompt and tools. What became of the
-last 64 of them is kept, in each direction."""
+"""Ids and texts of at least this many bytes are often those of a sibling: the same prompt and
+tools. What became of the last 64 of them is kept, in each direction.
+"""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
 """Deepest nesting of a job's own mappings."""
 BIG_INT = 1
-"""msgpack extension: a whole number beyond 64 bits (a policy may write one), two's complement, little-endian."""
+"""msgpack extension: a whole number beyond 64 bits (a policy may write one), two's complement,
+little-endian.
+"""
 
 _SWAP = sys.byteorder == "big"
 
@@ -63,7 +69,8 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
 def pack(value: Any, where: str) -> bytes:
     """The value as msgpack. Raises ContractError for what msgpack cannot hold."""
     try:
-        # Most entries need less than 4 kB. msgpack's own buffer of 256 kB costs more than the packing.
+        # Most entries need less than 4 kB. msgpack's own buffer of 256 kB costs more than the
+        # packing.
         packer = msgpack.Packer(default=_pack_other, unicode_errors="surrogatepass", buf_size=4096)
         return bytes(packer.pack(value))
     except (TypeError, ValueError, OverflowError) as e:
@@ -71,9 +78,13 @@ def pack(value: Any, where: str) -> bytes:
 
 
 def _pack_other(value: Any) -> Any:
-    """Packs what msgpack does not know: mappings and sequences of other types, and large whole numbers."""
+    """Packs what msgpack does not know: mappings and sequences of other types, and large whole
+    numbers.
+    """
     if isinstance(value, int):
-        return msgpack.ExtType(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        return msgpack.ExtType(
+            BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        )
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
@@ -88,7 +99,9 @@ def _unpack_ext(code: int, data: bytes) -> int:
 
 
 def heading(blob: bytes) -> tuple[Any, Any]:
-    """Version and kind, None where they are missing. The rest may be in a form that only that version knows."""
+    """Version and kind, None where they are missing. The rest may be in a form that only that
+    version knows.
+    """
     unpacker = msgpack.Unpacker(read_size=64, max_buffer_size=64)
     unpacker.feed(blob[:64])
     version = kind = None
@@ -102,33 +115,48 @@ def heading(blob: bytes) -> tuple[Any, Any]:
 def check_version(blob: bytes, where: str) -> None:
     """Raises UnknownSchema for the blob of another version. What is no blob at all passes."""
     version, kind = heading(blob)
-    if type(version) is not int or not 0 < version < MAX_SCHEMA or version == SCHEMA or type(kind) is not str:
+    if (
+        type(version) is not int
+        or not 0 < version < MAX_SCHEMA
+        or version == SCHEMA
+        or type(kind) is not str
+    ):
         return
     if version > SCHEMA:
         remedy = "it was written by a newer rollq: upgrade rollq here"
     else:
-        remedy = "it was written by an older rollq: finish the run with that, or submit it again under another name"
-    raise UnknownSchema(f"{where}: schema {version}, and this rollq reads schema {SCHEMA}; {remedy}.")
+        remedy = (
+            "it was written by an older rollq: finish the run with that, or submit it again "
+            "under another name"
+        )
+    raise UnknownSchema(
+        f"{where}: schema {version}, and this rollq reads schema {SCHEMA}; {remedy}."
+    )
 
 
 def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: int = 0) -> list[Any]:
-    """The fields of a blob, checked to be `size` fields after version and kind, and up to `optional` more. With None
-    the blob is an event, whose fields include version and kind. Raises UnknownSchema for another version's blob,
-    whatever else is in it."""
+    """The fields of a blob, checked to be `size` fields after version and kind, and up to
+    `optional` more. With None the blob is an event, whose fields include version and kind. Raises
+    UnknownSchema for another version's blob, whatever else is in it.
+    """
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         check_version(blob, where)
         raise ContractError(f"{where}: unreadable {kind}: {type(e).__name__}: {e}") from e
     if type(fields) is not list or not fields:
-        raise ContractError(f"{where}: unreadable {kind}: not an array that starts with the schema's version")
+        raise ContractError(
+            f"{where}: unreadable {kind}: not an array that starts with the schema's version"
+        )
     if type(fields[0]) is not int or fields[0] != SCHEMA:
         check_version(blob, where)
         wrong(where, f"schema of a {kind}", fields[0])
     if size is None:
         return fields
     if not size + 2 <= len(fields) <= size + 2 + optional or fields[1] != kind:
-        raise ContractError(f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}")
+        raise ContractError(
+            f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}"
+        )
     return fields[2:]
 
 
@@ -158,8 +186,10 @@ def load(typecode: str, raw: bytes | bytearray) -> array[Any]:
 
 
 def dump_ids(ids: Iterable[Any], where: str) -> bytes:
-    """Token ids, packed in planes. Ids are small, so the last planes are left out where they are zero. Some ids are
-    frequent, so each plane of many ids is worth compressing, and the four bytes of one number are not."""
+    """Token ids, packed in planes. Ids are small, so the last planes are left out where they are
+    zero. Some ids are frequent, so each plane of many ids is worth compressing, and the four bytes
+    of one number are not.
+    """
     raw = dump(ids, "I", where)
     if len(raw) >= LARGE_IDS:
         return _pack_shared(split_planes(raw, 4))
@@ -183,7 +213,9 @@ def load_ids(packed: bytes) -> array[int]:
         if how == b"\3":
             raw[2::4] = packed[1 + 2 * count :]
         return load("I", raw)
-    return load("I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4))
+    return load(
+        "I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4)
+    )
 
 
 @lru_cache(KEPT)
@@ -192,7 +224,9 @@ def _read_planes(packed: bytes) -> bytes:
 
 
 def split_planes(raw: bytes, size: int) -> bytes:
-    """Numbers of `size` bytes each as planes: the first bytes of all numbers, then all second bytes, and so on."""
+    """Numbers of `size` bytes each as planes: the first bytes of all numbers, then all second
+    bytes, and so on.
+    """
     return b"".join(raw[byte::size] for byte in range(size))
 
 
@@ -210,11 +244,13 @@ def pack_texts(texts: list[Any], where: str) -> bytes:
 
 
 def pack_bytes(data: bytes) -> bytes:
-    """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
+    """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the
+    shorter form.
+    """
     if len(data) < LARGE:
         return b"\0" + data
-    # At level 6 a prompt would take three times as long and be a twentieth shorter. 13 and 6 mean 64 kB of memory, a
-    # quarter of the default: most streams are shorter than 2 kB.
+    # At level 6 a prompt would take three times as long and be a twentieth shorter. 13 and 6 mean
+    # 64 kB of memory, a quarter of the default: most streams are shorter than 2 kB.
     deflate = zlib.compressobj(1, zlib.DEFLATED, 13, 6)
     stream = deflate.compress(data) + deflate.flush()
     return (b"\1" + stream) if len(stream) < len(data) else b"\0" + data
@@ -244,7 +280,9 @@ def _read_texts(raw: bytes, where: str, kinds: Mapping[str, Any]) -> dict[str, A
     """The texts by field name. Raises ContractError unless they are of these types."""
     try:
         packed = unpack_bytes(raw)
-        values = msgpack.unpackb(packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False)
+        values = msgpack.unpackb(
+            packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False
+        )
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e
     if type(values) is not list or len(values) != len(kinds):

@@ -1,9 +1,10 @@
-"""Values to bytes and back: jobs, headers of journals, and trajectories. docs/wire.md has the layout byte by byte.
+"""Values to bytes and back: jobs, headers of journals, and trajectories. docs/wire.md has the
+layout byte by byte.
 
-The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
-that starts with the schema's version and its kind. Token ids, logprobs and texts are compressed, each apart, and
-texts are read when they are first asked for. It knows nothing of Redis. `events` has the events. Of a trajectory only
-their order is checked here.
+The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob
+is a msgpack array that starts with the schema's version and its kind. Token ids, logprobs and texts
+are compressed, each apart, and texts are read when they are first asked for. It knows nothing of
+Redis. `events` has the events. Of a trajectory only their order is checked here.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -33,7 +34,8 @@ MAX_LABELS = 2048
 
 
 _FIRST = (
-    "run group sample env split task env_args agent agent_args user sampling budget purpose seed size min_viable"
+    "run group sample env split task env_args agent agent_args user sampling budget "
+    "purpose seed size min_viable"
     " history queue labels seq"
 ).split()
 """The fields that every blob of a job has, in its order."""
@@ -42,7 +44,9 @@ _LATER: dict[str, Any] = {
     for field in fields(Job)
     if field.name not in _FIRST
 }
-"""All other fields, with their defaults. A map at the end of the blob has those that differ from them."""
+"""All other fields, with their defaults. A map at the end of the blob has those that differ from
+them.
+"""
 _BUDGET = ("max_turns", "max_tokens", "max_new_tokens", "deadline_s")
 READS = "+".join([str(SCHEMA), *_LATER])
 """What this rollq can read, as a worker tells the ledger: a version, and the later fields."""
@@ -73,8 +77,9 @@ def decode_job(blob: bytes) -> Job:
 
 
 def job_digest(job: Job) -> bytes:
-    """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order its mappings are
-    in."""
+    """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order
+    its mappings are in.
+    """
     text = json.dumps([*_content(job), *_later(job)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
@@ -106,7 +111,8 @@ _HEADER: tuple[str, ...] = Header.__slots__  # in the order of the wire, which a
 def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -> Trajectory:
     """A trajectory from its job and its journal's blobs.
 
-    Raises ContractError; also for events out of order: a `Prompt` comes first, a `Closed` last or not at all.
+    Raises ContractError; also for events out of order: a `Prompt` comes first, a `Closed` last or
+    not at all.
     """
     job_id = job.id
     decoded = [decode_event(event, job_id) for event in events]
@@ -123,14 +129,18 @@ def _check_order(events: Sequence[Event], job_id: str) -> None:
         if isinstance(event, Prompt):
             traces += 1
         elif isinstance(event, Sampled | Observed) and (event.trace or 0) >= traces:
-            raise ContractError(f"job {job_id}: an event of trace {event.trace or 0}, where there are {traces}")
+            raise ContractError(
+                f"job {job_id}: an event of trace {event.trace or 0}, where there are {traces}"
+            )
 
 
 def _content(job: Job) -> list[Json]:
     """The first fields as plain JSON values, but for `seq`."""
     content = [_value(job, name) for name in _FIRST[:-1]]
     if job.labels and (size := len(pack(content[-1], f"job {job.id}"))) > MAX_LABELS:
-        raise ContractError(f"job {job.id}: labels of {size} bytes: at most {MAX_LABELS} travel with a job")
+        raise ContractError(
+            f"job {job.id}: labels of {size} bytes: at most {MAX_LABELS} travel with a job"
+        )
     return content
 
 
@@ -142,8 +152,12 @@ def _value(job: Job, name: str) -> Json:
 
 
 def _later(job: Job) -> list[dict[str, Json]]:
-    """The map of the later fields; nothing when it is empty, so that blobs and digests of older jobs stay the same."""
-    later = {name: _value(job, name) for name, default in _LATER.items() if getattr(job, name) != default}
+    """The map of the later fields; nothing when it is empty, so that blobs and digests of older
+    jobs stay the same.
+    """
+    later = {
+        name: _value(job, name) for name, default in _LATER.items() if getattr(job, name) != default
+    }
     return [later] if later else []
 
 

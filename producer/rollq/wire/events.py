@@ -1,7 +1,7 @@
 """Events as msgpack arrays, checked where they are read.
 
-What is written was checked where it came in: a sampled event in the engine's reply, a grade at the end of the episode.
-It knows nothing of jobs, headers and the order of events.
+What is written was checked where it came in: a sampled event in the engine's reply, a grade at the
+end of the episode. It knows nothing of jobs, headers and the order of events.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -47,13 +47,22 @@ from rollq.wire.extras import decode_extra, encode_extra
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
-    """The event's blob. Raises ContractError for what has no form on the wire, as a text that is a set."""
+    """The event's blob. Raises ContractError for what has no form on the wire, as a text that is a
+    set.
+    """
     where = f"job {job_id}"
     match event:
         case Sampled():
             spans = [[span.version, span.start, span.end] for span in event.versions]
             ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
-            fields = [event.turn, ids, logprobs, spans, event.finish, pack_texts([event.text], where)]
+            fields = [
+                event.turn,
+                ids,
+                logprobs,
+                spans,
+                event.finish,
+                pack_texts([event.text], where),
+            ]
             fields += [event.cached_tokens, float(event.at), float(event.seconds)]
             if event.trace is not None or event.asked:
                 fields.append({"trace": event.trace, "asked": plain(event.asked, where)})
@@ -73,12 +82,20 @@ def encode_event(event: Event, job_id: str) -> bytes:
             fields = [pack_texts(texts, where), event.done, float(event.at), float(event.seconds)]
         case Closed():
             reward = None if event.reward is None else float(event.reward)
-            fields = [event.stop, reward, event.failure, pack_texts([event.info], where), float(event.at)]
+            fields = [
+                event.stop,
+                reward,
+                event.failure,
+                pack_texts([event.info], where),
+                float(event.at),
+            ]
     return pack([SCHEMA, type(event).__name__.lower(), *fields], where)
 
 
 def decode_event(blob: bytes, job_id: str) -> Event:
-    """The event, with its texts still packed. They are read when first asked for, and may then raise ContractError."""
+    """The event, with its texts still packed. They are read when first asked for, and may then
+    raise ContractError.
+    """
     where = f"job {job_id}"
     fields = unpack(blob, "event", None, where)
     decode = _EVENTS.get(fields[1]) if len(fields) > 1 and type(fields[1]) is str else None
@@ -89,7 +106,9 @@ def decode_event(blob: bytes, job_id: str) -> Event:
     except ContractError:
         raise
     except (TypeError, ValueError, zlib.error) as e:
-        raise ContractError(f"{where}: unreadable {fields[1]} event: {type(e).__name__}: {e}") from e
+        raise ContractError(
+            f"{where}: unreadable {fields[1]} event: {type(e).__name__}: {e}"
+        ) from e
 
 
 def is_observed(blob: bytes) -> bool:
@@ -115,7 +134,20 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     read = defer(texts, where, text=str)
     experts = decode_extra(later.pop(), where) if later and type(later[-1]) is bytes else None
     trace, asked = _trace(later, ("trace", "asked"), where) if later else (None, {})
-    return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, trace, asked, experts, read)
+    return _new_sampled(
+        turn,
+        tokens,
+        floats,
+        versions,
+        finish,
+        cached_tokens,
+        at,
+        seconds,
+        trace,
+        asked,
+        experts,
+        read,
+    )
 
 
 _span = lru_cache(4096)(VersionSpan)  # most turns are one span, so equal ones are the same object
@@ -130,7 +162,9 @@ def _check_sampled(
     if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
         wrong(where, "sampled", [turn, cached_tokens])
     if len(logprobs) != length:
-        raise ContractError(f"{where}: turn {turn} has {length} sampled tokens and {len(logprobs)} logprobs")
+        raise ContractError(
+            f"{where}: turn {turn} has {length} sampled tokens and {len(logprobs)} logprobs"
+        )
     if not math.isfinite(sum(logprobs)):  # f32s cannot overflow a double
         raise ContractError(f"{where}: turn {turn} has a logprob that is not finite")
     for version, start, stop in spans:
@@ -142,7 +176,9 @@ def _check_sampled(
     else:
         if end == length:
             return
-    raise ContractError(f"{where}: turn {turn}: version spans {spans!r} do not tile {length} tokens")
+    raise ContractError(
+        f"{where}: turn {turn}: version spans {spans!r} do not tile {length} tokens"
+    )
 
 
 def _observed(fields: list[Any], where: str) -> Observed:
@@ -180,7 +216,10 @@ def _closed(fields: list[Any], where: str) -> Closed:
     if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
         raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
     if (reward is None) is (stop in GRADED):
-        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
+        raise ContractError(
+            f"{where}: stop {stop.value} with reward {reward!r}: exactly graded "
+            "stops carry a reward"
+        )
     if type(at) is not float:
         wrong(where, "time of a closed event", at)
     failure = None if failure is None else FailureClass(failure)
@@ -191,7 +230,9 @@ E = TypeVar("E", bound=DeferredTexts)
 
 
 def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
-    """A function that makes an event of the values of these fields and, last, of what reads its texts."""
+    """A function that makes an event of the values of these fields and, last, of what reads its
+    texts.
+    """
     setters = [getattr(kind, name).__set__ for name in (*names, "_read")]
 
     def make(*values: Any) -> E:
@@ -206,9 +247,23 @@ def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
 _new_prompt = _without_texts(Prompt, "ids", "at")
 _new_sampled = _without_texts(
     Sampled,
-    *("turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds", "trace", "asked", "experts"),
+    *(
+        "turn",
+        "ids",
+        "logprobs",
+        "versions",
+        "finish",
+        "cached_tokens",
+        "at",
+        "seconds",
+        "trace",
+        "asked",
+        "experts",
+    ),
 )
-_new_observed = _without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace")
+_new_observed = _without_texts(
+    Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace"
+)
 _new_acted = _without_texts(Acted, "done", "at", "seconds")
 _new_closed = _without_texts(Closed, "stop", "reward", "failure", "at")
 

@@ -1,8 +1,10 @@
-"""Routed experts: the experts of a mixture-of-experts model that each token went to, for trainers that replay them.
+"""Routed experts: the experts of a mixture-of-experts model that each token went to, for trainers
+that replay them.
 
-The engine reports them with each reply, for the tokens that were new to it, and `Sampled` holds them. Joined, they have
-one row for each token of `Trajectory.tokens`. The engine never reads the last token that it sampled, so it has no row
-of that token, nor of a bridge that nothing was sampled after. Those tokens, which end a trace, get a filler.
+The engine reports them with each reply, for the tokens that were new to it, and `Sampled` holds
+them. Joined, they have one row for each token of `Trajectory.tokens`. The engine never reads the
+last token that it sampled, so it has no row of that token, nor of a bridge that nothing was sampled
+after. Those tokens, which end a trace, get a filler.
 """
 
 from rollq.errors import ContractError

@@ -1,8 +1,9 @@
-"""The prompt that opens the journals of a group's samples, stored once: content, and a small reference in each journal.
+"""The prompt that opens the journals of a group's samples, stored once: content, and a small
+reference in each journal.
 
-All samples of a group begin with the same tokens and texts, but not at the same time. So the content is the ids and the
-texts as the blob has them, and the reference has their digest and the time. Joined, they are the blob again, byte for
-byte.
+All samples of a group begin with the same tokens and texts, but not at the same time. So the
+content is the ids and the texts as the blob has them, and the reference has their digest and the
+time. Joined, they are the blob again, byte for byte.
 """
 
 import hashlib
@@ -13,7 +14,9 @@ from rollq.wire.blob import DIGEST, SCHEMA, check_version, heading, pack, unpack
 
 
 def split_prompt(blob: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """Reference, digest (16 bytes) and content of a prompt's blob; None for every other blob. Raises ContractError."""
+    """Reference, digest (16 bytes) and content of a prompt's blob; None for every other blob.
+    Raises ContractError.
+    """
     if heading(blob)[1] != "prompt":
         return None
     ids, texts, at = unpack(blob, "prompt", 3, "a prompt")
@@ -23,8 +26,9 @@ def split_prompt(blob: bytes) -> tuple[bytes, bytes, bytes] | None:
 
 
 def prompt_digest(blob: bytes, job_id: str = "?") -> bytes | None:
-    """The digest in a reference; None for every other blob. Raises UnknownSchema for another version's blob, and
-    ContractError for a damaged reference."""
+    """The digest in a reference; None for every other blob. Raises UnknownSchema for another
+    version's blob, and ContractError for a damaged reference.
+    """
     if heading(blob)[1] != "shared":
         check_version(blob, f"job {job_id}")
         return None
@@ -32,7 +36,9 @@ def prompt_digest(blob: bytes, job_id: str = "?") -> bytes | None:
 
 
 def join_prompt(reference: bytes, content: bytes | None, job_id: str = "?") -> bytes:
-    """The prompt's blob, byte for byte as it was split. Raises ContractError unless the content is the reference's."""
+    """The prompt's blob, byte for byte as it was split. Raises ContractError unless the content is
+    the reference's.
+    """
     digest, at = _read(reference, job_id)
     if content is None:
         raise ContractError(f"job {job_id}: the prompt that its group shares is gone")

@@ -1,7 +1,8 @@
 """The fault matrix: a row is one kind of fault, injected into a run of its own.
 
-A row is a function of the run. It starts what it needs, injects the fault, checks that the fault took effect, and
-records how long recovery took. What is checked at the end is the same for all rows (tests/chaos/result.py).
+A row is a function of the run. It starts what it needs, injects the fault, checks that the fault
+took effect, and records how long recovery took. What is checked at the end is the same for all rows
+(tests/chaos/result.py).
 """
 
 from collections.abc import Callable

@@ -12,10 +12,12 @@ from tests.chaos.rows import row
 
 @row("broker-junk")
 def broker(run: FaultRun) -> None:
-    """Foreign messages, wrong arguments, and every job's message again, three times: no worker minds.
+    """Foreign messages, wrong arguments, and every job's message again, three times: no worker
+    minds.
 
-    Then what is no message at all: each ends a worker in one line, which is started again. Then the queue itself is
-    overwritten, with all its messages: every worker ends, and none starts before the key is gone.
+    Then what is no message at all: each ends a worker in one line, which is started again. Then the
+    queue itself is overwritten, with all its messages: every worker ends, and none starts before
+    the key is gone.
     """
     workers = run.start_processes(latency=1.0, workers=(8, 4))
     run.submit(12)
@@ -23,16 +25,23 @@ def broker(run: FaultRun) -> None:
         run.wait_for_progress()
         send_junk_messages(run)
         run.measure_recovery(run.progress(), "turns after a flood of junk", 40)
-    run.check(all(worker.exit_code is None for worker in workers), "messages that mean nothing took a worker down")
+    run.check(
+        all(worker.exit_code is None for worker in workers),
+        "messages that mean nothing took a worker down",
+    )
     redis = internals(run.client).ledger.redis
     for junk in JUNK:
         redis.rpush(QUEUE, junk)
         (ended,) = wait_for_ends(run, workers, 1)
         workers[workers.index(ended)] = run.start_worker(4)
-    run.check(run.ended() < len(run.expected), "the fault did not happen: no job needs the queue any more")
+    run.check(
+        run.ended() < len(run.expected), "the fault did not happen: no job needs the queue any more"
+    )
     redis.set(QUEUE, b"garbage")
     wait_for_ends(run, workers, len(workers))
-    run.count_fault("workers that refused to start", said_at_start(run).count(f"{QUEUE!r} is a string"))
+    run.count_fault(
+        "workers that refused to start", said_at_start(run).count(f"{QUEUE!r} is a string")
+    )
     redis.delete(QUEUE)
     run.start_worker(8)
     run.measure_recovery(run.progress(), "turns once the queue is well", 40)
@@ -41,14 +50,21 @@ def broker(run: FaultRun) -> None:
 
 
 def wait_for_ends(run: FaultRun, workers: Sequence[Child], count: int) -> list[Child]:
-    """The workers that have ended, so many, each because of the broker and after one line about it."""
+    """The workers that have ended, so many, each because of the broker and after one
+    line about it.
+    """
     run.wait(
-        lambda: sum(worker.exit_code is not None for worker in workers) == count, f"the end of {count} workers", 30
+        lambda: sum(worker.exit_code is not None for worker in workers) == count,
+        f"the end of {count} workers",
+        30,
     )
     ended = [worker for worker in workers if worker.exit_code is not None]
     for worker in ended:
         lines = worker.log.read_text(errors="replace").count("the worker ends: ")
-        run.check((worker.exit_code, lines) == (1, 1), f"{worker.name}: exit code {worker.exit_code}, {lines} lines")
+        run.check(
+            (worker.exit_code, lines) == (1, 1),
+            f"{worker.name}: exit code {worker.exit_code}, {lines} lines",
+        )
     run.count_fault("workers that ended in one line", count, count)
     return ended
 
@@ -73,7 +89,9 @@ def journal(run: FaultRun) -> None:
     for job in damaged:
         redis.lset(keys.journal(job), run.rng.choice((0, -1)), run.rng.randbytes(40))
     run.send_signal(victim)
-    run.measure_recovery(lambda: run.taken_over(held), "others to play jobs with a damaged journal", 60)
+    run.measure_recovery(
+        lambda: run.taken_over(held), "others to play jobs with a damaged journal", 60
+    )
     run.wait_for_end()
     restarted = [job for job in damaged if run.client.job(job).set_aside]
     run.count_fault("jobs that started again for a damaged journal", len(restarted), 3)
@@ -90,12 +108,17 @@ def check_dead_letters(run: FaultRun, what: str, jobs: Sequence[str]) -> None:
     letters = run.client.dead()
     run.count_fault(what, len(letters), len(jobs))
     for letter in letters:
-        run.check(letter.job_id in jobs and letter.job_id in letter.reason, f"a dead letter says: {letter}")
+        run.check(
+            letter.job_id in jobs and letter.job_id in letter.reason,
+            f"a dead letter says: {letter}",
+        )
 
 
 @row("record-junk")
 def record(run: FaultRun) -> None:
-    """The records of three queued jobs are garbage: these jobs die, and the rest of their groups is delivered."""
+    """The records of three queued jobs are garbage: these jobs die, and the rest of their groups is
+    delivered.
+    """
     run.start_processes(workers=())
     run.submit(8, 3, "--set", "min_viable=1")
     redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys

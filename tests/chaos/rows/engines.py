@@ -22,7 +22,10 @@ def kill(run: FaultRun) -> None:
         run.send_signal(run.engine)
         run.engine_proxy.refuse()
         time.sleep(run.rng.uniform(1.0, 5.0))
-        run.check(run.engine_proxy.interrupted > interrupted, "the fault did not happen: no request was in flight")
+        run.check(
+            run.engine_proxy.interrupted > interrupted,
+            "the fault did not happen: no request was in flight",
+        )
         run.restart_engine()
         run.measure_recovery(run.progress(), "turns after the engine's return", 40)
     run.check_no_failures()
@@ -30,21 +33,36 @@ def kill(run: FaultRun) -> None:
 
 @row("engine-hang")
 def hang(run: FaultRun) -> None:
-    """Frozen with requests in flight until both workers notice, then continued; frozen again, killed and replaced.
+    """Frozen with requests in flight until both workers notice, then continued; frozen again,
+    killed and replaced.
 
-    The workers ask after 5 s instead of 60, and wait 2 s for an answer instead of 10, to keep the row short.
+    The workers ask after 5 s instead of 60, and wait 2 s for an answer instead of 10, to keep the
+    row short.
     """
-    constants = "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 engine.api.control.QUESTION_TIMEOUT_S=2"
-    settings = {"CHAOS_SETTINGS": " ".join(f"rollq_worker.{constant}" for constant in constants.split())}
+    constants = (
+        "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 "
+        "engine.api.control.QUESTION_TIMEOUT_S=2"
+    )
+    settings = {
+        "CHAOS_SETTINGS": " ".join(f"rollq_worker.{constant}" for constant in constants.split())
+    }
     run.start_processes(latency=0.3, workers=())
     workers = [run.start_worker(slots, env=settings) for slots in (8, 4)]
     run.submit(10)
     run.wait_for_progress()
-    run.wait(lambda: all(len(run.leases_of(worker)) >= 4 for worker in workers), "jobs of both workers", 40)
+    run.wait(
+        lambda: all(len(run.leases_of(worker)) >= 4 for worker in workers),
+        "jobs of both workers",
+        40,
+    )
     run.send_signal(run.engine, signal.SIGSTOP)
     for worker in workers:
         run.wait(lambda w=worker: _has_noticed(w), "a worker that notices", 90)  # type: ignore[misc]
-    run.wait(lambda: run.engine_proxy.in_flight == 0, "the end of all requests to an engine that hangs", 20)
+    run.wait(
+        lambda: run.engine_proxy.in_flight == 0,
+        "the end of all requests to an engine that hangs",
+        20,
+    )
     os.kill(run.engine.pid, signal.SIGCONT)
     run.measure_recovery(run.progress(), "turns after the engine woke up", 40)
     run.wait(lambda: run.engine_proxy.in_flight > 3, "requests in flight", 20)
@@ -55,7 +73,10 @@ def hang(run: FaultRun) -> None:
     run.engine_proxy.refuse()
     run.restart_engine()
     run.measure_recovery(run.progress(), "turns after the engine was replaced", 40)
-    run.check(run.engine_proxy.interrupted > interrupted, "the fault did not happen: no request was in flight")
+    run.check(
+        run.engine_proxy.interrupted > interrupted,
+        "the fault did not happen: no request was in flight",
+    )
     run.check_no_failures()
 
 
@@ -72,7 +93,9 @@ def full(run: FaultRun) -> None:
     run.wait_for_progress()
     run.engine_proxy.fault = lambda path: "full" if path == GENERATE else ""
     time.sleep(run.rng.uniform(3.0, 6.0))
-    run.engine_proxy.fault = lambda path: "full" if path == GENERATE and run.rng.random() < 0.5 else ""
+    run.engine_proxy.fault = lambda path: (
+        "full" if path == GENERATE and run.rng.random() < 0.5 else ""
+    )
     run.measure_recovery(run.progress(), "turns with half of the requests refused", 40)
     run.check_no_failures()
     run.count_fault("requests that were refused", run.engine_proxy.damaged["full"], 20)
@@ -83,7 +106,9 @@ def garbage(run: FaultRun) -> None:
     """One reply in eight is cut short, empty, HTML, binary, inconsistent, or a reset connection."""
     run.start_processes(latency=0.2, workers=(8, 4))
     kinds = (*GARBAGE, "broken", "reset")
-    run.engine_proxy.fault = lambda path: run.rng.choice(kinds) if path == GENERATE and run.rng.random() < 0.12 else ""
+    run.engine_proxy.fault = lambda path: (
+        run.rng.choice(kinds) if path == GENERATE and run.rng.random() < 0.12 else ""
+    )
     run.submit(10)
     run.measure_recovery(run.progress(), "turns among garbage", 40)
     run.wait_for_end()
@@ -100,15 +125,23 @@ def update(run: FaultRun) -> None:
     run.engine_post("/update_weight_version", new_version="1")
     run.measure_recovery(lambda: "1" in run.engine_proxy.versions, "turns after an update", 40)
     run.engine_post("/pause_generation", mode="in_place")
-    run.engine_post("/update_weights_from_disk", model_path="2", weight_version="2", flush_cache=False)
+    run.engine_post(
+        "/update_weights_from_disk", model_path="2", weight_version="2", flush_cache=False
+    )
     run.engine_post("/continue_generation")
-    run.measure_recovery(lambda: "2" in run.engine_proxy.versions, "turns after an update in a pause", 40)
+    run.measure_recovery(
+        lambda: "2" in run.engine_proxy.versions, "turns after an update in a pause", 40
+    )
     run.kill_engine()
     run.restart_engine()
     run.engine_post("/update_weight_version", new_version="3")
-    run.measure_recovery(lambda: "3" in run.engine_proxy.versions, "turns after a restart with other weights", 40)
+    run.measure_recovery(
+        lambda: "3" in run.engine_proxy.versions, "turns after a restart with other weights", 40
+    )
     run.check_no_failures()
-    run.count_fault("new weights that sampled something", len(run.engine_proxy.versions & {"1", "2", "3"}), 3)
+    run.count_fault(
+        "new weights that sampled something", len(run.engine_proxy.versions & {"1", "2", "3"}), 3
+    )
 
 
 @row("engine-pause")

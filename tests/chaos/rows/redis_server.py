@@ -14,7 +14,9 @@ from tests.chaos.rows import row
 
 @row("redis-restart")
 def restart(run: FaultRun) -> None:
-    """Stopped in mid-run, once with SIGTERM and once with kill -9; it comes back with its append-only file."""
+    """Stopped in mid-run, once with SIGTERM and once with kill -9; it comes back with its
+    append-only file.
+    """
     run.start_processes(workers=(8, 4))
     run.submit(12)
     for number in run.rng.sample([signal.SIGTERM, signal.SIGKILL], 2):
@@ -30,8 +32,10 @@ def restart(run: FaultRun) -> None:
 
 @row("redis-tail")
 def tail(run: FaultRun) -> None:
-    """Killed four times, and each time up to the last second of what it wrote is gone; the last time, everything was
-    submitted and the run sealed. Whoever sees that it does not end gives the same command again."""
+    """Killed four times, and each time up to the last second of what it wrote is gone; the last
+    time, everything was submitted and the run sealed. Whoever sees that it does not end gives the
+    same command again.
+    """
     run.start_processes(latency=0.3, workers=(8, 4))
     run.start_consumer(2)
     run.submit(14)
@@ -58,14 +62,17 @@ def cut(run: FaultRun) -> None:
         run.measure_recovery(run.progress(), "turns after a reset", 40)
         time.sleep(0.2)
         run.count_fault(
-            "resets after which clients connected again", int(ends > 0 and run.redis_proxy.connections > before)
+            "resets after which clients connected again",
+            int(ends > 0 and run.redis_proxy.connections > before),
         )
     run.check_no_failures()
 
 
 @row("redis-slow")
 def slow(run: FaultRun) -> None:
-    """A reply takes 200 ms; then the network stands still for longer than a client waits, and late bytes arrive."""
+    """A reply takes 200 ms; then the network stands still for longer than a client waits, and late
+    bytes arrive.
+    """
     run.start_processes(latency=0.3, workers=(8, 4), redis_proxy=True)
     run.submit(10)
     assert run.redis_proxy
@@ -86,7 +93,9 @@ def slow(run: FaultRun) -> None:
 
 @row("redis-silent")
 def silent(run: FaultRun) -> None:
-    """Every connection dies in silence, for good, and only new ones work: once under load, once with idle workers."""
+    """Every connection dies in silence, for good, and only new ones work: once under load, once
+    with idle workers.
+    """
     workers = run.start_processes(latency=0.3, workers=(8, 4), redis_proxy=True)
     run.expect_jobs("shop", range(12), 3)
     run.run_command(*run.submit_command(0, 11, 3))
@@ -98,7 +107,9 @@ def silent(run: FaultRun) -> None:
     since = time.monotonic()
     run.expect_jobs("shop", range(12, 18), 3)
     run.run_command(*run.submit_command(12, 17, 3, "--seal"))
-    run.measure_recovery(lambda: all(map(run.leases_of, workers)), "all idle workers to play again", 40, since)
+    run.measure_recovery(
+        lambda: all(map(run.leases_of, workers)), "all idle workers to play again", 40, since
+    )
     run.check_no_failures()
 
 
@@ -110,7 +121,9 @@ def silence(run: FaultRun) -> None:
 
 @row("redis-stop")
 def stop(run: FaultRun) -> None:
-    """The server is frozen for longer than a lease. No worker could renew, so no lease may expire at once."""
+    """The server is frozen for longer than a lease. No worker could renew, so no lease may expire
+    at once.
+    """
     run.start_processes(workers=(8, 4))
     run.submit(10)
     run.wait_for_progress()
@@ -148,7 +161,9 @@ def _refuses_a_write(run: FaultRun) -> bool:
 
 @row("redis-clock")
 def clock(run: FaultRun) -> None:
-    """The ledger's only clock jumps: an hour ahead, a day back, and another hour back as a worker dies."""
+    """The ledger's only clock jumps: an hour ahead, a day back, and another hour back as a worker
+    dies.
+    """
     at = run.make_clock_settable()
     victim, _ = run.start_processes(latency=0.4, workers=(8, 4))
     run.start_consumer()
@@ -159,7 +174,9 @@ def clock(run: FaultRun) -> None:
         run.measure_recovery(run.progress(), "turns after the jump", 40)
         time.sleep(run.rng.uniform(2.0, 4.0))  # time for a wrong expiry to happen
     stats = run.stats()
-    run.check(not stats["failures"] and not stats["expired"], f"a jump cost budget: {stats['failures']}")
+    run.check(
+        not stats["failures"] and not stats["expired"], f"a jump cost budget: {stats['failures']}"
+    )
     run.wait_for_leases(victim)
     held = run.freeze_with_leases(victim)
     run.send_signal(victim)
@@ -169,7 +186,10 @@ def clock(run: FaultRun) -> None:
     run.check_leases_expire(held, start)
     run.measure_recovery(lambda: run.taken_over(held), "others to play them", 30, start)
     failures = run.stats()["failures"]
-    run.check(failures == {"worker": len(held)}, f"a death of a worker with {len(held)} jobs cost {failures}")
+    run.check(
+        failures == {"worker": len(held)},
+        f"a death of a worker with {len(held)} jobs cost {failures}",
+    )
 
 
 def set_clock(run: FaultRun, at: Path, jump: int) -> None:

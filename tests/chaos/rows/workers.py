@@ -27,17 +27,23 @@ def kill(run: FaultRun) -> None:
 
 @row("worker-sigterm")
 def sigterm(run: FaultRun) -> None:
-    """Three workers are told to stop while they play: each exits within 5 s, and no token is sampled again."""
+    """Three workers are told to stop while they play: each exits within 5 s, and no token is
+    sampled again.
+    """
     *victims, _ = run.start_processes(latency=1.0, workers=(4, 4, 4, 8))
     run.submit(10)
     run.max_regenerated = 0
-    for victim, number in zip(victims, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
+    for victim, number in zip(
+        victims, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True
+    ):
         held = run.wait_for_leases(victim, 2)
         run.send_signal(victim, number)
         start = time.monotonic()
         check_exit(run, victim)
         run.check(run.returned(held), "a worker exited and still holds jobs")
-        run.measure_recovery(lambda held=held: run.taken_over(held), "others to play them", 30, start)  # type: ignore[misc]
+        run.measure_recovery(
+            lambda held=held: run.taken_over(held), "others to play them", 30, start
+        )  # type: ignore[misc]
 
 
 def check_exit(run: FaultRun, worker: Child) -> None:
@@ -59,7 +65,9 @@ def stop(run: FaultRun) -> None:
     run.send_signal(victim, signal.SIGSTOP)
     start = time.monotonic()
     held = run.freeze_with_leases(victim, 4)
-    run.measure_recovery(lambda: run.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30, start)
+    run.measure_recovery(
+        lambda: run.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30, start
+    )
     os.kill(victim.pid, signal.SIGCONT)
     run.wait_for_lost_leases(30)
     run.max_regenerated = len(held)
@@ -67,7 +75,9 @@ def stop(run: FaultRun) -> None:
 
 @row("worker-oom")
 def oom(run: FaultRun) -> None:
-    """An environment exhausts the memory: three workers are killed in mid-step, a fourth step gets a MemoryError."""
+    """An environment exhausts the memory: three workers are killed in mid-step, a fourth step gets
+    a MemoryError.
+    """
     tasks = run.rng.sample(range(8), 4)
     for n, task in enumerate(tasks):
         (run.faults_ordered / f"{'memory' if n == 3 else 'die'}.{task}.0").touch()
@@ -75,7 +85,9 @@ def oom(run: FaultRun) -> None:
     run.submit(8, env="chaos")
     killed = 0
     start = time.monotonic()
-    while time.monotonic() - start < 60 and (any(run.faults_ordered.iterdir()) or run.ended() < len(run.expected)):
+    while time.monotonic() - start < 60 and (
+        any(run.faults_ordered.iterdir()) or run.ended() < len(run.expected)
+    ):
         for n, worker in enumerate(workers):  # as an orchestrator does
             if worker.exit_code is not None:
                 killed += worker.exit_code == 137
@@ -88,7 +100,8 @@ def oom(run: FaultRun) -> None:
 
 @row("worker-clock")
 def clock(run: FaultRun) -> None:
-    """A worker's clock is a day ahead, then a day behind, every two seconds; another worker is killed meanwhile.
+    """A worker's clock is a day ahead, then a day behind, every two seconds; another worker is
+    killed meanwhile.
 
     That clock stamps journals and logs. Leases and deadlines use others.
     """
@@ -100,10 +113,17 @@ def clock(run: FaultRun) -> None:
     held = run.freeze_with_leases(victim)
     run.send_signal(victim)
     start = time.monotonic()
-    run.measure_recovery(lambda: run.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30, start)
+    run.measure_recovery(
+        lambda: run.taken_over(held),
+        "a worker with a wrong clock to take over",
+        LEASE_S + 30,
+        start,
+    )
     run.wait_for_end()
     jumps = run.clock_jumps.read_text().splitlines() if run.clock_jumps.exists() else []
-    run.count_fault("jumps of the worker's clock", sum(line.startswith(f"{skewed.pid} ") for line in jumps), 3)
+    run.count_fault(
+        "jumps of the worker's clock", sum(line.startswith(f"{skewed.pid} ") for line in jumps), 3
+    )
 
 
 @row("worker-all")
@@ -115,7 +135,9 @@ def every(run: FaultRun) -> None:
         run.wait_for_leases(worker, 2)
     time.sleep(run.rng.uniform(0.3, 1.2))
     held = [run.leases_of(worker) for worker in workers]
-    run.check(all(held), f"the fault did not happen: the workers had {[len(some) for some in held]} jobs")
+    run.check(
+        all(held), f"the fault did not happen: the workers had {[len(some) for some in held]} jobs"
+    )
     run.send_signal(workers[0])
     run.send_signal(workers[1], signal.SIGSTOP)
     run.send_signal(workers[2], signal.SIGTERM)
@@ -126,14 +148,19 @@ def every(run: FaultRun) -> None:
     run.start_worker(12)
     everything = [one for some in held for one in some]
     run.measure_recovery(
-        lambda: run.taken_over(everything), "a new worker to take everything over", LEASE_S + 30, start
+        lambda: run.taken_over(everything),
+        "a new worker to take everything over",
+        LEASE_S + 30,
+        start,
     )
     os.kill(workers[1].pid, signal.SIGCONT)
 
 
 @row("worker-big", deadline_s=360.0)
 def big(run: FaultRun) -> None:
-    """A worker of 128 jobs, while a reply takes half a minute, is told to stop; then its successor is killed."""
+    """A worker of 128 jobs, while a reply takes half a minute, is told to stop; then its successor
+    is killed.
+    """
     (first,) = run.start_processes(latency=30.0, workers=(128,))
     run.submit(32, 4)
     run.wait(lambda: run.stats()["leased"] == 128, "128 leases", 60)

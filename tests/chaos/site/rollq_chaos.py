@@ -1,7 +1,8 @@
 """An environment for the fault suite: the shop, where a step may break its worker.
 
-A file KIND.TASK.N in the folder CHAOS_FAULTS_ORDERED orders one fault. It happens once, in the third step of the first
-episode of that task to get there, which moves the file to CHAOS_FAULTS_DONE and writes its pid into it.
+A file KIND.TASK.N in the folder CHAOS_FAULTS_ORDERED orders one fault. It happens once, in the
+third step of the first episode of that task to get there, which moves the file to CHAOS_FAULTS_DONE
+and writes its pid into it.
 """
 
 import ctypes

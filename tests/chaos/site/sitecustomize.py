@@ -1,7 +1,8 @@
 """Changes a worker's clock (CHAOS_SKEW_S) and constants of its modules (CHAOS_SETTINGS).
 
-CHAOS_SKEW_S: time.time() is off by that many seconds, ahead and behind in turns of two seconds. Every jump that the
-process has read is a line of the file CHAOS_CLOCK_JUMPS. CHAOS_SETTINGS: `module.NAME=number`, separated by spaces.
+CHAOS_SKEW_S: time.time() is off by that many seconds, ahead and behind in turns of two seconds.
+Every jump that the process has read is a line of the file CHAOS_CLOCK_JUMPS. CHAOS_SETTINGS:
+`module.NAME=number`, separated by spaces.
 """
 
 import importlib

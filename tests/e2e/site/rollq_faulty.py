@@ -1,5 +1,6 @@
-"""The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the file `once`. Closing
-makes the file `closed`, and `reset` returns the `opening`."""
+"""The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the
+file `once`. Closing makes the file `closed`, and `reset` returns the `opening`.
+"""
 
 import os
 import time
@@ -42,7 +43,12 @@ class FaultyEpisode:
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 2 and self.fault is not None and self.is_first() and (text := self.fault()):
+        if (
+            self.steps == 2
+            and self.fault is not None
+            and self.is_first()
+            and (text := self.fault())
+        ):
             return Observation(text)
         return self.environment.step(action)
 

@@ -29,7 +29,12 @@ def test_a_model_learns_the_shop_or_its_desk(model: str) -> None:
     assert course().options == TINY and course("--model", model).options == SHOP
     assert (course().warm_steps, course("--model", model).warm_steps) == (400, 160)
     desk = course("--model", model, "--env", "shop:desk", "--held-out", "8").options
-    assert (desk.env, desk.budget, desk.held_out, desk.bf16) == (TINY.env, TINY.budget, 8, torch.cuda.is_available())
+    assert (desk.env, desk.budget, desk.held_out, desk.bf16) == (
+        TINY.env,
+        TINY.budget,
+        8,
+        torch.cuda.is_available(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,14 +60,18 @@ def test_the_policy_is_taught_once(model: str, tmp_path: Path) -> None:
 
 def test_without_warm_steps_the_model_stays_as_it_is(model: str, tmp_path: Path) -> None:
     start = course("--model", model, "--warm-steps", "0").start(tmp_path, print)
-    assert (start / "model.safetensors").read_bytes() == (Path(model) / "model.safetensors").read_bytes()
+    assert (start / "model.safetensors").read_bytes() == (
+        Path(model) / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_vocabulary_without_chatml_is_refused(model: str, tmp_path: Path) -> None:
     other = shutil.copytree(model, tmp_path / "other")
     spec = (BUNDLED / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(spec.replace("<|im_end|>", "<|im_over|>"))
-    config = json.loads((BUNDLED / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_over|>"}
+    config = json.loads((BUNDLED / "tokenizer_config.json").read_text()) | {
+        "eos_token": "<|im_over|>"
+    }
     (other / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(SettingsError, match="ChatML"):
         course("--model", str(other)).start(tmp_path, print)

@@ -1,4 +1,6 @@
-"""Two steps of the whole example: Redis, sampler, worker, trainer, weight updates and evaluation."""
+"""Two steps of the whole example: Redis, sampler, worker, trainer, weight updates and
+evaluation.
+"""
 
 import json
 from pathlib import Path
@@ -21,6 +23,8 @@ def test_a_run_of_two_steps(models: list[str], tmp_path: Path, name: str) -> Non
     assert ["held_out" in numbers for numbers in history] == [True, False, True]
     for numbers in history[:2]:
         assert numbers["staleness_max"] == 0 and numbers["sampled_tokens"] > 0
-        assert (numbers["mean_abs_log_ratio"] < 1e-4) == (name == "correct"), "the engine's logprobs are the trainer's"
+        assert (numbers["mean_abs_log_ratio"] < 1e-4) == (name == "correct"), (
+            "the engine's logprobs are the trainer's"
+        )
     assert sum("held out" in line for line in lines) == 2
     assert draw({name: history}, tmp_path / "learn.png").stat().st_size > 1000

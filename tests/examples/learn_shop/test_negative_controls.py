@@ -8,14 +8,18 @@ from examples.learn_shop.negative_controls import CONTROLS
 from examples.learn_shop.policy import Rows
 from rollq.training.arrays import PaddedArrays
 
-MASK = torch.tensor([[0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+MASK = torch.tensor(
+    [[0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]
+).bool()
 
 
 def rows() -> Rows:
     """Two groups of two."""
     places = torch.arange(6).expand(4, 6)
     return PaddedArrays(
-        tokens=torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 11, 7, 7, 7], [5, 6, 12, 0, 0, 0], [5, 6, 8, 8, 8, 9]]),
+        tokens=torch.tensor(
+            [[5, 6, 7, 8, 9, 10], [5, 6, 11, 7, 7, 7], [5, 6, 12, 0, 0, 0], [5, 6, 8, 8, 8, 9]]
+        ),
         mask=MASK,
         logprobs=torch.where(MASK, -1.0 - places, 0.0),
         versions=MASK.int() - 1,
@@ -34,13 +38,19 @@ def changed(name: str) -> tuple[set[str], Rows]:
     before = rows()
     after = CONTROLS[name].change(before)
     return {
-        field.name for field in fields(before) if getattr(before, field.name) is not getattr(after, field.name)
+        field.name
+        for field in fields(before)
+        if getattr(before, field.name) is not getattr(after, field.name)
     }, after
 
 
 def test_the_mask_moves_by_one() -> None:
     names, after = changed("mask")
-    assert names == {"mask"} and (after.mask[:, 1:] == MASK[:, :-1]).all() and not after.mask[:, 0].any()
+    assert (
+        names == {"mask"}
+        and (after.mask[:, 1:] == MASK[:, :-1]).all()
+        and not after.mask[:, 0].any()
+    )
 
 
 def test_the_logprobs_move_by_one() -> None:
@@ -57,11 +67,16 @@ def test_without_a_ratio_the_trained_policy_is_its_own_reference() -> None:
     policy = torch.full(MASK.shape, -9.0)
     advantages = rows().advantages[:, None].expand(MASK.shape)[MASK]
     losses = {name: control.loss_of(rows(), policy) for name, control in CONTROLS.items()}
-    assert torch.equal(losses["no-ratio"], -advantages) and not torch.allclose(losses["stale"], -advantages)
+    assert torch.equal(losses["no-ratio"], -advantages) and not torch.allclose(
+        losses["stale"], -advantages
+    )
 
 
 def test_each_other_control_has_one_thing_wrong() -> None:
     correct = CONTROLS["correct"]
     wrong = {name: (each.change, each.loss_of) for name, each in CONTROLS.items()}
     assert wrong.pop("stale") == wrong.pop("correct")
-    assert all((change == correct.change) + (loss == correct.loss_of) == 1 for change, loss in wrong.values())
+    assert all(
+        (change == correct.change) + (loss == correct.loss_of) == 1
+        for change, loss in wrong.values()
+    )

@@ -1,4 +1,6 @@
-"""Logprobs with the shared prompt computed once are those of a plain forward pass, and so are their gradients."""
+"""Logprobs with the shared prompt computed once are those of a plain forward pass, and so are their
+gradients.
+"""
 
 import pytest
 import torch
@@ -57,5 +59,9 @@ def test_a_few_rows_at_once_have_the_gradient_of_all(tokenizer: Tokenizer) -> No
         found.append((numbers, torch.cat([weight.grad.flatten() for weight in model.parameters()])))
     for numbers, gradient in found[:2]:
         assert numbers == pytest.approx(found[2][0], rel=1e-4)
-        assert torch.allclose(gradient, found[2][1], rtol=1e-3, atol=1e-5) and gradient.abs().max() > 0
-    assert found[3][0] != found[2][0] and found[3][0] == pytest.approx(found[2][0], rel=0.02), "bfloat16 is near"
+        assert (
+            torch.allclose(gradient, found[2][1], rtol=1e-3, atol=1e-5) and gradient.abs().max() > 0
+        )
+    assert found[3][0] != found[2][0] and found[3][0] == pytest.approx(found[2][0], rel=0.02), (
+        "bfloat16 is near"
+    )

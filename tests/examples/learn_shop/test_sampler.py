@@ -1,5 +1,6 @@
-"""Interruptions of the example's sampler in the middle of a reply. Commands run in its thread, so nothing is left to
-chance."""
+"""Interruptions of the example's sampler in the middle of a reply. Commands run in its thread, so
+nothing is left to chance.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -47,7 +48,9 @@ def check(reply: dict[str, Any], models: dict[str, str]) -> None:
     assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
     for span in spans:
         found = [entry[0] for entry in meta["output_token_logprobs"][span["start"] : span["end"]]]
-        wanted = logprobs(models[span["version"]], PROMPT + ids[: span["start"]], ids[span["start"] : span["end"]])
+        wanted = logprobs(
+            models[span["version"]], PROMPT + ids[: span["start"]], ids[span["start"] : span["end"]]
+        )
         assert found == pytest.approx(wanted, abs=1e-4), span
 
 
@@ -55,7 +58,10 @@ def test_an_abort_keeps_what_was_sampled(sampler: Sampler, models: list[str]) ->
     aborted, other = request(sampler, "aborted"), request(sampler, "other")
     after_tokens(sampler, aborted, lambda: sampler.abort("aborted"))
     reply = aborted.reply.result()
-    assert reply["meta_info"]["finish_reason"]["type"] == "abort" and 10 <= len(reply["output_ids"]) < TOKENS
+    assert (
+        reply["meta_info"]["finish_reason"]["type"] == "abort"
+        and 10 <= len(reply["output_ids"]) < TOKENS
+    )
     check(reply, {"old": models[0]})
     assert len(other.reply.result()["output_ids"]) == TOKENS
 
@@ -75,11 +81,16 @@ def test_clients_that_have_gone_end_nothing_but_their_requests(sampler: Sampler)
 def test_a_pause_that_aborts_ends_all(sampler: Sampler) -> None:
     both = [request(sampler, rid) for rid in "ab"]
     after_tokens(sampler, both[1], lambda: sampler.pause("abort"))
-    assert [one.reply.result()["meta_info"]["finish_reason"]["type"] for one in both] == ["abort", "abort"]
+    assert [one.reply.result()["meta_info"]["finish_reason"]["type"] for one in both] == [
+        "abort",
+        "abort",
+    ]
     assert sampler.paused
 
 
-def test_a_retracted_request_goes_on_under_the_new_weights(sampler: Sampler, models: list[str]) -> None:
+def test_a_retracted_request_goes_on_under_the_new_weights(
+    sampler: Sampler, models: list[str]
+) -> None:
     one = request(sampler)
 
     def update() -> None:
@@ -94,7 +105,9 @@ def test_a_retracted_request_goes_on_under_the_new_weights(sampler: Sampler, mod
     check(reply, {"old": models[0], "new": models[1]})
 
 
-def test_a_request_in_place_goes_on_without_reading_its_tokens_again(sampler: Sampler, models: list[str]) -> None:
+def test_a_request_in_place_goes_on_without_reading_its_tokens_again(
+    sampler: Sampler, models: list[str]
+) -> None:
     one = request(sampler)
     slots = []
 

@@ -1,4 +1,6 @@
-"""The example's sampler, through rollq's own engine client and fleet: it behaves as an SGLang server does."""
+"""The example's sampler, through rollq's own engine client and fleet: it behaves as an SGLang
+server does.
+"""
 
 import time
 import urllib.request
@@ -18,7 +20,9 @@ from tests.sample_requests import sample_request
 PROMPT = array("I", range(300, 420))
 
 
-def sample(client: SGLangEngine, prompt: array = PROMPT, tokens: int = 20, seed: int | None = None) -> Generated:
+def sample(
+    client: SGLangEngine, prompt: array = PROMPT, tokens: int = 20, seed: int | None = None
+) -> Generated:
     sampling = {"temperature": 1.0} | ({} if seed is None else {"sampling_seed": seed})
     return client.generate(sample_request(prompt, sampling=sampling, max_new_tokens=tokens))
 
@@ -28,7 +32,9 @@ def test_logprobs_are_those_of_the_model(client: SGLangEngine, models: list[str]
     with ThreadPoolExecutor(len(prompts)) as pool:
         replies = list(pool.map(lambda prompt: sample(client, prompt), prompts))
     for prompt, reply in zip(prompts, replies, strict=True):
-        assert list(reply.logprobs) == pytest.approx(logprobs(models[0], prompt, reply.ids), abs=1e-4)
+        assert list(reply.logprobs) == pytest.approx(
+            logprobs(models[0], prompt, reply.ids), abs=1e-4
+        )
 
 
 def test_a_prompt_that_was_seen_is_not_read_again(client: SGLangEngine, models: list[str]) -> None:
@@ -47,7 +53,11 @@ def test_a_stop_token_is_the_last_one(client: SGLangEngine) -> None:
     free = sample(client, seed=5)
     stop = {"temperature": 1.0, "sampling_seed": 5, "stop_token_ids": [free.ids[3]]}
     cut = client.generate(sample_request(PROMPT, sampling=stop, max_new_tokens=20))
-    assert cut.finish is Finish.STOP and cut.ids == free.ids[: len(cut.ids)] and cut.ids[-1] == free.ids[3]
+    assert (
+        cut.finish is Finish.STOP
+        and cut.ids == free.ids[: len(cut.ids)]
+        and cut.ids[-1] == free.ids[3]
+    )
 
 
 def test_what_it_cannot_do_is_refused(client: SGLangEngine) -> None:
@@ -84,7 +94,9 @@ def test_the_fleet_brings_new_weights(client: SGLangEngine, url: str, models: li
         assert [span.version for span in reply.versions] == [version]
 
 
-def test_a_folder_without_weights_leaves_the_sampler_paused(client: SGLangEngine, url: str, models: list[str]) -> None:
+def test_a_folder_without_weights_leaves_the_sampler_paused(
+    client: SGLangEngine, url: str, models: list[str]
+) -> None:
     fleet = Fleet([url])
     with pytest.raises(SyncError):
         fleet.update("/nowhere", "7")

@@ -5,7 +5,14 @@ from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, regi
 
 
 def live(ledger: Ledger, name: str = "w", **changes: object) -> None:
-    told = {"queues": ("rollq",), "tokenizer": "t1", "template": "c1", "engine": READY, "slots": 4, "busy": 0}
+    told = {
+        "queues": ("rollq",),
+        "tokenizer": "t1",
+        "template": "c1",
+        "engine": READY,
+        "slots": 4,
+        "busy": 0,
+    }
     register(ledger.redis, LiveWorker(name=name, **{**told, **changes}))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,6 @@
-"""Who waits for whom in a run with a bound on staleness, from a real Redis in the state of each wait."""
+"""Who waits for whom in a run with a bound on staleness, from a real Redis in the state of each
+wait.
+"""
 
 import pytest
 
@@ -23,8 +25,10 @@ def test_a_trainer_that_never_publishes(client: Client, ledger: Ledger) -> None:
         with pytest.raises(PullTimeout) as late:
             consumer.next(2, timeout=0.1)
     said = (
-        "a consumer waits for 2 groups, and admission lets no more in (0 open, 0 ready, 2 held, 0 trained; step 0,"
-        " batches of 2, max_staleness 0): nothing was ever published. After each batch, once the engines serve its"
+        "a consumer waits for 2 groups, and admission lets no more in (0 open, 0 ready, "
+        "2 held, 0 trained; step 0,"
+        " batches of 2, max_staleness 0): nothing was ever published. After each batch, "
+        "once the engines serve its"
         " weights, call `client.publish(1)` or `rollq engines publish`"
     )
     assert str(late.value).endswith(said)
@@ -39,7 +43,10 @@ def test_a_trainer_that_publishes_too_rarely(client: Client, ledger: Ledger) -> 
             assert batch
             batch.ack()
     said = explain(reader(ledger), wanted=2)
-    assert "the trainer was given 4 groups, and each step has 2. Take one batch a step, and publish after each" in said
+    assert (
+        "the trainer was given 4 groups, and each step has 2. Take one batch a step, and "
+        "publish after each" in said
+    )
 
 
 def test_a_trainer_that_forgets_one_step(client: Client, ledger: Ledger) -> None:
@@ -49,7 +56,10 @@ def test_a_trainer_that_forgets_one_step(client: Client, ledger: Ledger) -> None
     assert ledger.submit(group("c")).full
     for waits_of in ({"wanted": 2}, {"ahead": 256}, {}):
         said = explain(reader(ledger), **waits_of)
-        assert "step 1 is not published yet. Once the engines serve its weights, call `client.publish(1)`" in said
+        assert (
+            "step 1 is not published yet. Once the engines serve its weights, call "
+            "`client.publish(1)`" in said
+        )
 
 
 def test_a_trainer_that_reads_ahead_while_it_trains(client: Client, ledger: Ledger) -> None:
@@ -70,7 +80,9 @@ def test_a_bounded_producer_waits_for_a_trainer(client: Client, ledger: Ledger) 
     assert ledger.submit(group("c")).full
     said = explain(reader(ledger), ahead=256)
     assert "a producer waits, because admission lets no more in (0 open, 2 ready" in said
-    assert "no consumer takes the groups: start a trainer or `rollq pull --run r --groups 2`" in said
+    assert (
+        "no consumer takes the groups: start a trainer or `rollq pull --run r --groups 2`" in said
+    )
     with client.consumer() as consumer:
         assert consumer.next(2)
         assert explain(reader(ledger), ahead=256) == ""  # it trains

@@ -7,7 +7,14 @@ import pytest
 
 from rollq import Batch, Client, Job
 from rollq.client.client import internals
-from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullTimeout, SettingsError
+from rollq.errors import (
+    ContractError,
+    JobConflict,
+    LedgerError,
+    NotHeld,
+    PullTimeout,
+    SettingsError,
+)
 from rollq.events import Stop
 from rollq.job import Purpose
 from rollq.ledger.constants import EVAL, NEW
@@ -24,10 +31,20 @@ def submit(client: Client, *names: str, **changes: object) -> None:
 
 
 class TestSubmit:
-    def test_a_lone_sample_stands_for_its_group_and_names_are_filled_in(self, client: Client) -> None:
-        done = client.submit([Job(env="tau2:retail", task=3, size=2), Job(env="shop", split="test", task=0)])
-        assert list(done.new) == ["r/tau2-retail.train.3/0", "r/tau2-retail.train.3/1", "r/shop.test.0/0"]
-        assert client.submit(Job(env="shop", split="test", task=0) for _ in range(1)).known == ["r/shop.test.0/0"]
+    def test_a_lone_sample_stands_for_its_group_and_names_are_filled_in(
+        self, client: Client
+    ) -> None:
+        done = client.submit(
+            [Job(env="tau2:retail", task=3, size=2), Job(env="shop", split="test", task=0)]
+        )
+        assert list(done.new) == [
+            "r/tau2-retail.train.3/0",
+            "r/tau2-retail.train.3/1",
+            "r/shop.test.0/0",
+        ]
+        assert client.submit(Job(env="shop", split="test", task=0) for _ in range(1)).known == [
+            "r/shop.test.0/0"
+        ]
         assert client.job("r/tau2-retail.train.3/1").job == Job(
             run="r", group="tau2-retail.train.3", sample=1, env="tau2:retail", task=3, size=2, seq=1
         )
@@ -40,18 +57,26 @@ class TestSubmit:
         assert 590 < score - ledger.scripts.now() <= 600
         client.submit(group())
         assert ledger.redis.llen(new) == 2
-        client.submit([*group("h", queue="other"), *group("i", queue="other", purpose=Purpose.EVAL)])
+        client.submit(
+            [*group("h", queue="other"), *group("i", queue="other", purpose=Purpose.EVAL)]
+        )
         for priority in (NEW, EVAL):
             assert ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
 
-    def test_without_a_broker_the_reapers_send(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_broker_the_reapers_send(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
         with Client(redis_url, run="r") as client:
             assert client.submit(group()).new
-            internals(client).ledger.redis.zadd(internals(client).ledger.keys.queued, {"r/g/0": 0}, xx=True)
+            internals(client).ledger.redis.zadd(
+                internals(client).ledger.keys.queued, {"r/g/0": 0}, xx=True
+            )
             assert internals(client).ledger.reap() == [JobMessage("r/g/0", "rollq", NEW)]
 
-    def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(self, client: Client) -> None:
+    def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(
+        self, client: Client
+    ) -> None:
         submit(client, "g")
         with pytest.raises(ContractError, match=r"jobs\[1\]: job other/g/0: belongs to run other"):
             client.submit([job(group="h", size=1), job(run="other")])
@@ -62,7 +87,9 @@ class TestSubmit:
             client.submit([job(1, "i")])
         with pytest.raises(ContractError, match="ahead"):
             client.submit([], ahead=0)
-        with pytest.raises(SettingsError, match=r"forget_after: days must be a positive number .*, not True"):
+        with pytest.raises(
+            SettingsError, match=r"forget_after: days must be a positive number .*, not True"
+        ):
             client.forget_after(True)
         client.seal()
         with pytest.raises(LedgerError, match="sealed"):
@@ -94,7 +121,9 @@ class TestSubmit:
 
 
 class TestBatches:
-    def test_batches_come_until_a_sealed_run_has_no_more(self, client: Client, ledger: Ledger) -> None:
+    def test_batches_come_until_a_sealed_run_has_no_more(
+        self, client: Client, ledger: Ledger
+    ) -> None:
         submit(client, "a", "b", "c")
         play(ledger, "r/a/0", 0.0)
         play(ledger, "r/a/1", 1.0)
@@ -107,7 +136,10 @@ class TestBatches:
             batch.ack()
         assert [[g.id for g in batch.groups] for batch in batches] == [["a", "b"], ["c"]]
         assert [batch.step for batch in batches] == [0, 1]
-        assert [(g.seq, g.size, g.rewards) for g in batches[0].groups] == [(1, 2, [0.0, 1.0]), (2, 2, [1.0, 1.0])]
+        assert [(g.seq, g.size, g.rewards) for g in batches[0].groups] == [
+            (1, 2, [0.0, 1.0]),
+            (2, 2, [1.0, 1.0]),
+        ]
         assert batches[0].trajectories[0].job == job(0, "a", seq=1)
         assert batches[0].trajectories[0].stop is Stop.DONE
         assert client.stats()["delivered"] == 6
@@ -120,7 +152,9 @@ class TestBatches:
         with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
             next(client.batches(groups=2, timeout=0.05))
 
-    def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(self, client: Client, ledger: Ledger) -> None:
+    def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(
+        self, client: Client, ledger: Ledger
+    ) -> None:
         submit(client, "a", "b")
         play_groups(ledger, "a", "b")
         client.seal()
@@ -236,8 +270,12 @@ def test_wrong_arguments_are_named_and_change_nothing(
     assert ledger.redis.keys("*") == []
 
 
-@pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}])
-def test_a_consumer_does_not_wait_for_what_is_no_number(client: Client, wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}]
+)
+def test_a_consumer_does_not_wait_for_what_is_no_number(
+    client: Client, wrong: dict[str, Any]
+) -> None:
     """A timeout of NaN would neither pass nor pause."""
     with client.consumer() as consumer, pytest.raises(ContractError, match=next(iter(wrong))):
         consumer.next(**{"groups": 1} | wrong)

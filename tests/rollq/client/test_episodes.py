@@ -38,7 +38,9 @@ def test_an_episode_that_another_process_acknowledged_meanwhile(
         asyncio.run(acknowledged())
 
 
-def test_a_group_that_another_process_acknowledged_keeps_no_other(client: Client, ledger: Ledger) -> None:
+def test_a_group_that_another_process_acknowledged_keeps_no_other(
+    client: Client, ledger: Ledger
+) -> None:
     async def played() -> None:
         episodes = client.episodes(0)
         for name in ("a", "b"):
@@ -55,7 +57,9 @@ def test_a_group_that_another_process_acknowledged_keeps_no_other(client: Client
     asyncio.run(asyncio.wait_for(played(), 20))
 
 
-def test_the_same_id_with_other_content_leaves_the_first_alone(client: Client, ledger: Ledger) -> None:
+def test_the_same_id_with_other_content_leaves_the_first_alone(
+    client: Client, ledger: Ledger
+) -> None:
     async def both() -> Trajectory:
         episodes = client.episodes(1)
         first = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
@@ -70,7 +74,9 @@ def test_the_same_id_with_other_content_leaves_the_first_alone(client: Client, l
 
 @pytest.mark.parametrize("several", [{"size": 2}, {"size": 1, "spare": 1}])
 def test_a_job_of_a_group_of_several_is_refused(client: Client, several: dict[str, int]) -> None:
-    with pytest.raises(ContractError, match=r"job r/g/0: .* submit it with size 1 and without spare"):
+    with pytest.raises(
+        ContractError, match=r"job r/g/0: .* submit it with size 1 and without spare"
+    ):
         asyncio.run(asyncio.wait_for(client.episodes(1).play(job(0, "g", **several), 0), 10))
     assert client.stats()["submitted"] == 0
 

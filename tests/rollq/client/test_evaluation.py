@@ -1,4 +1,6 @@
-"""`Client.evaluate`: an evaluation beside training, its result, and what happens to it in restarts."""
+"""`Client.evaluate`: an evaluation beside training, its result, and what happens to it
+in restarts.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -59,7 +61,9 @@ def test_the_call_returns_before_anything_is_submitted(redis_url: str, client: C
         evaluation.result(0)
 
 
-def test_another_process_goes_on_and_plays_only_the_rest(redis_url: str, client: Client, ledger: Ledger) -> None:
+def test_another_process_goes_on_and_plays_only_the_rest(
+    redis_url: str, client: Client, ledger: Ledger
+) -> None:
     first = client.evaluate(TASKS, 2, "1")
     play_tasks(ledger, [1.0, 1.0])
     first.close()
@@ -79,13 +83,18 @@ def test_each_version_has_its_own_result(client: Client, ledger: Ledger) -> None
     evaluations = {version: client.evaluate(TASKS, 1, version) for version in ("1", "2")}
     play_tasks(ledger, [1.0], [1.0])
     play_tasks(ledger, [0.0], [0.0], groups=["eval.2.shop.test.0", "eval.2.shop.test.1"])
-    assert [evaluations[version].result(60).other_versions for version in ("1", "2")] == [{}, {"1": 8}]
+    assert [evaluations[version].result(60).other_versions for version in ("1", "2")] == [
+        {},
+        {"1": 8},
+    ]
     store = Store(ledger.scripts)
     assert store.names() == ["1", "2"]
     assert [store.load(name).version for name in ("1", "2")] == ["1", "2"]  # type: ignore[union-attr]
 
 
-def test_a_dead_try_leaves_its_task_out_until_it_is_played_again(client: Client, ledger: Ledger) -> None:
+def test_a_dead_try_leaves_its_task_out_until_it_is_played_again(
+    client: Client, ledger: Ledger
+) -> None:
     evaluation = client.evaluate(TASKS, 2, "1")
     play_tasks(ledger, [1.0], [1.0, 1.0])
     client.cancel(["r/eval.1.shop.test.0/1"])
@@ -103,7 +112,9 @@ def test_a_stored_result_outlives_the_records_of_its_groups(client: Client, ledg
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0], [0.0])
     found = evaluation.result(60)
-    assert ledger.redis.delete(*(ledger.keys.acked(name) for name in GROUPS)) == 2  # what their expiry does
+    assert (
+        ledger.redis.delete(*(ledger.keys.acked(name) for name in GROUPS)) == 2
+    )  # what their expiry does
     assert client.evaluate(TASKS, 1, "1").result(60) == found
     assert client.stats()["submitted"] == 2
 
@@ -132,7 +143,9 @@ def test_what_another_consumer_took_before_is_an_error(client: Client, ledger: L
 
 def evaluation_group(size: int) -> list[Job]:
     first = evaluation_jobs("r", "1", TASKS, size)[0]
-    return group(GROUPS[0], size=size, env=first.env, split=first.split, task=0, purpose=Purpose.EVAL)
+    return group(
+        GROUPS[0], size=size, env=first.env, split=first.split, task=0, purpose=Purpose.EVAL
+    )
 
 
 def test_what_another_consumer_holds_counts_all_the_same(client: Client, ledger: Ledger) -> None:
@@ -147,7 +160,10 @@ def test_other_tasks_need_another_name(client: Client, ledger: Ledger) -> None:
     play_tasks(ledger, [1.0], [1.0])
     evaluation.result(60)
     more = [Job(env="shop", split="train", task=5)]
-    with pytest.raises(SettingsError, match="evaluation '1' of run r has other tasks or tries: 2 tasks with 1 tries"):
+    with pytest.raises(
+        SettingsError,
+        match="evaluation '1' of run r has other tasks or tries: 2 tasks with 1 tries",
+    ):
         client.evaluate(more, 1, "1").result(60)
     assert client.stats()["submitted"] == 2  # it was refused before anything was submitted
     other = client.evaluate(more, 1, "1", name="train")
@@ -155,7 +171,9 @@ def test_other_tasks_need_another_name(client: Client, ledger: Ledger) -> None:
     assert other.result(60).name == "train"
 
 
-def test_without_a_version_it_is_one_of_the_published_policy(client: Client, ledger: Ledger) -> None:
+def test_without_a_version_it_is_one_of_the_published_policy(
+    client: Client, ledger: Ledger
+) -> None:
     with pytest.raises(SettingsError, match="run r: no weight version was published"):
         client.evaluate(TASKS, 1)
     client.publish(4, "1")
@@ -164,13 +182,17 @@ def test_without_a_version_it_is_one_of_the_published_policy(client: Client, led
     assert evaluation.result(60).version == "1"
 
 
-def test_it_is_one_of_the_version_that_its_tasks_are_pinned_to(client: Client, ledger: Ledger) -> None:
+def test_it_is_one_of_the_version_that_its_tasks_are_pinned_to(
+    client: Client, ledger: Ledger
+) -> None:
     client.publish(2, "2")
     pinned = [replace(task, weight_version="1") for task in TASKS]
     evaluation = client.evaluate(pinned, 1)
     play_tasks(ledger, [1.0], [1.0])
     assert evaluation.result(60).version == "1"
-    with pytest.raises(ContractError, match="an evaluation of version '1' has no tasks that are pinned to '2'"):
+    with pytest.raises(
+        ContractError, match="an evaluation of version '1' has no tasks that are pinned to '2'"
+    ):
         client.evaluate([pinned[0], replace(pinned[1], weight_version="2")], 1)
 
 
@@ -179,7 +201,10 @@ def test_names_of_versions_become_names_of_groups() -> None:
         return evaluation_jobs("r", version, TASKS, 1)[0].group
 
     assert name("step-12") == "eval.step-12.shop.test.0"
-    assert len({name("/ckpt/a"), name("/ckpt-a"), name("-ckpt-a"), name("x" * 80), name("x" * 81)}) == 5
+    assert (
+        len({name("/ckpt/a"), name("/ckpt-a"), name("-ckpt-a"), name("x" * 80), name("x" * 81)})
+        == 5
+    )
 
 
 @pytest.mark.parametrize(

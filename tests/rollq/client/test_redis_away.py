@@ -1,4 +1,6 @@
-"""Redis is away for longer than a call waits: trainers and producers wait on, and what cannot come back is raised."""
+"""Redis is away for longer than a call waits: trainers and producers wait on, and what cannot come
+back is raised.
+"""
 
 import threading
 import time
@@ -62,7 +64,9 @@ def over_an_outage(server: Server, *calls: Callable[[], Any]) -> list[Any]:
 def test_batches_submissions_and_acknowledgements_wait(server: Server, client: Client) -> None:
     play_groups(internals(client).ledger, "a")
     with client.consumer() as consumer:
-        batch, submitted = over_an_outage(server, lambda: consumer.next(1), lambda: client.submit(group("b")))
+        batch, submitted = over_an_outage(
+            server, lambda: consumer.next(1), lambda: client.submit(group("b"))
+        )
         assert names(batch) == ["a"] and len(submitted.new) == len(group("b"))
         over_an_outage(server, batch.ack, lambda: client.publish(1), client.seal)
     stats = client.stats()
@@ -118,7 +122,10 @@ def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
             waits = [threads.submit(consumer.next, 1)]
             time.sleep(0.2)
             consumer.close()
-            waits += [threads.submit(client.submit, group("b")), threads.submit(client.consumer, name="t")]
+            waits += [
+                threads.submit(client.submit, group("b")),
+                threads.submit(client.consumer, name="t"),
+            ]
             waits.append(threads.submit(client.stats))
             time.sleep(0.2)
             client.close()

@@ -85,13 +85,21 @@ def test_a_few_rollouts_as_text(ledger: Ledger, redis_url: str) -> None:
         ("r/b/0", 7.0, 2),
     ]
     assert step.rollouts[0]["text"] == (
-        "system: Be brief.\n\nuser: Hello\n\nassistant: hm\n\ntool: It is red.\n\nassistant: hm\n\ntool: It is red."
+        "system: Be brief.\n\nuser: Hello\n\nassistant: hm\n\ntool: It is "
+        "red.\n\nassistant: hm\n\ntool: It is red."
     )
 
 
 def test_conversations_of_an_agent_and_calls_are_in_the_text() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
-    parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "look", "arguments": '{"at": "it"}'},
+    }
+    parts = [
+        {"type": "text", "text": "See"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
     called = replace(
         observed(0),
         message={"role": "assistant", "content": None, "tool_calls": [call]},
@@ -109,7 +117,10 @@ def test_conversations_of_an_agent_and_calls_are_in_the_text() -> None:
 
 
 def test_a_tracker_that_is_slow_or_fails_holds_nothing_up(
-    ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tracking, "MOST", 2)
     finish_groups(ledger, "a", "b", "c", seal=True)
@@ -140,11 +151,18 @@ def test_evaluations_report_to_the_tracker_of_the_batches(
         client.publish(20, "policy-20")
         with client.consumer(track=notes) as consumer:
             assert consumer.next(1, 60)
-            evaluations = [client.evaluate(tasks, 2, version, track=notes) for version in ("policy-20", "other")]
+            evaluations = [
+                client.evaluate(tasks, 2, version, track=notes)
+                for version in ("policy-20", "other")
+            ]
             for version in ("policy-20", "other"):
                 rewards = {0: (1.0, 0.0), 1: (1.0, 1.0)}
                 play_when_submitted(
-                    ledger, {f"eval.{version}.tau2-x.test.{task}": tries for task, tries in rewards.items()}
+                    ledger,
+                    {
+                        f"eval.{version}.tau2-x.test.{task}": tries
+                        for task, tries in rewards.items()
+                    },
                 )
             for evaluation in evaluations:
                 evaluation.result(60)
@@ -165,10 +183,15 @@ def test_evaluations_report_to_the_tracker_of_the_batches(
             "turns_mean": 2.0,
         }.items()
     }
-    assert "did not take the evaluation of other: SettingsError: it is not known which step 'other' is" in caplog.text
+    assert (
+        "did not take the evaluation of other: SettingsError: it is not known which step 'other' is"
+        in caplog.text
+    )
 
 
-def test_a_tracker_ends_with_its_client(ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_ends_with_its_client(
+    ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Consumers come and go, and what each has added is sent when it closes."""
     notes = Notes()
     finish_groups(ledger, "a", "b")
@@ -186,29 +209,40 @@ def test_a_tracker_ends_with_its_client(ledger: Ledger, redis_url: str, caplog: 
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("track", [5, object(), ["trackio"], "no-such:p:4", "", "wandb:p:x", "wandb:p:4:"])
+@pytest.mark.parametrize(
+    "track", [5, object(), ["trackio"], "no-such:p:4", "", "wandb:p:x", "wandb:p:4:"]
+)
 def test_what_is_no_tracker(redis_url: str, track: object) -> None:
     with Client(redis_url, run="r") as client:
-        for use in (client.consumer, lambda track: client.evaluate([Job(env="shop", task=0)], 1, "7", track=track)):
+        for use in (
+            client.consumer,
+            lambda track: client.evaluate([Job(env="shop", task=0)], 1, "7", track=track),
+        ):
             with pytest.raises(SettingsError, match="track"):
                 use(track=track)
         assert client.stats()["submitted"] == 0
 
 
-def test_one_tracker_has_one_number_of_rollouts(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_tracker_has_one_number_of_rollouts(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracking, "named", lambda text: lambda run: Notes())
     with Client(redis_url, run="r") as client:
         client.consumer(track="wandb:shop:4")
         client.consumer(track="wandb:other")
         client.consumer(track="wandb:other:0")
         with pytest.raises(
-            SettingsError, match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts"
+            SettingsError,
+            match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts",
         ):
             client.consumer(track="wandb:shop")
 
 
 def test_the_end_does_not_wait_for_ever(
-    ledger: Ledger, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tracking, "CLOSE_S", 0.05)
     finish_groups(ledger, "a", "b", seal=True)

@@ -27,7 +27,9 @@ Says = Callable[..., Said]
 
 
 @pytest.fixture
-def says(redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Says:
+def says(
+    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Says:
     """Runs a command at the test's Redis, which must end with that exit code."""
     monkeypatch.setenv("ROLLQ_REDIS_URL", redis_url)
 
@@ -59,7 +61,9 @@ Pulls = Callable[..., Said]
 
 @pytest.fixture
 def pull(says: Says) -> Pulls:
-    return lambda groups, *more, code=0: says("pull", "--run", "r", "--groups", str(groups), *map(str, more), code=code)
+    return lambda groups, *more, code=0: says(
+        "pull", "--run", "r", "--groups", str(groups), *map(str, more), code=code
+    )
 
 
 @pytest.fixture

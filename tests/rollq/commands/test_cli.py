@@ -1,4 +1,6 @@
-"""The command line: what it accepts, its exit codes, and that every error is one clear line without a traceback."""
+"""The command line: what it accepts, its exit codes, and that every error is one clear line without
+a traceback.
+"""
 
 import argparse
 import json
@@ -29,8 +31,12 @@ def test_the_module_runs_too() -> None:
 
 
 def test_the_commands_of_the_worker_are_entry_points_and_their_extras_exist() -> None:
-    assert cli.OTHER_COMMANDS.keys() <= {point.name for point in metadata.entry_points(group=cli.GROUP)}
-    assert set(cli.OTHER_COMMANDS.values()) <= set(metadata.metadata("rollq").get_all("Provides-Extra") or ())
+    assert cli.OTHER_COMMANDS.keys() <= {
+        point.name for point in metadata.entry_points(group=cli.GROUP)
+    }
+    assert set(cli.OTHER_COMMANDS.values()) <= set(
+        metadata.metadata("rollq").get_all("Provides-Extra") or ()
+    )
 
 
 def test_the_help_lists_every_command_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +52,9 @@ EXAMPLES = [line for lines in help.EXAMPLES.values() for line in lines]
 def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert {command.partition(" ")[0] for command in help.EXAMPLES} == set(COMMANDS)
     assert cli.main(["pull", "--help"]) == 0
-    assert capsys.readouterr().out.endswith("examples:\n  rollq pull --run try --groups 32 --out try.jsonl\n")
+    assert capsys.readouterr().out.endswith(
+        "examples:\n  rollq pull --run try --groups 32 --out try.jsonl\n"
+    )
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
@@ -58,7 +66,9 @@ def test_examples_are_right(line: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("line", [(), ("jobs",), ("engines",), ("env",)])
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str], line: tuple[str, ...]) -> None:
+def test_without_a_command_the_help_is_shown(
+    capsys: pytest.CaptureFixture[str], line: tuple[str, ...]
+) -> None:
     assert cli.main(line) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("usage: rollq") and "list" in said.err
@@ -87,7 +97,8 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
 def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     heavy = f"celery kombu requests tokenizers transformers rich aiohttp {unneeded}".split()
     code = (
-        f"import sys; from rollq import cli; cli.main({line.split()}); print([m for m in {heavy} if m in sys.modules])"
+        f"import sys; from rollq import cli; cli.main({line.split()}); print([m for m in "
+        f"{heavy} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
@@ -100,18 +111,29 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
     (("demo", "--set", "mistakes=1.1"), "mistakes must be a probability, not 1.1"),
     (("jobs", "list", "--run", "r"), "RUN is no flag of this command: write rollq jobs list RUN"),
-    (("jobs", "requeue", "--job", "r/g/0"), "JOB is no flag of this command: write rollq jobs requeue JOB"),
+    (
+        ("jobs", "requeue", "--job", "r/g/0"),
+        "JOB is no flag of this command: write rollq jobs requeue JOB",
+    ),
     (("demo", "--set", "tasks=5-2"), "--set: tasks: expected A-B with A not above B"),
     (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
-    (("engine", "--port", "70000"), "--port: expected a whole number of at least 0 and at most 65535, not '70000'"),
+    (
+        ("engine", "--port", "70000"),
+        "--port: expected a whole number of at least 0 and at most 65535, not '70000'",
+    ),
     (("submit", "--run", "r", "--tasks", "0"), "--env is missing"),
     ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
-    ((*SUBMIT, "--tasks", "0-" + "9" * 20), "--tasks: expected A-B with A not above B, both included"),
+    (
+        (*SUBMIT, "--tasks", "0-" + "9" * 20),
+        "--tasks: expected A-B with A not above B, both included",
+    ),
     (("pull", "--run", "r"), "required: --groups"),
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), WRONG_LINES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
+@pytest.mark.parametrize(
+    ("line", "said"), WRONG_LINES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+)
 def test_a_wrong_line_is_one_clear_line(fails: Fails, line: tuple[str, ...], said: str) -> None:
     assert said in fails(*line)
 
@@ -149,7 +171,9 @@ def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     found = connect.settings(args)
     assert (found.redis_url, found.broker_url) == ("redis://from-env:1/0", "redis://from-env:1/0")
     assert found.engine_urls == ("http://from-env:2",)
-    args = cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0", "--engine", "http://flag:2/", "-c", "3"])
+    args = cli.parser().parse_args(
+        ["worker", "--redis", "redis://flag:1/0", "--engine", "http://flag:2/", "-c", "3"]
+    )
     found = connect.settings(args)
     assert (found.redis_url, found.broker_url) == ("redis://flag:1/0", "redis://flag:1/0")
     assert (found.engine_urls, found.concurrency) == (("http://flag:2",), 3)
@@ -163,7 +187,9 @@ def test_a_broker_of_its_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://broker:1/0")
     found = connect.settings(cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0"]))
     assert found.broker_url == "redis://broker:1/0"
-    args = cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0", "--broker", "redis://other:1/0"])
+    args = cli.parser().parse_args(
+        ["worker", "--redis", "redis://flag:1/0", "--broker", "redis://other:1/0"]
+    )
     assert connect.settings(args).broker_url == "redis://other:1/0"
 
 
@@ -188,13 +214,20 @@ def test_a_bug_is_one_line_unless_rollq_debug_is_set(
         ("demo", "celery", "this needs celery, which is not installed: "),
         ("doctor", "tokenizers", "this needs tokenizers, which is not installed: "),
         *(
-            (command, "rollq_worker", f"`rollq {command.split()[0]}` cannot be loaded (ModuleNotFoundError: ")
+            (
+                command,
+                "rollq_worker",
+                f"`rollq {command.split()[0]}` cannot be loaded (ModuleNotFoundError: ",
+            )
             for command in ("demo", "engine --port 0", "worker", "audit x.jsonl", "doctor")
         ),
     ],
 )
 def test_a_missing_extra_names_its_install_line(command: str, missing: str, said: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from rollq import cli; sys.exit(cli.main({command.split()}))"
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; from rollq import cli; "
+        f"sys.exit(cli.main({command.split()}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"rollq: {said}")
@@ -204,7 +237,8 @@ def test_a_missing_extra_names_its_install_line(command: str, missing: str, said
 
 THEIRS = """
 def add(commands):
-    commands.add_parser("theirs", help="of another package").set_defaults(run=lambda args: print("theirs ran") or 0)
+    commands.add_parser("theirs", help="of another package").set_defaults(run=lambda args: \
+print("theirs ran") or 0)
 
 def broken(commands):
     commands.add_parser("broken")
@@ -214,14 +248,23 @@ def broken(commands):
 
 def test_commands_of_other_packages(tmp_path: Path) -> None:
     """One that cannot be loaded says so, and costs no other command."""
-    points = {"theirs": "theirs:add", "broken": "theirs:broken", "lost": "theirs:lost", "submit": "theirs:broken"}
+    points = {
+        "theirs": "theirs:add",
+        "broken": "theirs:broken",
+        "lost": "theirs:lost",
+        "submit": "theirs:broken",
+    }
     install(tmp_path, "theirs", {"rollq.commands": points}, theirs=THEIRS)
     env = {"PYTHONPATH": str(tmp_path)}
     assert rollq("theirs", env=env).stdout == "theirs ran\n"
     said = rollq("broken", "--flag", env=env, code=2).stderr
     reason = "ZeroDivisionError: 100 %s of it"
-    assert said == f"rollq: `rollq broken` cannot be loaded ({reason}): update or uninstall theirs\n"
-    assert "`rollq lost` cannot be loaded (AttributeError: " in rollq("lost", env=env, code=2).stderr
+    assert (
+        said == f"rollq: `rollq broken` cannot be loaded ({reason}): update or uninstall theirs\n"
+    )
+    assert (
+        "`rollq lost` cannot be loaded (AttributeError: " in rollq("lost", env=env, code=2).stderr
+    )
     listed = " ".join(rollq("--help", env=env).stdout.split())
     assert "of another package" in listed and "`rollq lost` cannot be loaded" in listed
     assert "usage: rollq submit" in rollq("submit", "--help", env=env).stdout
@@ -243,11 +286,15 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
     if line[0] == "pull":
         assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     command = [sys.executable, "-m", "rollq", *line, "--redis", redis_url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             while "no worker is alive" not in process.stderr.readline():
                 assert process.poll() is None
-            process.send_signal(signal.SIGINT)  # earlier, Python can lose it: in an import, or when it frees a client
+            process.send_signal(
+                signal.SIGINT
+            )  # earlier, Python can lose it: in an import, or when it frees a client
             out, err = process.communicate(timeout=30)
         finally:
             process.kill()
@@ -263,16 +310,22 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
     ["stats", "jobs list r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
 )
 def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
-    """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not before the exit."""
+    """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not
+    before the exit.
+    """
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: writer}
     command = [sys.executable, "-m", "rollq", *line.split()]
-    done = subprocess.run(command, **streams, text=True, timeout=60, env={**env, "ROLLQ_REDIS_URL": redis_url})
+    done = subprocess.run(
+        command, **streams, text=True, timeout=60, env={**env, "ROLLQ_REDIS_URL": redis_url}
+    )
     os.close(writer)
-    assert done.returncode in ((1, 2) if line == "nonsense" else (0, 1))  # argparse of Python 3.11.2 raises
+    assert done.returncode in (
+        (1, 2) if line == "nonsense" else (0, 1)
+    )  # argparse of Python 3.11.2 raises
     said = (done.stdout or "") + (done.stderr or "")
     assert "Traceback" not in said and "Error" not in said and "Exception" not in said
 
@@ -281,16 +334,25 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "rollq", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, env=env
+            [sys.executable, "-m", "rollq", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
         )
-    assert (done.returncode, done.stderr) == (1, "rollq: cannot write to standard output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "rollq: cannot write to standard output: No space left on device\n",
+    )
 
 
 def test_closed_standard_streams(redis_url: str) -> None:
     """Some supervisors start processes so."""
     command = f"exec '{sys.executable}' -m rollq stats --redis {redis_url}"
     for closed in (">&-", "2>&-", ">&- 2>&-"):
-        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
 

@@ -5,7 +5,9 @@ import pytest
 from rollq import cli
 
 
-def test_the_list_is_printed_after_each_change(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_printed_after_each_change(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def engines(command: str, *urls: str) -> list[str]:
         assert cli.main(["engines", command, "pool", *urls, "--redis", redis_url]) == 0
         return capsys.readouterr().out.split()

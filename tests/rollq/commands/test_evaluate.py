@@ -25,7 +25,9 @@ Evaluated = Callable[..., Ledger]
 def evaluated(ledger: Ledger, says: Says) -> Evaluated:
     """Submits an evaluation and plays its tries."""
 
-    def play_all(run: str, rewards: Mapping[int, Sequence[float]] = REWARDS, line: Sequence[str] = LINE) -> Ledger:
+    def play_all(
+        run: str, rewards: Mapping[int, Sequence[float]] = REWARDS, line: Sequence[str] = LINE
+    ) -> Ledger:
         says("eval", "--run", run, *line, "--timeout", "0", code=1)
         of_run = Ledger(ledger.redis, run)
         for task, tries in rewards.items():
@@ -36,7 +38,9 @@ def evaluated(ledger: Ledger, says: Says) -> Evaluated:
     return play_all
 
 
-def test_the_same_line_prints_the_result_again(evaluated: Evaluated, says: Says, tmp_path: Path) -> None:
+def test_the_same_line_prints_the_result_again(
+    evaluated: Evaluated, says: Says, tmp_path: Path
+) -> None:
     ledger = evaluated("e")
     line = ("eval", "--run", "e", *LINE)
     first = says(*line, "--out", str(tmp_path / "e.jsonl"), "--json").json | {"wall_s": 0}
@@ -47,7 +51,9 @@ def test_the_same_line_prints_the_result_again(evaluated: Evaluated, says: Says,
     assert says("eval", "--show", "e", "--json").json | {"wall_s": 0} == first
 
 
-def test_failures_come_with_the_line_that_shows_them(evaluated: Evaluated, says: Says, tmp_path: Path) -> None:
+def test_failures_come_with_the_line_that_shows_them(
+    evaluated: Evaluated, says: Says, tmp_path: Path
+) -> None:
     evaluated("e")
     line = ("eval", "--run", "e", *LINE)
     assert "3 of 6 tries failed:\nrollq show e/shop.test.2/0  # reward 0, done" in says(*line).out
@@ -60,7 +66,9 @@ def test_failures_come_with_the_line_that_shows_them(evaluated: Evaluated, says:
     assert "e/shop.test.2/0 (its trajectory has left Redis)" in says("eval", "--show", "e").out
 
 
-def test_it_says_how_to_free_what_stays_in_redis(evaluated: Evaluated, says: Says, tmp_path: Path) -> None:
+def test_it_says_how_to_free_what_stays_in_redis(
+    evaluated: Evaluated, says: Says, tmp_path: Path
+) -> None:
     evaluated("e")
     line = ("eval", "--run", "e", *LINE)
     assert "3 groups stay in Redis" in says(*line).err
@@ -96,14 +104,18 @@ def test_other_tasks_are_refused_before_they_are_played(evaluated: Evaluated, sa
     assert not redis.exists("rollq:{e}:group:shop.test.3")
 
 
-def test_a_dead_try_costs_the_comparison_and_not_the_report(evaluated: Evaluated, says: Says) -> None:
+def test_a_dead_try_costs_the_comparison_and_not_the_report(
+    evaluated: Evaluated, says: Says
+) -> None:
     evaluated("old")
     says("eval", "--run", "old", *LINE)
     evaluated("new", {0: [1.0, 1.0], 1: [1.0, 0.0], 2: [1.0]})
     says("jobs", "cancel", "new/shop.test.2/1")
     said = says("eval", "--run", "new", *LINE, "--compare", "old", code=1)
     assert "reward   mean 0.750" in said.out and "compare" not in said.out
-    assert "2 of 6 tries are missing, and their tasks are left out, so nothing is compared" in said.err
+    assert (
+        "2 of 6 tries are missing, and their tasks are left out, so nothing is compared" in said.err
+    )
     assert "to play them again: rollq jobs requeue new, then repeat this line" in said.err
     says("jobs", "drop", "new")
     said = says("eval", "--run", "new", *LINE, code=1)
@@ -121,34 +133,50 @@ def test_a_try_that_cannot_be_read_is_a_dead_letter(evaluated: Evaluated, says: 
     assert says(*line).json["done"] == 6
 
 
-def test_a_try_that_cannot_be_written_down_is_a_dead_letter(evaluated: Evaluated, says: Says, tmp_path: Path) -> None:
+def test_a_try_that_cannot_be_written_down_is_a_dead_letter(
+    evaluated: Evaluated, says: Says, tmp_path: Path
+) -> None:
     ledger = evaluated("e")
     no_json = replace(closed(), info={"score": math.nan})
-    ledger.redis.lset(ledger.keys.journal("e/shop.test.1/1"), -1, encode_event(no_json, "e/shop.test.1/1"))
-    found = says("eval", "--run", "e", *LINE, "--out", str(tmp_path / "e.jsonl"), "--json", code=1).json
+    ledger.redis.lset(
+        ledger.keys.journal("e/shop.test.1/1"), -1, encode_event(no_json, "e/shop.test.1/1")
+    )
+    found = says(
+        "eval", "--run", "e", *LINE, "--out", str(tmp_path / "e.jsonl"), "--json", code=1
+    ).json
     assert (found["left_out"], found["dead"], found["done"]) == (["shop.test.1"], 1, 4)
 
 
-def test_the_evaluations_of_a_trainer_are_a_series(ledger: Ledger, redis_url: str, says: Says) -> None:
+def test_the_evaluations_of_a_trainer_are_a_series(
+    ledger: Ledger, redis_url: str, says: Says
+) -> None:
     with Client(redis_url, run="r") as client:
         for step, reward in ((0, 0.0), (10, 1.0)):
             client.publish(step)
             evaluation = client.evaluate([Job(env="shop", task=0)], 1)
             play_when_submitted(ledger, {f"eval.{step}.shop.train.0": [reward]}, str(step))
             evaluation.result(60)
-    assert [line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()] == [
+    assert [
+        line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()
+    ] == [
         ["step", "name", "tasks", "reward", "pass^1", "against", "r@0"],
         ["0", "0", "1", "0.000", "0.000", "-"],
         ["10", "10", "1", "1.000", "1.000", "+1.000"],
     ]
     found = says("eval", "--show", "r", "--json").json
-    assert [(each["step"], each["reward_mean"]) for each in found["evaluations"]] == [(0, 0.0), (10, 1.0)]
+    assert [(each["step"], each["reward_mean"]) for each in found["evaluations"]] == [
+        (0, 0.0),
+        (10, 1.0),
+    ]
     assert says("eval", "--show", "r@10", "--json").json["reward_mean"] == 1.0
 
 
 def test_what_is_not_stored_names_what_is(evaluated: Evaluated, says: Says) -> None:
     redis = evaluated("e").redis
-    assert "run e has no evaluation; it has none that is finished" in says("eval", "--show", "e", code=2).err
+    assert (
+        "run e has no evaluation; it has none that is finished"
+        in says("eval", "--show", "e", code=2).err
+    )
     says("eval", "--run", "e", *LINE)
     assert "run e has no evaluation '7'; it has e" in says("eval", "--show", "e@7", code=2).err
     assert "no run 'x'" in says("eval", "--show", "x", code=2).err

@@ -1,4 +1,6 @@
-"""`rollq engines publish`, the keys of a bound on staleness, and what `stats` and `pull` tell of them."""
+"""`rollq engines publish`, the keys of a bound on staleness, and what `stats` and `pull` tell of
+them.
+"""
 
 import pytest
 
@@ -20,7 +22,10 @@ def test_a_bounded_run_from_submit_to_pull(ledger: Ledger, says: Says) -> None:
     assert published == "run r: step 1 is published as version one, 4 more groups may enter\n"
     assert "policy    step 1, version one   max staleness 1" in says(*STATS).out
     counts = says(*STATS, "--json").json
-    assert (counts["policy"], counts["admission"]["capacity"]) == ({"step": 1, "weight_version": "one"}, 4)
+    assert (counts["policy"], counts["admission"]["capacity"]) == (
+        {"step": 1, "weight_version": "one"},
+        4,
+    )
     pulled = says("pull", "--run", "r", "--groups", "4", "--timeout", "9").out
     assert "4 groups, 4 trajectories" in pulled and "staleness 0 at most" in pulled
 

@@ -1,4 +1,6 @@
-"""`rollq pull`: into a file, past damaged trajectories, beside other pulls, and stopped at any moment."""
+"""`rollq pull`: into a file, past damaged trajectories, beside other pulls, and stopped at any
+moment.
+"""
 
 import json
 import re
@@ -35,18 +37,27 @@ def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
     """Damages the texts of a journal entry, but nothing that a trainer needs."""
     key = ledger.keys.journal(job_id)
     fields = msgpack.unpackb(ledger.redis.lindex(key, entry))
-    [where] = [at for at, field in enumerate(fields) if isinstance(field, bytes) and field[:1] in (b"\0", b"\1")][-1:]
+    [where] = [
+        at
+        for at, field in enumerate(fields)
+        if isinstance(field, bytes) and field[:1] in (b"\0", b"\1")
+    ][-1:]
     fields[where] = b"\1 no zlib stream"
     ledger.redis.lset(key, entry, msgpack.packb(fields))
 
 
-def test_the_steps_of_a_name_go_on_from_pull_to_pull(ledger: Ledger, redis_url: str, out: Path, pull: Pulls) -> None:
+def test_the_steps_of_a_name_go_on_from_pull_to_pull(
+    ledger: Ledger, redis_url: str, out: Path, pull: Pulls
+) -> None:
     finish_groups(ledger, "a", "b", "c")
     for _ in range(2):
         pull(1, "--out", out, "--name", "shop")
     with Client(redis_url, run="r") as client, client.consumer(name="shop") as consumer:
         batch = consumer.next(1)
-        assert batch is not None and (batch.step, [group.id for group in batch.groups]) == (2, ["c"])
+        assert batch is not None and (batch.step, [group.id for group in batch.groups]) == (
+            2,
+            ["c"],
+        )
 
 
 def test_a_name_that_still_holds_more_than_was_asked_for(
@@ -69,7 +80,11 @@ def test_texts_that_cannot_be_read_cost_that_job_alone(
     found = pull(3, "--out", out, "--json", code=0 if min_viable == 1 else 1).json
     left = ["r/b/1"] if min_viable == 1 else []
     assert jobs(out) == ["r/a/0", "r/a/1", *left, "r/c/0", "r/c/1"]
-    assert (found["delivered"], found["duplicates"], found["missing"]) == (4 + len(left), 0, 1 - len(left))
+    assert (found["delivered"], found["duplicates"], found["missing"]) == (
+        4 + len(left),
+        0,
+        1 - len(left),
+    )
     [letter] = reader(ledger).dead()
     assert (letter.job_id, letter.failure) == ("r/b/0", "job")
     assert "r/b/0" in letter.reason
@@ -104,13 +119,17 @@ def test_what_was_written_and_not_acknowledged_is_not_written_again(
         assert save(next(client.batches(groups=2)), output)
     end_holds(ledger, "a", "b")
     before = out.read_bytes()
-    assert f"4 of them were in {out} already, and are not written twice" in pull(2, "--out", out).out
+    assert (
+        f"4 of them were in {out} already, and are not written twice" in pull(2, "--out", out).out
+    )
     assert out.read_bytes() == before
     assert reader(ledger).stats()["delivered"] == 4
 
 
 def test_a_run_name_that_was_used_before(ledger: Ledger, out: Path, pull: Pulls) -> None:
-    """The old lines are not mistaken for the new episodes: nothing is skipped, nothing is acknowledged unwritten."""
+    """The old lines are not mistaken for the new episodes: nothing is skipped, nothing is
+    acknowledged unwritten.
+    """
     finish_groups(ledger, "a", seal=True)
     pull(1, "--out", out)
     DeadLetters(ledger.redis, "r").forget_run()
@@ -132,7 +151,7 @@ def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(ledger: Ledger, pull: Pu
     said = pull(5, "--json", code=1)
     assert said.json | {"stops": None} == {
         "staleness_max": None,
-        "run": "r", "groups": 2, "missing": 3, "delivered": 4, "duplicates": 0, "reward_mean": 1.0, "stops": None
+        "run": "r", "groups": 2, "missing": 3, "delivered": 4, "duplicates": 0, "reward_mean": 1.0, "stops": None  # noqa: E501
     }  # fmt: skip
     assert "run r: the run is sealed and has no more: 3 of 5 groups are missing" in said.err
 
@@ -157,7 +176,9 @@ def drop_only_group(ledger: Ledger) -> None:
     ],
     ids=["queued", "skipped", "dropped"],
 )
-def test_a_pull_that_times_out_says_why(ledger: Ledger, pull: Pulls, prepare: object, hint: str) -> None:
+def test_a_pull_that_times_out_says_why(
+    ledger: Ledger, pull: Pulls, prepare: object, hint: str
+) -> None:
     prepare(ledger)  # type: ignore[operator]
     said = pull(4, "--timeout", 0.1, code=1).err
     assert "run r: no more within 0.1 s: " in said and "of 4 groups are missing" in said
@@ -214,7 +235,9 @@ def pull_and_be_killed(how: str, out: Path) -> None:
         assert done.returncode == returned, done.stderr
 
 
-def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(ledger: Ledger, out: Path, pull: Pulls) -> None:
+def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(
+    ledger: Ledger, out: Path, pull: Pulls
+) -> None:
     """Every acknowledged group is in the file, and the next pull cuts off the torn line."""
     finish_groups(ledger, "a", "b", "c", seal=True)
     pull_and_be_killed("torn", out)
@@ -229,7 +252,9 @@ def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(ledger: Ledger, o
 def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
     ledger: Ledger, tmp_path: Path, pull: Pulls, at: str, kept: list[str]
 ) -> None:
-    """Before the file has its name, and between the file and the acknowledgement: each job is there once."""
+    """Before the file has its name, and between the file and the acknowledgement: each job is there
+    once.
+    """
     out = tmp_path / "out.parquet"
     finish_groups(ledger, "a", "b", "c", seal=True)
     pull_and_be_killed(at, out)
@@ -255,7 +280,9 @@ def test_a_pull_into_parquet_without_pyarrow_takes_nothing(
 def test_a_hold_that_was_lost_before_the_ack(
     ledger: Ledger, out: Path, pull: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pull stood still between file and ack, and another consumer took the group. It continues with the next."""
+    """The pull stood still between file and ack, and another consumer took the group. It continues
+    with the next.
+    """
     finish_groups(ledger, "a", "b")
     ack, stolen = Deliveries.ack, threading.Event()
 
@@ -274,7 +301,9 @@ def test_a_hold_that_was_lost_before_the_ack(
     assert reader(ledger).stats()["delivered"] == 4
 
 
-def test_ready_groups_are_taken_before_all_are_there(ledger: Ledger, out: Path, pull: Pulls) -> None:
+def test_ready_groups_are_taken_before_all_are_there(
+    ledger: Ledger, out: Path, pull: Pulls
+) -> None:
     """Else a producer that waits for acknowledgements would never submit the rest."""
     finish_groups(ledger, "a", "b")
     pull(9, "--out", out, "--timeout", 0.2, code=1)
@@ -282,7 +311,9 @@ def test_ready_groups_are_taken_before_all_are_there(ledger: Ledger, out: Path, 
     assert reader(ledger).stats()["groups_acked"] == 2
 
 
-def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_that_goes_away_for_good_is_one_clear_line(
+    pull: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rollq.client.client.PATIENCE_S", 0.2)
     take = Deliveries.take
     with EmbeddedRedis() as server:
@@ -297,20 +328,28 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(pull: Pulls, monkeypa
     assert last.endswith("Start it again, then repeat the same line")
 
 
-def test_extras_are_written_when_they_are_asked_for(ledger: Ledger, tmp_path: Path, pull: Pulls) -> None:
+def test_extras_are_written_when_they_are_asked_for(
+    ledger: Ledger, tmp_path: Path, pull: Pulls
+) -> None:
     experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
     for name in ("a", "b"):
         ledger.submit(group(name, size=1))
         play(ledger, f"r/{name}/0", routed_experts=experts)
     pull(1, "--out", tmp_path / "a.jsonl", "--extras", "routed_experts,top_p_ids")
     pull(1, "--out", tmp_path / "b.jsonl")
-    with_extras, without = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("a", "b"))
-    assert with_extras["extras"] == {"routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}}
+    with_extras, without = (
+        json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("a", "b")
+    )
+    assert with_extras["extras"] == {
+        "routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}
+    }
     assert "extras" not in without
     assert cli.main(["audit", str(tmp_path / "a.jsonl"), "--offline"]) == 0
 
 
-def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: Ledger, pull: Pulls) -> None:
+def test_it_waits_for_a_redis_that_a_script_keeps_busy(
+    redis_url: str, ledger: Ledger, pull: Pulls
+) -> None:
     finish_groups(ledger, "g", seal=True)
     before = ledger.redis.config_get("lua-time-limit")
     ledger.redis.config_set("lua-time-limit", 50)

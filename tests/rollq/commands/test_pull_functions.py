@@ -33,20 +33,27 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pull_rules", raising=False)
 
 
-def test_only_groups_that_the_filter_keeps_are_written(ledger: Ledger, out: Path, pull: Pulls) -> None:
+def test_only_groups_that_the_filter_keeps_are_written(
+    ledger: Ledger, out: Path, pull: Pulls
+) -> None:
     finish_groups(ledger, "a", "b")
     ledger.submit(group("c"))
     play(ledger, "r/c/0", 0.0)
     play(ledger, "r/c/1", 1.0)
     ledger.seal()
-    assert "2 of 3 groups are missing" in pull(3, "--where", "unequal_rewards", "--out", out, code=1).err
+    assert (
+        "2 of 3 groups are missing"
+        in pull(3, "--where", "unequal_rewards", "--out", out, code=1).err
+    )
     assert jobs(out) == ["r/c/0", "r/c/1"]
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 2}
 
 
 @pytest.mark.usefixtures("rules")
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_the_file_has_the_rewards_of_the_reward_function(ledger: Ledger, out: Path, pull: Pulls, name: str) -> None:
+def test_the_file_has_the_rewards_of_the_reward_function(
+    ledger: Ledger, out: Path, pull: Pulls, name: str
+) -> None:
     finish_groups(ledger, "a", seal=True)
     flags = ("--where", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
     assert pull(1, *flags, "--out", out.with_name(name)).json["reward_mean"] == 0.5
@@ -58,16 +65,26 @@ def test_the_file_has_the_rewards_of_the_reward_function(ledger: Ledger, out: Pa
 
 
 @pytest.mark.usefixtures("rules")
-def test_a_function_that_fails_ends_the_pull_and_loses_nothing(ledger: Ledger, out: Path, pull: Pulls) -> None:
+def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
+    ledger: Ledger, out: Path, pull: Pulls
+) -> None:
     finish_groups(ledger, "a", seal=True)
     said = pull(1, "--out", out, "--reward", "pull_rules:broken", code=1).err
     assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in said
-    assert "there is no module pull_rulez" in pull(1, "--out", out, "--reward", "pull_rulez:broken", code=2).err
-    assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (1, 0)
+    assert (
+        "there is no module pull_rulez"
+        in pull(1, "--out", out, "--reward", "pull_rulez:broken", code=2).err
+    )
+    assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (
+        1,
+        0,
+    )
 
 
 @pytest.mark.usefixtures("rules")
-def test_a_filter_that_keeps_nothing_empties_the_run(ledger: Ledger, out: Path, pull: Pulls) -> None:
+def test_a_filter_that_keeps_nothing_empties_the_run(
+    ledger: Ledger, out: Path, pull: Pulls
+) -> None:
     finish_groups(ledger, "a", "b", seal=True)
     pull(2, "--where", "pull_rules:none", "--out", out, code=1)
     assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}

@@ -14,12 +14,23 @@ from tests.rollq.commands.lines import rollq
 
 def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "rollq", "redis", "--port", str(port), "--dir", str(tmp_path / "data")]
+    command = [
+        sys.executable,
+        "-m",
+        "rollq",
+        "redis",
+        "--port",
+        str(port),
+        "--dir",
+        str(tmp_path / "data"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline().startswith(f"redis://127.0.0.1:{port}/0 ")
         while "Ready to accept connections" not in server.stdout.readline():
             assert server.poll() is None
-        said = rollq("redis", "--port", str(free_port()), "--dir", str(tmp_path / "data"), code=2).stderr
+        said = rollq(
+            "redis", "--port", str(free_port()), "--dir", str(tmp_path / "data"), code=2
+        ).stderr
         assert "another Redis server keeps its data" in said
         server.send_signal(signal.SIGTERM)
         server.stdout.read()
@@ -31,4 +42,7 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         extra = ["--dir", str(tmp_path)] if command == "redis" else []
-        assert f"port {port} of 127.0.0.1 is in use" in rollq(command, "--port", str(port), *extra, code=2).stderr
+        assert (
+            f"port {port} of 127.0.0.1 is in use"
+            in rollq(command, "--port", str(port), *extra, code=2).stderr
+        )

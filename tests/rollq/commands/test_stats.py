@@ -25,7 +25,9 @@ def test_a_redis_without_runs(says: Says) -> None:
     assert says("stats", "--json").json == {}
 
 
-def test_a_run_that_cannot_be_read_hides_no_other(redis_url: str, ledger: Ledger, says: Says) -> None:
+def test_a_run_that_cannot_be_read_hides_no_other(
+    redis_url: str, ledger: Ledger, says: Says
+) -> None:
     for name in ("broken", "good"):
         with Client(redis_url, run=name) as client:
             client.submit([Job(env="shop", task=0)])

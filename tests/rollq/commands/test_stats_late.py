@@ -14,7 +14,9 @@ from tests.rollq.commands.conftest import Said, Says
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group, reader
 
-WORKER = LiveWorker(name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=2)
+WORKER = LiveWorker(
+    name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=2
+)
 
 
 Late = Callable[..., Said]
@@ -44,7 +46,8 @@ def test_each_unfinished_member_says_what_it_is_waiting_for(ledger: Ledger, late
     assert rows(said) == {
         "r/old/0": "engine for 31s",
         "r/old/1": "the user for 4.2m",
-        "r/old/2": "nothing is heard of its worker: unless it renews its lease, the job goes back to the queue within"
+        "r/old/2": "nothing is heard of its worker: unless it renews its lease, the job goes back "
+        "to the queue within"
         " 15 s",
         "r/old/3": "queue",
     }
@@ -61,7 +64,10 @@ def test_an_engine_that_is_away_and_a_failed_job_are_named(ledger: Ledger, late:
     found = rows(late().out)
     assert found[played.job.id] == "engine (away) for 31s"
     assert found[quick.job.id] == "no wait of more than 5 s"
-    assert found[failed.job.id].startswith("queue, not before ") and "after a failure" in found[failed.job.id]
+    assert (
+        found[failed.job.id].startswith("queue, not before ")
+        and "after a failure" in found[failed.job.id]
+    )
 
 
 def test_a_failed_job_says_why_and_its_message_is_no_backoff(ledger: Ledger, late: Late) -> None:
@@ -69,7 +75,9 @@ def test_a_failed_job_says_why_and_its_message_is_no_backoff(ledger: Ledger, lat
     failed = claim(ledger, "r/g/0")
     ledger.fail(failed.job.id, failed.lease, FailureClass.ENV, "it broke\nTraceback")
     now = float(reader(ledger).scripts.now())
-    ledger.redis.zadd(ledger.keys.queued, {"r/g/0": now + CONFIRMED_S})  # the message is at the broker
+    ledger.redis.zadd(
+        ledger.keys.queued, {"r/g/0": now + CONFIRMED_S}
+    )  # the message is at the broker
     said = late().out
     assert rows(said)["r/g/0"] == "queue"
     assert "    failed once, last by env: it broke\n" in said and "Traceback" not in said
@@ -90,9 +98,13 @@ def test_as_json_and_with_nothing_open(ledger: Ledger, late: Late, says: Says) -
     assert "no worker is alive" in found["waits"]
 
 
-def test_the_name_that_a_policy_gave_a_tool_is_shown_on_its_line(ledger: Ledger, late: Late) -> None:
+def test_the_name_that_a_policy_gave_a_tool_is_shown_on_its_line(
+    ledger: Ledger, late: Late
+) -> None:
     ledger.submit(group())
-    wait = Wait(claim(ledger, "r/g/0").job.id, "environment.step(\x1b[2J\nrun x: all is well)", 31.0)
+    wait = Wait(
+        claim(ledger, "r/g/0").job.id, "environment.step(\x1b[2J\nrun x: all is well)", 31.0
+    )
     register(ledger.redis, replace(WORKER, waits=(wait,)))
     said = late().out
     assert "\x1b" not in said and "\nrun x" not in said

@@ -17,21 +17,41 @@ from tests.rollq.samples import group, reader
 def test_submitting_twice_is_submitting_once(says: Says) -> None:
     line = [*SUBMIT, "--size", "2", "--json"]
     first = says(*line).json
-    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "acked": 0, "sealed": False}
+    assert first == {
+        "run": "r",
+        "groups": 4,
+        "size": 2,
+        "new": 8,
+        "known": 0,
+        "acked": 0,
+        "sealed": False,
+    }
     assert says(*line).json == {**first, "new": 0, "known": 8}
     counts = says("stats", "--run", "r", "--json").json
-    assert (counts["submitted"], counts["queued"], counts["groups_open"], counts["resubmitted"]) == (8, 8, 4, 8)
+    assert (
+        counts["submitted"],
+        counts["queued"],
+        counts["groups_open"],
+        counts["resubmitted"],
+    ) == (8, 8, 4, 8)
 
 
-def test_what_was_acknowledged_is_told_from_what_is_only_known(client: Client, ledger: Ledger, says: Says) -> None:
+def test_what_was_acknowledged_is_told_from_what_is_only_known(
+    client: Client, ledger: Ledger, says: Says
+) -> None:
     line = [*SUBMIT, "--size", "2"]
     says(*line)
     play_groups(ledger, "shop.train.0", "shop.train.2")
     says("pull", "--run", "r", "--groups", "1")
-    assert "4 groups of 2: 0 jobs submitted, 6 known already, 2 acknowledged already" in says(*line).out
+    assert (
+        "4 groups of 2: 0 jobs submitted, 6 known already, 2 acknowledged already"
+        in says(*line).out
+    )
     found = says(*line, "--json").json
     assert (found["new"], found["known"], found["acked"]) == (0, 6, 2)
-    done = client.submit(job for n in range(4) for job in group(f"g{n}"))  # without a source, each is sent again
+    done = client.submit(
+        job for n in range(4) for job in group(f"g{n}")
+    )  # without a source, each is sent again
     again = client.submit(job for n in range(4) for job in group(f"g{n}"))
     assert (len(done.new), len(again.known), len(again.acked)) == (8, 8, 0)
 
@@ -46,20 +66,30 @@ def test_submit_names_the_next_steps(says: Says) -> None:
 
 
 @pytest.mark.parametrize("size", ["1", "3"])
-def test_progress_does_not_count_a_refused_group(says: Says, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+def test_progress_does_not_count_a_refused_group(
+    says: Says, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)  # every state is said
     line = [*SUBMIT, "--size", size]
     says(*line, "--tasks", "1")
     err = says(*line, "--tasks", "0-3", "--set", "budget.max_turns=9", code=1).err
     said = [text for text in err.splitlines() if "groups" in text]
-    assert said == ["0/4  groups submitted, next shop.train.0", "1/4  groups submitted, next shop.train.1"]
+    assert said == [
+        "0/4  groups submitted, next shop.train.0",
+        "1/4  groups submitted, next shop.train.1",
+    ]
 
 
-def test_a_broker_that_takes_no_messages_is_a_warning(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_takes_no_messages_is_a_warning(
+    says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://me:hunter2@127.0.0.1:1/0")
     said = says(*SUBMIT)
     assert "4 jobs submitted" in said.out and "hunter2" not in said.err
-    assert "rollq: warning: the broker takes no messages (OperationalError): the workers send" in said.err
+    assert (
+        "rollq: warning: the broker takes no messages (OperationalError): the workers send"
+        in said.err
+    )
 
 
 def test_budgets_on_the_line(ledger: Ledger, says: Says) -> None:
@@ -105,7 +135,10 @@ def test_submit_refills_and_then_seals(ledger: Ledger, says: Says) -> None:
 
 def test_jobs_ask_for_routed_experts(ledger: Ledger, says: Says) -> None:
     line = [*SUBMIT, "--set", "routed_experts=48x8x128"]
-    assert "routed_experts.layers 48, routed_experts.top_k 8, routed_experts.experts 128" in says(*line).err
+    assert (
+        "routed_experts.layers 48, routed_experts.top_k 8, routed_experts.experts 128"
+        in says(*line).err
+    )
     state = reader(ledger).job("r/shop.train.0/0")
     assert state is not None and state.job is not None
     assert state.job.routed_experts == {"layers": 48, "top_k": 8, "experts": 128}

@@ -22,7 +22,9 @@ def engine_flags(*urls: str) -> list[str]:
     return [word for url in urls for word in ("--engine", url)]
 
 
-def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_published_when_all_engines_have_it(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = ["--run", "r", "--step", "7", "--redis", redis_url]
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     with serving(FakeEngine(), FakeEngine()) as urls:
@@ -30,7 +32,9 @@ def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsy
         said = capsys.readouterr()
         assert cli.main([*LINE, *engine_flags(*urls), *run]) == 0  # again
         again = capsys.readouterr().out
-    assert all(f"{url}  loaded     paused 0." in said.out and f"{url}  unchanged" in again for url in urls)
+    assert all(
+        f"{url}  loaded     paused 0." in said.out and f"{url}  unchanged" in again for url in urls
+    )
     assert "version v7 on 2 of 2 engines\npublished: run r is at step 7\n" in said.out
     assert "2/2  " in said.err and f"{urls[0]} done" in said.err
     with Client(redis_url, run="r") as client:
@@ -39,7 +43,16 @@ def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsy
 
 
 def of_adapter(step: int, folder: str = "") -> list[str]:
-    return ["engines", "sync", "--adapter", "math", "--path", folder or f"/a/{step}", "--version", f"v{step}"]
+    return [
+        "engines",
+        "sync",
+        "--adapter",
+        "math",
+        "--path",
+        folder or f"/a/{step}",
+        "--version",
+        f"v{step}",
+    ]
 
 
 def test_an_adapter_is_loaded_published_and_the_version_before_the_last_unloaded(
@@ -54,9 +67,15 @@ def test_an_adapter_is_loaded_published_and_the_version_before_the_last_unloaded
         said = capsys.readouterr().out
         for other in ([], ["--adapter", "code"]):
             assert cli.main([*LINE, *other, *engine_flags(*urls), *run, "2"]) == 2
-            assert "run r is played with adapter math: name it with --adapter math" in capsys.readouterr().err
+            assert (
+                "run r is played with adapter math: name it with --adapter math"
+                in capsys.readouterr().err
+            )
     assert engine.adapters == {"math@v1": "/a/1", "math@v2": "/a/2"}
-    assert said == f"{urls[0]}  loaded\nversion v2 of adapter math on 1 of 1 engines\npublished: run r is at step 2\n"
+    assert (
+        said == f"{urls[0]}  loaded\nversion v2 of adapter math on 1 of 1 engines\npublished: "
+        "run r is at step 2\n"
+    )
     with Client(redis_url, run="r") as client:
         assert client.published() == Published(2, "v2")
 
@@ -76,7 +95,9 @@ def test_a_step_back_unloads_what_was_trained_since_so_that_it_is_read_anew(redi
 def test_a_run_without_an_adapter_gets_none(redis_url: str, fails: Fails) -> None:
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     with serving(engine := FakeEngine()) as urls:
-        said = fails(*of_adapter(0), *engine_flags(*urls), "--run", "r", "--step", "0", "--redis", redis_url)
+        said = fails(
+            *of_adapter(0), *engine_flags(*urls), "--run", "r", "--step", "0", "--redis", redis_url
+        )
     assert "run r is played with adapter none: leave --adapter out, or use another run" in said
     assert engine.adapters == {}
 
@@ -84,10 +105,14 @@ def test_a_run_without_an_adapter_gets_none(redis_url: str, fails: Fails) -> Non
 def test_without_a_run_the_next_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(FakeEngine()) as urls:
         assert cli.main([*LINE, *engine_flags(*urls)]) == 0
-    assert capsys.readouterr().out.endswith("next: rollq engines publish --run RUN --step K --version v7\n")
+    assert capsys.readouterr().out.endswith(
+        "next: rollq engines publish --run RUN --step K --version v7\n"
+    )
 
 
-def test_a_failed_engine_is_named_and_nothing_is_published(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_engine_is_named_and_nothing_is_published(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     away = f"http://127.0.0.1:{free_port()}"
     run = ["--run", "r", "--step", "7", "--redis", redis_url]
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
@@ -99,7 +124,9 @@ def test_a_failed_engine_is_named_and_nothing_is_published(redis_url: str, capsy
             assert f"rollq: 1 of 2 engines do not serve version 'v7': {away} (" in said.err
             if more:
                 found = json.loads(said.out.splitlines()[-1])
-                assert [one["url"] for one in found["engines"]] == urls and list(found["failed"]) == [away]
+                assert [one["url"] for one in found["engines"]] == urls and list(
+                    found["failed"]
+                ) == [away]
                 assert found["published"] is None
             else:
                 assert f"{away}  failed\nversion v7 on 1 of 2 engines\n" in said.out
@@ -152,7 +179,9 @@ def test_the_run_is_looked_for_before_the_engines_are_touched(redis_url: str, fa
     assert engine.calls == []
 
 
-def test_a_name_of_another_step_is_refused_before_the_engines_are_touched(redis_url: str, fails: Fails) -> None:
+def test_a_name_of_another_step_is_refused_before_the_engines_are_touched(
+    redis_url: str, fails: Fails
+) -> None:
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     with Client(redis_url, run="r") as client:
         client.publish(6, "v7")
@@ -162,13 +191,20 @@ def test_a_name_of_another_step_is_refused_before_the_engines_are_touched(redis_
     assert "weight version 'v7' is step 6, not 8" in said and engine.calls == []
 
 
-def test_a_closed_stderr_stops_no_engine_and_no_publication(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_stops_no_engine_and_no_publication(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     unread, stderr = os.pipe()
     os.close(unread)
     with serving(engine := FakeEngine()) as urls, open(stderr, "w") as closed:
         monkeypatch.setattr("sys.stderr", closed)
-        assert cli.main([*LINE, *engine_flags(*urls), "--run", "r", "--step", "7", "--redis", redis_url]) == 1
+        assert (
+            cli.main(
+                [*LINE, *engine_flags(*urls), "--run", "r", "--step", "7", "--redis", redis_url]
+            )
+            == 1
+        )
     assert (engine.version, engine.paused) == ("v7", None)
     with Client(redis_url, run="r") as client:
         assert client.published() == Published(7, "v7")

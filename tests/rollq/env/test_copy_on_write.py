@@ -25,7 +25,9 @@ OPERATIONS = st.lists(
 
 
 def database(tables=None):
-    return SharedDatabase(tables or {"t": SHARED}, copy=copy.deepcopy, canon=lambda r: json.dumps(r, sort_keys=True))
+    return SharedDatabase(
+        tables or {"t": SHARED}, copy=copy.deepcopy, canon=lambda r: json.dumps(r, sort_keys=True)
+    )
 
 
 def apply(table, operation, key):
@@ -104,7 +106,9 @@ def test_the_canonical_text_decides_what_a_change_is(value):
 
 
 def test_a_change_is_named_as_the_caller_says():
-    db = SharedDatabase({"t": SHARED}, copy=copy.deepcopy, canon=str, name=lambda table, key: key.upper())
+    db = SharedDatabase(
+        {"t": SHARED}, copy=copy.deepcopy, canon=str, name=lambda table, key: key.upper()
+    )
     view = db.view()
     view["t"]["a"]["n"] = 7
     assert db.changes(view).keys() == {"A"}
@@ -112,7 +116,9 @@ def test_a_change_is_named_as_the_caller_says():
 
 def test_a_record_that_was_only_read_is_not_written_out():
     """Frozen records need no copy, so the shared one comes back."""
-    db = SharedDatabase({"t": {"a": (1, 2)}}, copy=lambda record: record, canon=lambda record: 1 / 0)
+    db = SharedDatabase(
+        {"t": {"a": (1, 2)}}, copy=lambda record: record, canon=lambda record: 1 / 0
+    )
     view = db.view()
     assert view["t"]["a"] == (1, 2)
     assert db.changes(view) == {}

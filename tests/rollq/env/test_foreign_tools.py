@@ -24,9 +24,9 @@ class TimeLimit(Exception):
 
 def test_a_tool_gets_arguments_of_its_own() -> None:
     given = {"tags": ["a"]}
-    assert guarded(lambda arguments: arguments["tags"].append("kept") or str(arguments), given) == str(
-        {"tags": ["a", "kept"]}
-    )
+    assert guarded(
+        lambda arguments: arguments["tags"].append("kept") or str(arguments), given
+    ) == str({"tags": ["a", "kept"]})
     assert given == {"tags": ["a"]}
 
 
@@ -58,8 +58,14 @@ def test_the_depth_and_the_integers_of_an_own_copy_are_bounded() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, -0.0, 1.0, 2.0]) | st.sampled_from("ab"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(0, 2)
+    | st.sampled_from([0.0, -0.0, 1.0, 2.0])
+    | st.sampled_from("ab"),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -85,7 +91,9 @@ def test_only_a_record_that_nothing_was_done_to_is_untouched(one: object, other:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), JSON, min_size=1), st.sampled_from("abcd"), JSON)
-def test_a_record_in_which_something_was_set_is_told_apart(record: dict[str, Any], key: str, value: object) -> None:
+def test_a_record_in_which_something_was_set_is_told_apart(
+    record: dict[str, Any], key: str, value: object
+) -> None:
     person = Person(about=record)
     copied, model = copy_record(record), copy_record(person)
     copied[key], model.about[key] = value, value

@@ -23,7 +23,9 @@ def test_an_image_knows_its_size_and_its_hash(kind: str, mime: str) -> None:
     assert Image(data).data_url.startswith(f"data:{mime};base64,")
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", file_of(31, 17)[:-40], file_of(9, 9, kind="GIF"), "text", None])
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", file_of(31, 17)[:-40], file_of(9, 9, kind="GIF"), "text", None]
+)
 def test_what_is_no_whole_png_or_jpeg_is_refused(data: Any) -> None:
     with pytest.raises(EnvironmentFailure, match="PNG or JPEG"):
         Image(data)

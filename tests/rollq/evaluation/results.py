@@ -5,11 +5,20 @@ from collections.abc import Mapping, Sequence
 from rollq.evaluation.result import Result, TaskResult, Try
 
 
-def task_of(task: int, rewards: Sequence[float], versions: Mapping[str, int] | None = None) -> TaskResult:
+def task_of(
+    task: int, rewards: Sequence[float], versions: Mapping[str, int] | None = None
+) -> TaskResult:
     """A task with these rewards, by sample."""
     tries = [Try(reward, "done" if reward else "turns", 3, 20, 100) for reward in rewards]
     group = f"shop.test.{task}"
-    return TaskResult(group=group, env="shop", split="test", task=task, tries=tries, versions=versions or {"1": 40})
+    return TaskResult(
+        group=group,
+        env="shop",
+        split="test",
+        task=task,
+        tries=tries,
+        versions=versions or {"1": 40},
+    )
 
 
 def result_of(rewards: Mapping[int, Sequence[float]], run: str = "e", **changes: object) -> Result:

@@ -8,7 +8,14 @@ import pytest
 
 from rollq.errors import ContractError, LedgerError, SettingsError, UnknownSchema
 from rollq.evaluation.comparison import Change, compare
-from rollq.evaluation.report import as_json, comparison_json, comparison_lines, failure_lines, summary_lines, task_table
+from rollq.evaluation.report import (
+    as_json,
+    comparison_json,
+    comparison_lines,
+    failure_lines,
+    summary_lines,
+    task_table,
+)
 from rollq.evaluation.result import task_result
 from rollq.evaluation.statistics import estimate
 from rollq.ledger.evaluations import Store, decode, encode
@@ -46,7 +53,10 @@ def test_tokens_of_other_versions_flag_a_mixed_result() -> None:
     assert mixed.other_versions == {"8": 5}
     assert replace(mixed, version=None).other_versions == {}
     [line] = [line for line in summary_lines(mixed) if "weights" in line]
-    assert line == "weights  mixed: 40 tokens of 7, 5 tokens of 8; it is meant to be an evaluation of 7"
+    assert (
+        line
+        == "weights  mixed: 40 tokens of 7, 5 tokens of 8; it is meant to be an evaluation of 7"
+    )
 
 
 def test_json_has_all_numbers() -> None:
@@ -62,7 +72,12 @@ def test_json_has_all_numbers() -> None:
 
 
 def test_the_table_has_the_worst_task_first_and_the_commands_that_show_failures() -> None:
-    assert [line.split()[0] for line in task_table(MIXED)] == ["task", "shop/test/2", "shop/test/1", "shop/test/0"]
+    assert [line.split()[0] for line in task_table(MIXED)] == [
+        "task",
+        "shop/test/2",
+        "shop/test/1",
+        "shop/test/0",
+    ]
     lines = failure_lines(MIXED, lambda job: f"rollq show {job}")
     assert lines[:2] == ["5 of 12 tries failed:", "rollq show e/shop.test.2/0  # reward 0, turns"]
     many = result_of({task: [0.0] for task in range(30)})
@@ -83,7 +98,9 @@ def test_a_comparison_is_paired_by_task() -> None:
 
 
 def test_pairing_makes_a_small_difference_certain() -> None:
-    """Hard and easy tasks, each a quarter better: the means overlap, the difference is beyond doubt."""
+    """Hard and easy tasks, each a quarter better: the means overlap, the difference is beyond
+    doubt.
+    """
     tasks = {task: [0.0] * 4 if task % 2 else [1.0] * 3 + [0.0] for task in range(20)}
     better = {task: [1.0, *tries[:3]] if task % 2 else [1.0] * 4 for task, tries in tasks.items()}
     now, then = result_of(better), result_of(tasks, run="old")
@@ -93,7 +110,9 @@ def test_pairing_makes_a_small_difference_certain() -> None:
 
 
 def test_other_tasks_cannot_be_compared() -> None:
-    with pytest.raises(SettingsError, match=r"Only in e: shop/test/1\.Only in old: shop/test/2, shop/test/3\. "):
+    with pytest.raises(
+        SettingsError, match=r"Only in e: shop/test/1\.Only in old: shop/test/2, shop/test/3\. "
+    ):
         compare(result_of({0: [1], 1: [1]}), result_of({0: [1], 2: [1], 3: [1]}, run="old"), "old")
     with pytest.raises(SettingsError, match="shop/test/4 and 3 more"):
         compare(result_of({task: [1.0] for task in range(8)}), result_of({}, run="old"), "old")
@@ -126,5 +145,8 @@ def test_a_large_result_is_small() -> None:
     """100 tasks, 8 tries each, of different lengths."""
     chance = random.Random(0)
     tasks = [task_of(task, [float(chance.random() < 0.5) for _ in range(8)]) for task in range(100)]
-    tasks = [replace(t, tries=[one._replace(sampled_tokens=chance.randrange(5000)) for one in t.tries]) for t in tasks]
+    tasks = [
+        replace(t, tries=[one._replace(sampled_tokens=chance.randrange(5000)) for one in t.tries])
+        for t in tasks
+    ]
     assert len(encode(replace(MIXED, tasks=tasks))) < 10_000

@@ -18,12 +18,31 @@ from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import trajectory
 from tests.rollq_view.hostile import said_everywhere
 
-NAMES = ('"messages":[', ',"tokens":[', '},"tokens":[', '],"info":{', ',"pieces":[', "]]", "a", "messages", "\ud800")
+NAMES = (
+    '"messages":[',
+    ',"tokens":[',
+    '},"tokens":[',
+    '],"info":{',
+    ',"pieces":[',
+    "]]",
+    "a",
+    "messages",
+    "\ud800",
+)
 nested = st.recursive(
-    st.one_of(st.sampled_from(NAMES), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none()),
+    st.one_of(
+        st.sampled_from(NAMES),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.none(),
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["messages", "tokens", "info", "pieces", "mask", "a"]), inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["messages", "tokens", "info", "pieces", "mask", "a"]),
+            inner,
+            max_size=4,
+        ),
     ),
     max_leaves=12,
 )
@@ -44,11 +63,15 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_facts_of_a_line_are_what_the_whole_line_says(shape: list, info: dict) -> None:  # type: ignore[type-arg]
     made = sound(shape)
-    events = [replace(event, info=info) if isinstance(event, Closed) else event for event in made.events]
+    events = [
+        replace(event, info=info) if isinstance(event, Closed) else event for event in made.events
+    ]
     line = encode(replace(made, events=events))
     found, wrong = line_head(line)
     whole = json.loads(line)
-    assert [found[name] for name in Facts.__annotations__] == [whole[name] for name in Facts.__annotations__]
+    assert [found[name] for name in Facts.__annotations__] == [
+        whole[name] for name in Facts.__annotations__
+    ]
     assert (found["sampled"], wrong) == (sum(whole["mask"]), "")
 
 

@@ -1,4 +1,6 @@
-"""What both forms of an exported file promise: no job twice, one writer, and after a fault the next process goes on."""
+"""What both forms of an exported file promise: no job twice, one writer, and after a fault the next
+process goes on.
+"""
 
 import math
 import os
@@ -38,7 +40,10 @@ def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
             assert "r/g2/0" in jobs(out)  # before it is acknowledged
         assert output.repeated == 3
     assert jobs(out) == ["r/g0/0", "r/g0/1", "r/g1/0", "r/g2/0"]
-    assert [(line["reward"], line["stop"]) for line in lines(out)][:2] == [(1.0, "done"), (None, "failed")]
+    assert [(line["reward"], line["stop"]) for line in lines(out)][:2] == [
+        (1.0, "done"),
+        (None, "failed"),
+    ]
 
 
 def test_what_is_saved_is_on_disk(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +65,9 @@ def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
     """As when the name of an earlier run is used again."""
     save(out, played(0, 0, 1.0))
     before = lines(out)
-    with pytest.raises(SettingsError, match=rf"{out.name} has another episode of job r/g0/0.* another file"):
+    with pytest.raises(
+        SettingsError, match=rf"{out.name} has another episode of job r/g0/0.* another file"
+    ):
         save(out, played(1, 0, 1.0), played(0, 0, 0.0))
     assert lines(out) == before
 
@@ -69,7 +76,9 @@ def test_one_process_at_a_time_writes(out: Path) -> None:
     with open_output(out, append=True) as output:
         output.save([played(0, 0, 1.0)])
         for append in (True, False):
-            with pytest.raises(SettingsError, match=rf"{out.name} is being written by another process"):
+            with pytest.raises(
+                SettingsError, match=rf"{out.name} is being written by another process"
+            ):
                 open_output(out, append=append)
         assert jobs(out) == ["r/g0/0"]
     assert save(out, played(1, 0, 1.0)) == 0
@@ -81,7 +90,9 @@ def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # Python ignores SIGXFSZ
     try:
-        with pytest.raises(RollqError, match=rf"cannot write .*{out.name}.*: .*the rest will be handed out again"):
+        with pytest.raises(
+            RollqError, match=rf"cannot write .*{out.name}.*: .*the rest will be handed out again"
+        ):
             save(out, played(0, 1, 1.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -45,7 +45,13 @@ def test_a_row_has_what_a_trainer_trains_on(out: Path) -> None:
     assert row["response_ids"] == segment.response_ids.tolist()
     assert row["mask"] == [True, True, False, False, True, True, False, False]
     assert row["logprobs"] == segment.logprobs.tolist() and row["versions"] == segment.versions
-    assert (row["job"], row["group"], row["sample"], row["reward"], row["stop"]) == ("r/g/0", "g", 0, 0.5, "done")
+    assert (row["job"], row["group"], row["sample"], row["reward"], row["stop"]) == (
+        "r/g/0",
+        "g",
+        0,
+        0.5,
+        "done",
+    )
     assert row["labels"] == '{"uid":7}' and '"content":"Hello"' in row["messages"]
 
 
@@ -53,17 +59,27 @@ def test_a_row_has_what_a_trainer_trains_on(out: Path) -> None:
 def test_rows_are_the_segments(shape: list[Trace]) -> None:
     made = episode(shape, itertools.count())
     found, segments = rows(made, 7), made.segments()
-    assert [(row["segment"], row["segments"]) for row in found] == [(i, len(found)) for i in range(len(found))]
+    assert [(row["segment"], row["segments"]) for row in found] == [
+        (i, len(found)) for i in range(len(found))
+    ]
     if not segments:
-        assert [(row["prompt_ids"], row["response_ids"]) for row in found] == [(made.tokens.tolist(), [])]
+        assert [(row["prompt_ids"], row["response_ids"]) for row in found] == [
+            (made.tokens.tolist(), [])
+        ]
         return
-    assert [row["prompt_ids"] for row in found] == [segment.prompt_ids.tolist() for segment in segments]
-    assert [row["response_ids"] for row in found] == [segment.response_ids.tolist() for segment in segments]
+    assert [row["prompt_ids"] for row in found] == [
+        segment.prompt_ids.tolist() for segment in segments
+    ]
+    assert [row["response_ids"] for row in found] == [
+        segment.response_ids.tolist() for segment in segments
+    ]
     assert [bytes(row["mask"]) for row in found] == [segment.mask for segment in segments]
 
 
 @pytest.mark.parametrize("left", [0, 10, -1])
-def test_a_file_that_a_crash_left_unfinished_is_deleted_and_written_again(out: Path, left: int) -> None:
+def test_a_file_that_a_crash_left_unfinished_is_deleted_and_written_again(
+    out: Path, left: int
+) -> None:
     save(out, played(0, 0, 1.0))
     whole = (out / "part-00000001.parquet").read_bytes()
     (out / UNFINISHED).write_bytes(whole[:left])
@@ -86,7 +102,9 @@ def test_a_damaged_file_stops_the_opening_and_is_named(out: Path) -> None:
     part = out / "part-00000001.parquet"
     for damaged in (part.read_bytes()[:-20], b"PAR1 nothing PAR1"):
         part.write_bytes(damaged)
-        with pytest.raises(ContractError, match=r"part-00000001\.parquet is not a file of exported trajectories: "):
+        with pytest.raises(
+            ContractError, match=r"part-00000001\.parquet is not a file of exported trajectories: "
+        ):
             ParquetFolder(out, append=True)
         assert part.read_bytes() == damaged
 
@@ -95,11 +113,15 @@ def test_other_files_and_folders_are_left_alone(out: Path) -> None:
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     for append in (True, False):
-        with pytest.raises(ContractError, match=r"holds notes\.txt, which `rollq pull` did not write"):
+        with pytest.raises(
+            ContractError, match=r"holds notes\.txt, which `rollq pull` did not write"
+        ):
             ParquetFolder(out, append=append)
     plain = out.with_name("y.parquet")
     plain.write_text("mine")
-    with pytest.raises(SettingsError, match=r"y\.parquet is a file, and Parquet is written as a folder"):
+    with pytest.raises(
+        SettingsError, match=r"y\.parquet is a file, and Parquet is written as a folder"
+    ):
         ParquetFolder(plain, append=True)
     with pytest.raises(SettingsError, match=r"cannot write .*none/z\.parquet: No such file"):
         ParquetFolder(out.parent / "none" / "z.parquet", append=True)
@@ -121,18 +143,32 @@ def test_half_a_surrogate_pair(out: Path) -> None:
 def test_the_trainer_s_page_reads_the_rows(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As printed. The member with two traces counts once in its group's mean."""
     page = Path(__file__).resolve().parents[3] / "docs/trainer.md"
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.S) if "x.parquet" in code]
+    [snippet] = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+        if "x.parquet" in code
+    ]
     two = sound([(3, [([2], 1)]), (6, [([1, 2], 1)])])
     save(out, two, trajectory(0.0, of=job(1)))
     trained: list[tuple[int, float]] = []
     monkeypatch.chdir(out.parent)
-    exec(snippet, {"train_on": lambda prompt, response, *_: trained.append((len(prompt) + len(response), _[-1]))})
+    exec(
+        snippet,
+        {
+            "train_on": lambda prompt, response, *_: trained.append(
+                (len(prompt) + len(response), _[-1])
+            )
+        },
+    )
     assert trained == [(6, 0.5), (10, 0.5), (11, -0.5)]
 
 
 def test_without_pyarrow_the_extra_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SettingsError, match=r"this needs pyarrow, which is not installed: pip install .*\[parquet\]"):
+    with pytest.raises(
+        SettingsError,
+        match=r"this needs pyarrow, which is not installed: pip install .*\[parquet\]",
+    ):
         ParquetFolder(out, append=True)
     assert not out.exists()
 
@@ -153,7 +189,9 @@ PLAIN, TURNS = trajectory(), trajectory().events
         ),
         (
             "template_kwargs",
-            replace(PLAIN, header=replace(PLAIN.header, template_kwargs={"enable_thinking": False})),
+            replace(
+                PLAIN, header=replace(PLAIN.header, template_kwargs={"enable_thinking": False})
+            ),
             '{"enable_thinking":false}',
             None,
         ),

@@ -22,7 +22,11 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
     assert line["sampling"] == sampling
     (tmp_path / "x.jsonl").write_text(json.dumps(line) + "\n")
     (found,) = read(tmp_path / "x.jsonl")
-    assert (found.job, *next(iter(found.conditions.values()))) == ("r/g/0", 0.7, "repetition_penalty")
+    assert (found.job, *next(iter(found.conditions.values()))) == (
+        "r/g/0",
+        0.7,
+        "repetition_penalty",
+    )
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 
 
@@ -38,7 +42,12 @@ def test_a_line_has_the_arguments_that_the_template_was_given() -> None:
     made = trajectory()
     assert "template_kwargs" not in record(made)
     kwargs = {"enable_thinking": False, "preserve_thinking": True}
-    assert record(replace(made, header=replace(made.header, template_kwargs=kwargs)))["template_kwargs"] == kwargs
+    assert (
+        record(replace(made, header=replace(made.header, template_kwargs=kwargs)))[
+            "template_kwargs"
+        ]
+        == kwargs
+    )
 
 
 def test_the_record_of_an_agent_says_which_conversation_is_which_trace() -> None:
@@ -47,7 +56,10 @@ def test_the_record_of_an_agent_says_which_conversation_is_which_trace() -> None
     assert [trace["turns"] for trace in line["conversations"]] == [[0, 2], [1, 3], [4]]
     assert [trace["tools"] for trace in line["conversations"]] == [["look"], [], []]
     assert [trace.get("behind") for trace in line["conversations"]] == [None, None, [0, 0]]
-    assert [(step["turn"], step["text"]) for step in line["steps"]] == [(None, "Hello"), (0, "It is red.")]
+    assert [(step["turn"], step["text"]) for step in line["steps"]] == [
+        (None, "Hello"),
+        (0, "It is red."),
+    ]
     assert line["pieces"][2:4] == [[1, "stop", {"temperature": 0.3}]] * 2
     assert "unanswered" not in line
     wrong = line | {"conversations": line["conversations"][:2]}
@@ -67,17 +79,24 @@ def test_the_time_of_an_agent_is_what_nothing_else_claims() -> None:
 
 
 @given(interleaved())
-def test_records_of_traces_that_took_turns_are_valid_in_every_format(pair: tuple[Trajectory, Trajectory]) -> None:
+def test_records_of_traces_that_took_turns_are_valid_in_every_format(
+    pair: tuple[Trajectory, Trajectory],
+) -> None:
     for made in pair:
         line = json.loads(as_json(record(made)))
         assert faults(line) == []
         again, wrong = record_of(rows(made, 1))
         assert wrong == [] and faults(again) == []
-        assert (again["tokens"], again.get("conversations")) == (line["tokens"], line.get("conversations"))
+        assert (again["tokens"], again.get("conversations")) == (
+            line["tokens"],
+            line.get("conversations"),
+        )
 
 
 def test_turns_that_nothing_answered_are_told_by_trace() -> None:
-    events = [event for event in branching().events if not (isinstance(event, Observed) and not event.ids)][:-1]
+    events = [
+        event for event in branching().events if not (isinstance(event, Observed) and not event.ids)
+    ][:-1]
     line = record(replace(branching(), events=events))
     assert [trace.get("unanswered") for trace in line["conversations"]] == ["a2", "a3", "a4"]
     assert line["unanswered"] == "a4"

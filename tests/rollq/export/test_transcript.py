@@ -35,13 +35,19 @@ def test_colours_only_when_asked() -> None:
     assert "\x1b[1;32massistant\x1b[0m" in shown(record(played(3, 1, 0.5)), colour=True)
 
 
-@pytest.mark.parametrize("evil", ["\x1b[2J", "\x9b2J", "\r", "\x07", "\u202e", "\ud800", "\x1b]0;title\x07"])
+@pytest.mark.parametrize(
+    "evil", ["\x1b[2J", "\x9b2J", "\r", "\x07", "\u202e", "\ud800", "\x1b]0;title\x07"]
+)
 def test_texts_cannot_control_the_terminal(evil: str) -> None:
     found = record(played(0, 0, 1.0))
     found["messages"] = [
         {"role": "tool", "content": f"a{evil}b"},
         {"role": evil, "content": "x"},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": evil, "arguments": evil}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": evil, "arguments": evil}}],
+        },
     ]
     found["info"] = {evil: evil}
     found["env"] = f"shop{evil}"
@@ -51,7 +57,11 @@ def test_texts_cannot_control_the_terminal(evil: str) -> None:
 def test_a_turn_without_a_message_is_shown_as_well() -> None:
     trajectory = played(0, 0, None)
     more = Sampled(
-        turn=1, ids=array("I", [9]), logprobs=array("f", [-4.0]), versions=[VersionSpan("1", 0, 1)], finish=Finish.ABORT
+        turn=1,
+        ids=array("I", [9]),
+        logprobs=array("f", [-4.0]),
+        versions=[VersionSpan("1", 0, 1)],
+        finish=Finish.ABORT,
     )
     crash = replace(more, text="<tool_call>crash\x1b[2J")
     for events, text in (
@@ -64,7 +74,9 @@ def test_a_turn_without_a_message_is_shown_as_well() -> None:
             assert "unanswered" not in found
             continue
         said = shown(found)
-        assert said.endswith(f"turn 1: 1 sampled, logprob mean -4.000, lowest -4.000 (never answered){text}")
+        assert said.endswith(
+            f"turn 1: 1 sampled, logprob mean -4.000, lowest -4.000 (never answered){text}"
+        )
     assert "stop      not yet   reward -" in said
 
 
@@ -78,11 +90,15 @@ def test_assistant_messages_of_the_prompt_were_not_sampled() -> None:
 
 def test_assistant_messages_of_the_prompt_do_not_answer_the_turn_that_failed() -> None:
     trajectory = played(0, 0, None)
-    prompt = replace(trajectory.events[0], messages=[{"role": "assistant", "content": "an example"}])
+    prompt = replace(
+        trajectory.events[0], messages=[{"role": "assistant", "content": "an example"}]
+    )
     for text, last in (("crash", "\n  crash"), ("", "")):  # a special token alone has no text
         sampled = replace(trajectory.events[1], text=text)
         said = shown(record(replace(trajectory, events=[prompt, sampled])))
-        assert "assistant\n  an example\nassistant turn 0: " in said and said.endswith(f" (never answered){last}")
+        assert "assistant\n  an example\nassistant turn 0: " in said and said.endswith(
+            f" (never answered){last}"
+        )
 
 
 def test_long_messages_are_clipped() -> None:
@@ -105,7 +121,14 @@ def test_labels_are_shown() -> None:
 
 def test_an_image_is_its_size_and_hash() -> None:
     found = record(played(0, 0, 1.0))
-    part = {"type": "image", "sha256": "0123456789abcdef", "mime": "image/png", "width": 300, "height": 20, "bytes": 9}
+    part = {
+        "type": "image",
+        "sha256": "0123456789abcdef",
+        "mime": "image/png",
+        "width": 300,
+        "height": 20,
+        "bytes": 9,
+    }
     found["messages"] = [{"role": "tool", "content": [{"type": "text", "text": "Here:"}, part]}]
     assert "  Here:\n  [image 300 x 20, sha256 0123456789ab]" in shown(found)
 
@@ -121,8 +144,19 @@ def test_traces_have_headings_and_what_an_agent_did_is_shown_where_it_happened()
             "It is red.",
             "go on",
         ),
-        *("turn 2:", "-- trace 1; tools: none --", "turn 1:", "asked for temperature 0.3", "turn 3:"),
-        *("-- trace 2, which begins like trace 0 up to the end of turn 0;", "or rather", "turn 4:", "the agent wrote:"),
+        *(
+            "turn 2:",
+            "-- trace 1; tools: none --",
+            "turn 1:",
+            "asked for temperature 0.3",
+            "turn 3:",
+        ),
+        *(
+            "-- trace 2, which begins like trace 0 up to the end of turn 0;",
+            "or rather",
+            "turn 4:",
+            "the agent wrote:",
+        ),
     ]
     places = [words.index(part) for part in parts]
     assert places == sorted(places)

@@ -39,12 +39,18 @@ def test_what_is_exported_is_sound(shape: list[Trace], cut: bool) -> None:
 
 
 def test_an_episode_without_a_grade_is_sound_too() -> None:
-    failed = record(played(0, 0, None, Stop.FAILED)) | {"failure": "engine", "turns": 0, "turn_rewards": []}
+    failed = record(played(0, 0, None, Stop.FAILED)) | {
+        "failure": "engine",
+        "turns": 0,
+        "turn_rewards": [],
+    }
     assert faults(failed) == []
 
 
 @given(sound_traces, st.data())
-def test_every_field_is_missed_and_its_kind_checked(shape: list[Trace], data: st.DataObject) -> None:
+def test_every_field_is_missed_and_its_kind_checked(
+    shape: list[Trace], data: st.DataObject
+) -> None:
     found, name = of(shape), data.draw(st.sampled_from(sorted(FIELDS)))
     kinds = [True, math.nan, "", b"x"] + [-1] * (name != "reward")  # any finite number is a reward
     wrong_kind = data.draw(st.sampled_from(kinds))
@@ -94,18 +100,33 @@ def odd_turn_reward(found: Record, draw: Draw) -> None:
     found["turn_rewards"][-1] = draw(st.sampled_from(["1", math.inf, True, [0.5]]))
 
 
-TIMES = [7, ["engine"], ["", 1.0, 1.0, 0], ["engine", math.nan, 1.0, 0], ["engine", 1.0, "x", 0], ["user", 1, 1, -1]]
+TIMES = [
+    7,
+    ["engine"],
+    ["", 1.0, 1.0, 0],
+    ["engine", math.nan, 1.0, 0],
+    ["engine", 1.0, "x", 0],
+    ["user", 1, 1, -1],
+]
 PIECES = [7, [1], ["x", "stop"], [[], "stop"]]
 BY_TOKEN = ["tokens", "mask", "logprobs", "versions"]
 DAMAGES: list[tuple[str, Damage, str]] = [
-    ("a list without its last", lambda found, draw: found[draw(st.sampled_from(BY_TOKEN))].pop(), "its lengths differ"),
+    (
+        "a list without its last",
+        lambda found, draw: found[draw(st.sampled_from(BY_TOKEN))].pop(),
+        "its lengths differ",
+    ),
     ("no number", put("logprobs", math.nan, math.inf, -math.inf, None, "-1", True), "token "),
     ("no id", put("tokens", -1, 2**32, 1.5, None, "7", True), "is no token id"),
     ("no mask", put("mask", 2, -1, None, True), "is neither 0 nor 1"),
     ("no version", put("versions", None, "", 3, mask=1), "is no name"),
     ("flipped mask", flipped_mask, "token "),
     ("shifted mask", lambda found, _: found.update(mask=[*found["mask"][1:], 0]), "token "),
-    ("logprob of the prompt", put("logprobs", -0.5, mask=0), "it was not sampled, and has logprob -0.5"),
+    (
+        "logprob of the prompt",
+        put("logprobs", -0.5, mask=0),
+        "it was not sampled, and has logprob -0.5",
+    ),
     (
         "shifted logprobs",
         lambda found, _: found.update(logprobs=[*found["logprobs"][1:], 0.0]),
@@ -113,16 +134,28 @@ DAMAGES: list[tuple[str, Damage, str]] = [
     ),
     ("moved trace", moved_trace, "its traces make "),
     ("a piece too many", added("pieces", *([n, "stop"] for n in range(1, 10))), "its pieces make "),
-    ("odd piece", added("pieces", *PIECES), "pieces must be a length, a finish and perhaps a mapping"),
+    (
+        "odd piece",
+        added("pieces", *PIECES),
+        "pieces must be a length, a finish and perhaps a mapping",
+    ),
     ("no reward", set_to("reward", None), "carry a reward"),
     ("reward of a failure", set_to("stop", "failed", "aborted"), "carry a reward"),
     ("graded failure", set_to("failure", "env"), "a graded episode has none"),
     ("other job", other_job, "is not run "),
     ("no job", set_to("job", "r g 0"), "is not a job id"),
-    ("other turns", lambda found, draw: found.update(turns=found["turns"] + draw(st.integers(1, 2))), "turns, and the"),
+    (
+        "other turns",
+        lambda found, draw: found.update(turns=found["turns"] + draw(st.integers(1, 2))),
+        "turns, and the",
+    ),
     ("odd turn reward", odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
     ("lost turn reward", lambda found, _: found["turn_rewards"].pop(), " turn_rewards"),
-    ("odd arguments", set_to("template_kwargs", None, "enable_thinking", ["a"]), "template_kwargs must be a mapping"),
+    (
+        "odd arguments",
+        set_to("template_kwargs", None, "enable_thinking", ["a"]),
+        "template_kwargs must be a mapping",
+    ),
     ("odd adapter", set_to("adapter", None, ""), "adapter must be a text"),
     ("odd time", added("times", *TIMES), "times must be "),
     ("no times", set_to("times", "never"), "times must be "),
@@ -141,23 +174,36 @@ def test_damage_is_found(damage: Damage, said: str, shape: list[Trace], data: An
 
 @pytest.mark.parametrize("name", ["stop", "failure"])
 def test_a_list_in_place_of_a_name_is_a_fault(name: str) -> None:
-    assert any(fault.startswith(f"{name} must be ") for fault in faults({**of([(2, [([2], 1)])]), name: []}))
+    assert any(
+        fault.startswith(f"{name} must be ")
+        for fault in faults({**of([(2, [([2], 1)])]), name: []})
+    )
 
 
 def test_a_piece_of_two_turns_is_found() -> None:
     found = of([(2, [([2], 1), ([1, 2], 1)])])
     found["pieces"] = [[3, "abort"], [2, "stop"]]
-    assert faults(found) == ["its pieces end at [3, 5] of the sampled tokens, and the turns at [2, 5]"]
+    assert faults(found) == [
+        "its pieces end at [3, 5] of the sampled tokens, and the turns at [2, 5]"
+    ]
 
 
 ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
     ("length", lambda row: row["mask"].pop(), "its lengths differ"),
     ("null list", lambda row: row.update(logprobs=None), "logprobs is null"),
     ("null id", lambda row: row["response_ids"].__setitem__(0, None), "id None is no token id"),
-    ("nan", lambda row: row["logprobs"].__setitem__(0, math.nan), "logprob nan is no finite number"),
+    (
+        "nan",
+        lambda row: row["logprobs"].__setitem__(0, math.nan),
+        "logprob nan is no finite number",
+    ),
     ("null mask", lambda row: row["mask"].__setitem__(-1, None), "mask None is neither 0 nor 1"),
     ("prompt", lambda row: row["prompt_ids"].clear(), "its prompt is empty"),
-    ("first token", lambda row: row["mask"].__setitem__(0, False), "does not begin with a sampled token"),
+    (
+        "first token",
+        lambda row: row["mask"].__setitem__(0, False),
+        "does not begin with a sampled token",
+    ),
     ("place", lambda row: row.update(segment=9), "it is segment 9 of "),
     ("count", lambda row: row.update(segments=9), " of 9, and the file has "),
     ("fact of one row", lambda row: row.update(messages="[]"), ""),
@@ -165,10 +211,14 @@ ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), [d[1:] for d in ROW_DAMAGES], ids=[d[0] for d in ROW_DAMAGES])
+@pytest.mark.parametrize(
+    ("damage", "said"), [d[1:] for d in ROW_DAMAGES], ids=[d[0] for d in ROW_DAMAGES]
+)
 @settings(max_examples=25)
 @given(shape=sound_traces, data=st.data())
-def test_damaged_rows_are_found(damage: Callable[[Record], None], said: str, shape: list[Trace], data: Any) -> None:
+def test_damaged_rows_are_found(
+    damage: Callable[[Record], None], said: str, shape: list[Trace], data: Any
+) -> None:
     made = copy.deepcopy(rows(sound(shape), 7))
     damage(made[data.draw(st.integers(0, len(made) - 1))])
     found, wrong = record_of(made)
@@ -203,10 +253,19 @@ EXTRA = {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}
 
 
 @pytest.mark.parametrize(
-    "odd", [7, {"a": 7}, {"a": {**EXTRA, "shape": [3]}}, {"a": {**EXTRA, "data": "AAA"}}, {"a": {"dtype": "int32"}}]
+    "odd",
+    [
+        7,
+        {"a": 7},
+        {"a": {**EXTRA, "shape": [3]}},
+        {"a": {**EXTRA, "data": "AAA"}},
+        {"a": {"dtype": "int32"}},
+    ],
 )
 def test_extras_are_checked(odd: Any) -> None:
-    exported = record(replace(played(0, 0, 1.0), extras={"a": Extra(dtype="int32", shape=(2,), data=bytes(8))}))
+    exported = record(
+        replace(played(0, 0, 1.0), extras={"a": Extra(dtype="int32", shape=(2,), data=bytes(8))})
+    )
     assert exported["extras"] == {"a": EXTRA} and faults(exported) == []
     [fault] = faults(exported | {"extras": odd})
     assert "extra" in fault

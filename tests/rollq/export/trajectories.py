@@ -23,8 +23,16 @@ def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE)
         header=Header(attempt=1),
         events=[
             Prompt(ids=array("I", [1, 2, 3]), messages=[], tools=[]),
-            Sampled(turn=0, ids=array("I", [4, 5]), logprobs=logprobs, versions=spans, finish=Finish.STOP),
-            Observed(turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True),
+            Sampled(
+                turn=0,
+                ids=array("I", [4, 5]),
+                logprobs=logprobs,
+                versions=spans,
+                finish=Finish.STOP,
+            ),
+            Observed(
+                turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True
+            ),
             Closed(stop=stop, reward=reward),
         ],
     )
@@ -32,7 +40,9 @@ def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE)
 
 sound_turns = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2), st.integers(1, 3))
 sound_traces = st.lists(
-    st.tuples(st.integers(1, 4), st.lists(sound_turns, min_size=1, max_size=3)), min_size=1, max_size=3
+    st.tuples(st.integers(1, 4), st.lists(sound_turns, min_size=1, max_size=3)),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -40,5 +50,8 @@ def sound(shape: Sequence[Trace], sample: int = 0) -> Trajectory:
     """Of that shape, with a message for each turn, as a worker writes them."""
     made = episode(shape, itertools.count(), sample)
     message = {"role": "assistant", "content": "hi"}
-    events = [replace(event, message=message) if isinstance(event, Observed) else event for event in made.events]
+    events = [
+        replace(event, message=message) if isinstance(event, Observed) else event
+        for event in made.events
+    ]
     return replace(made, events=events)

@@ -1,4 +1,6 @@
-"""The rules of the state machine by which time passes: leases, backoffs and outages, and a clock that is set."""
+"""The rules of the state machine by which time passes: leases, backoffs and outages, and a clock
+that is set.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class ClockRules(Model, RuleBasedStateMachine):
 
     def calm(self) -> None:
         """Redis was never away."""
-        self.ledger.redis.hset(self.ledger.keys.meta, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
+        self.ledger.redis.hset(
+            self.ledger.keys.meta, mapping={"beat": self.ledger.scripts.now(), "grace": 0}
+        )
 
     def leases(self) -> list[tuple[str, str]]:
         return [(job_id, self.jobs[job_id].lease) for job_id in self.of_jobs("leased")]
@@ -32,14 +36,18 @@ class ClockRules(Model, RuleBasedStateMachine):
         leased = self.of_jobs("leased")
         chosen = data.draw(st.lists(st.sampled_from(leased), min_size=1, unique=True))
         for job_id in chosen:
-            self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].lease}": 1}, xx=True)
+            self.ledger.redis.zadd(
+                self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].lease}": 1}, xx=True
+            )
         self.calm()
         if after_an_outage:
             self.ledger.redis.hset(self.ledger.keys.meta, "beat", self.ledger.scripts.now() - 6)
             assert not self.reap() & set(leased)
             assert self.ledger.renew_leases(self.leases()) == []
             return
-        expected = {job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"}
+        expected = {
+            job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"
+        }
         # What runs out is due at once; released and freshly failed ones may be due as well.
         assert expected <= self.reap()
 
@@ -48,8 +56,16 @@ class ClockRules(Model, RuleBasedStateMachine):
         """No lease is lost, and no job waits longer."""
         redis, keys = self.ledger.redis, self.ledger.keys
         self.calm()
-        for key in (keys.queued, keys.leased, *(f"{keys.prefix}held:{purpose}" for purpose in Purpose)):
-            times = {member: at - by for member, at in redis.zrange(key, 0, -1, withscores=True) if at > 0}
+        for key in (
+            keys.queued,
+            keys.leased,
+            *(f"{keys.prefix}held:{purpose}" for purpose in Purpose),
+        ):
+            times = {
+                member: at - by
+                for member, at in redis.zrange(key, 0, -1, withscores=True)
+                if at > 0
+            }
             if times:
                 redis.zadd(key, times)
         for job_id, found in self.jobs.items():
@@ -68,7 +84,9 @@ class ClockRules(Model, RuleBasedStateMachine):
             assert due == set(self.of_jobs("queued"))
         before = self.ledger.scripts.now()
         # A dead worker's lease ends no later than one lease from now, wherever the clock was.
-        assert all(end <= before + 15 for _, end in redis.zrange(keys.leased, 0, -1, withscores=True))
+        assert all(
+            end <= before + 15 for _, end in redis.zrange(keys.leased, 0, -1, withscores=True)
+        )
         assert self.ledger.renew_leases(self.leases()) == []
         ends = [redis.zscore(keys.leased, f"{job_id}#{lease}") for job_id, lease in self.leases()]
         assert all(before + 15 <= end <= self.ledger.scripts.now() + 15 for end in ends)
@@ -78,7 +96,9 @@ class ClockRules(Model, RuleBasedStateMachine):
     @precondition(lambda self: any(found.backoff for found in self.jobs.values()))
     @rule(data=st.data())
     def a_backoff_runs_out(self, data: st.DataObject) -> None:
-        self.forget_backoff(data.draw(st.sampled_from([job_id for job_id, j in self.jobs.items() if j.backoff])))
+        self.forget_backoff(
+            data.draw(st.sampled_from([job_id for job_id, j in self.jobs.items() if j.backoff]))
+        )
 
     def forget_backoff(self, job_id: str) -> None:
         self.jobs[job_id].backoff = False

@@ -1,4 +1,6 @@
-"""The rules of the state machine that hand groups out: take, extend, acknowledge, reject, and holds that run out."""
+"""The rules of the state machine that hand groups out: take, extend, acknowledge, reject, and holds
+that run out.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class DeliveryRules(Model, RuleBasedStateMachine):
         mine = [name for name in self.of_state("held") if self.groups[name].token == token]
         expected = mine or there[:groups]
         more = [name for name in self.of_state("open") if PURPOSE[name] is purpose]
-        others = [name for name in self.of_state("held") if PURPOSE[name] is purpose]  # they may come back
+        others = [
+            name for name in self.of_state("held") if PURPOSE[name] is purpose
+        ]  # they may come back
         if not mine and len(expected) < groups and (more or others or not self.sealed):
             expected = []
         taken = take(self.ledger, groups, token, purpose=purpose)
@@ -49,7 +53,9 @@ class DeliveryRules(Model, RuleBasedStateMachine):
         lost, purpose = self.groups[found].token, PURPOSE[found]
         for name in self.of_state("held"):
             if self.groups[name].token == lost:
-                self.ledger.redis.zadd(f"{self.ledger.keys.prefix}held:{purpose}", {name: 1}, xx=True)
+                self.ledger.redis.zadd(
+                    f"{self.ledger.keys.prefix}held:{purpose}", {name: 1}, xx=True
+                )
                 self.groups[name].state = "ready"
         self.claims += 1
         self.take(f"v{self.claims}", groups, purpose)  # only a taker of another batch finds out
@@ -58,31 +64,48 @@ class DeliveryRules(Model, RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         known = self.of_state("held", "acked")
-        token = data.draw(st.sampled_from([self.groups[name].token for name in known] * 3 + ["t-train", "u-eval"]))
+        token = data.draw(
+            st.sampled_from([self.groups[name].token for name in known] * 3 + ["t-train", "u-eval"])
+        )
         mine = [name for name in known if self.groups[name].token == token]
-        names = data.draw(st.lists(st.sampled_from(mine * 3 + known), min_size=1, max_size=3, unique=True))
+        names = data.draw(
+            st.lists(st.sampled_from(mine * 3 + known), min_size=1, max_size=3, unique=True)
+        )
         if all(self.groups[name].token == token for name in names):
             ack(self.ledger, token, *names)
             for name in names:
                 if self.groups[name].state == "held":
                     self.groups[name].state = "acked"  # one record is left, and the dead members
-                    self.counts["delivered"] += sum(self.jobs[m].state == "done" for m in self.members(name))
+                    self.counts["delivered"] += sum(
+                        self.jobs[m].state == "done" for m in self.members(name)
+                    )
         else:
             with pytest.raises(NotHeld):
                 ack(self.ledger, token, *names)
 
-    @precondition(lambda self: any(m.state == "done" for n in self.of_state("held") for m in self.played(n)))
+    @precondition(
+        lambda self: any(m.state == "done" for n in self.of_state("held") for m in self.played(n))
+    )
     @rule(data=st.data())
     def reject(self, data: st.DataObject) -> None:
         """A consumer cannot read a member: it is dead, and all that the consumer held goes back."""
-        held = [m for name in self.of_state("held") for m in self.members(name) if self.jobs[m].state == "done"]
+        held = [
+            m
+            for name in self.of_state("held")
+            for m in self.members(name)
+            if self.jobs[m].state == "done"
+        ]
         job_id = data.draw(st.sampled_from(held))
         name = job_id.split("/")[1]
         token = self.groups[name].token
         for _ in range(2):
             deliveries(self.ledger).reject(token, job_id, "torn")
         found = self.jobs[job_id]
-        found.state, found.failures["job"], found.ended = "dead", found.failures.get("job", 0) + 1, (0, "damage")
+        found.state, found.failures["job"], found.ended = (
+            "dead",
+            found.failures.get("job", 0) + 1,
+            (0, "damage"),
+        )
         self.counts["done"] -= 1
         for other in self.of_state("held"):
             if self.groups[other].token == token:
@@ -97,4 +120,6 @@ class DeliveryRules(Model, RuleBasedStateMachine):
     def extend(self, token: str, purpose: Purpose) -> None:
         token = f"{token}-{purpose}"
         held = any(self.groups[name].token == token for name in self.of_state("held"))
-        assert deliveries(self.ledger).renew_holds([token], purpose=purpose) == ([] if held else [token])
+        assert deliveries(self.ledger).renew_holds([token], purpose=purpose) == (
+            [] if held else [token]
+        )

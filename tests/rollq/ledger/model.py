@@ -1,4 +1,6 @@
-"""What the ledger should hold, in plain Python: the model that the ledger's scripts are compared with."""
+"""What the ledger should hold, in plain Python: the model that the ledger's scripts are compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from rollq.ledger.replies import Claim
 
 NAMES = ["a", "b", "c", "e"]
 PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
-BUDGET = {"engine": 5, "user": 5, "worker": 5, "reward": 5, "agent": 3, "env": 2, "job": 2, "cancelled": 1}
+BUDGET = {
+    "engine": 5,
+    "user": 5,
+    "worker": 5,
+    "reward": 5,
+    "agent": 3,
+    "env": 2,
+    "job": 2,
+    "cancelled": 1,
+}
 INFRASTRUCTURE = ("engine", "user", "worker", "reward")
 OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
 TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
@@ -62,13 +73,19 @@ class Model:
         self.claims = 0
 
     def members(self, name: str) -> list[str]:
-        return [f"r/{name}/{sample}" for sample in range(self.shapes[name].size + self.shapes[name].spare)]
+        return [
+            f"r/{name}/{sample}"
+            for sample in range(self.shapes[name].size + self.shapes[name].spare)
+        ]
 
     def settle(self, job_id: str) -> None:
         """Its group is over with the first `size` graded members, or once all have ended."""
         name = job_id.split("/")[1]
         members = [self.jobs[member] for member in self.members(name)]
-        done, left = [m for m in members if m.state == "done"], [m for m in members if m.state in ("queued", "leased")]
+        done, left = (
+            [m for m in members if m.state == "done"],
+            [m for m in members if m.state in ("queued", "leased")],
+        )
         if left and len(done) < self.shapes[name].size:
             return
         for member in left:
@@ -81,14 +98,18 @@ class Model:
     def free_the_rest(self, name: str) -> None:
         """Of a dropped group nothing is kept once all its dead members were discarded."""
         members = [self.jobs[member] for member in self.members(name)]
-        if self.groups[name].state == "dropped" and all(m.discarded for m in members if m.state == "dead"):
+        if self.groups[name].state == "dropped" and all(
+            m.discarded for m in members if m.state == "dead"
+        ):
             for member in members:
                 member.journal = []
 
     def fails(self, job_id: str, failure: str, how: str, final: bool = False) -> str:
         found = self.jobs[job_id]
         found.failures[failure] = found.failures.get(failure, 0) + 1
-        found.state = "dead" if final or found.failures[failure] >= self.budget[failure] else "queued"
+        found.state = (
+            "dead" if final or found.failures[failure] >= self.budget[failure] else "queued"
+        )
         found.backoff = found.state == "queued" and how == "fail" and failure in INFRASTRUCTURE
         found.restart = found.restart or failure not in INFRASTRUCTURE
         found.ended = (found.lease, how)
@@ -97,16 +118,28 @@ class Model:
         return found.state
 
     def takes_over(self, found: ModelJob, got: Claim) -> None:
-        """A new attempt: it goes on with the journal unless the job's own fault wants a fresh start."""
-        assert (got.attempt, got.set_aside) == (found.attempt + 1, found.restart and bool(found.journal))
+        """A new attempt: it goes on with the journal unless the job's own fault wants a fresh
+        start.
+        """
+        assert (got.attempt, got.set_aside) == (
+            found.attempt + 1,
+            found.restart and bool(found.journal),
+        )
         if found.restart:
             found.journal = []
         assert got.journal == len(found.journal)
-        found.state, found.attempt, found.lease, found.restart = "leased", got.attempt, got.lease, False
+        found.state, found.attempt, found.lease, found.restart = (
+            "leased",
+            got.attempt,
+            got.lease,
+            False,
+        )
         found.kept = len(found.journal)
 
     def writes(self, found: ModelJob, *blobs: bytes) -> None:
-        """New entries. The first one behind a journal that was found shows that the attempt went on with it."""
+        """New entries. The first one behind a journal that was found shows that the attempt went on
+        with it.
+        """
         if found.kept >= 2 and len(found.journal) == found.kept:
             self.counts["resumed"] += 1
             self.counts["turns_saved"] += found.kept
@@ -115,10 +148,18 @@ class Model:
     def is_gone(self, job_id: str) -> bool:
         """Whether its group was acknowledged, so that only the group's record names it."""
         found, of = self.jobs.get(job_id), self.groups.get(job_id.split("/")[1])
-        return bool(found and of and of.state == "acked" and (found.state in ("done", "surplus") or found.discarded))
+        return bool(
+            found
+            and of
+            and of.state == "acked"
+            and (found.state in ("done", "surplus") or found.discarded)
+        )
 
     def of_jobs(self, state: str) -> list[str]:
         return [job_id for job_id, found in self.jobs.items() if found.state == state]
 
     def of_state(self, *states: str) -> list[str]:
-        return sorted((n for n, g in self.groups.items() if g.state in states), key=lambda n: self.groups[n].seq)
+        return sorted(
+            (n for n, g in self.groups.items() if g.state in states),
+            key=lambda n: self.groups[n].seq,
+        )

@@ -1,8 +1,10 @@
-"""Random trainers, producers and workers under admission: no batch is older than the bound, and nothing waits for ever.
+"""Random trainers, producers and workers under admission: no batch is older than the bound, and
+nothing waits for ever.
 
-Workers fail, engines are restarted with old weights, miss updates and get them late, groups are dropped, trainers skip
-groups, die, come back at a checkpoint and publish. The first machine's trainer does as the documentation says: for it
-admission alone holds the bound. The second one's consumers die without a name, publish what they like, and lose holds.
+Workers fail, engines are restarted with old weights, miss updates and get them late, groups are
+dropped, trainers skip groups, die, come back at a checkpoint and publish. The first machine's
+trainer does as the documentation says: for it admission alone holds the bound. The second one's
+consumers die without a name, publish what they like, and lose holds.
 """
 
 from __future__ import annotations
@@ -57,8 +59,9 @@ class Bounded(RuleBasedStateMachine):
         self.versions.limit_staleness(batch, bound, running)
         self.calls, self.submitted = 0, 0
         self.began: dict[str, int] = {}
-        """The published step at a group's first claim, or to which the trainer went back while the group was open: no
-        token of it is older."""
+        """The published step at a group's first claim, or to which the trainer went back while the
+        group was open: no token of it is older.
+        """
         self.leases: dict[str, Claim] = {}
         self.sampled: dict[str, int] = {}
         """The step of the weights that sampled a finished group."""
@@ -107,7 +110,10 @@ class Bounded(RuleBasedStateMachine):
     @rule(producer=st.integers(0, 1), groups=st.integers(1, 8))
     def producer_submits(self, producer: int, groups: int) -> None:
         for _ in range(groups):
-            if self.submitted >= MOST or self.ledgers[producer].submit(group(f"g{self.submitted:02}", 1)).full:
+            if (
+                self.submitted >= MOST
+                or self.ledgers[producer].submit(group(f"g{self.submitted:02}", 1)).full
+            ):
                 return
             self.submitted += 1
 
@@ -120,7 +126,9 @@ class Bounded(RuleBasedStateMachine):
         self.play(data.draw(st.sampled_from(self.unfinished())), end)
 
     def play(self, name: str, end: str) -> None:
-        """A step in a group's life: its job is claimed, and ends in that way or goes on being played."""
+        """A step in a group's life: its job is claimed, and ends in that way or goes on being
+        played.
+        """
         job_id = f"r/{name}/0"
         if end == "cancel":
             self.leases.pop(name, None)
@@ -147,7 +155,10 @@ class Bounded(RuleBasedStateMachine):
         else:
             self.sampled[name] = fresh[0]
             events = [prompt(), sampled(0, version=str(fresh[0])), observed(0, done=True), closed()]
-            blobs = [encode_header(Header(attempt=1)), *(encode_event(event, job_id) for event in events)]
+            blobs = [
+                encode_header(Header(attempt=1)),
+                *(encode_event(event, job_id) for event in events),
+            ]
             self.ledger.complete(job_id, lease, 0, blobs)
 
     def all_play(self) -> None:
@@ -170,8 +181,9 @@ class Bounded(RuleBasedStateMachine):
 
 
 class TrainerByTheBook(Bounded):
-    """One trainer with a name. It takes a batch, may skip groups of it, trains, publishes, and acknowledges at
-    checkpoints. It dies anywhere, and its successor begins at the checkpoint."""
+    """One trainer with a name. It takes a batch, may skip groups of it, trains, publishes, and
+    acknowledges at checkpoints. It dies anywhere, and its successor begins at the checkpoint.
+    """
 
     def begin(self) -> None:
         self.saved = self.step - 1
@@ -181,7 +193,9 @@ class TrainerByTheBook(Bounded):
 
     def open(self) -> None:
         """A process begins at the checkpoint."""
-        opened = self.deliveries.open("n", Purpose.TRAIN, self.token("o"), step=self.saved if self.saved >= 0 else None)
+        opened = self.deliveries.open(
+            "n", Purpose.TRAIN, self.token("o"), step=self.saved if self.saved >= 0 else None
+        )
         self.owner = opened.owner
         for number in opened.steps:
             if number <= self.saved:
@@ -203,8 +217,9 @@ class TrainerByTheBook(Bounded):
             found = self.taken(self.batch, self.hold(number), owner=self.owner)
         for got in found.groups:
             assert number - self.began[got.id] <= self.bound
-            # A group that was claimed before a death may be sampled under the checkpoint's weights after it. The
-            # consumer reads its tokens and skips it (tests/rollq/client/consuming/test_stale_groups.py).
+            # A group that was claimed before a death may be sampled under the checkpoint's weights
+            # after it. The consumer reads its tokens and skips it
+            # (tests/rollq/client/consuming/test_stale_groups.py).
             assert self.died or number - self.sampled[got.id] <= self.bound
         for got in found.groups[1 : 1 + skips]:
             self.deliveries.skip(self.hold(number), got.id, "rewards agree", owner=self.owner)
@@ -214,7 +229,11 @@ class TrainerByTheBook(Bounded):
         return bool(found.groups)
 
     @precondition(lambda self: hasattr(self, "owner"))
-    @rule(skips=st.sampled_from([0, 0, 0, 1, 2]), filled=st.booleans(), dies=st.sampled_from([False] * 4 + [True]))
+    @rule(
+        skips=st.sampled_from([0, 0, 0, 1, 2]),
+        filled=st.booleans(),
+        dies=st.sampled_from([False] * 4 + [True]),
+    )
     def trainer_takes_a_batch(self, skips: int, filled: bool, dies: bool) -> None:
         if not self.take(skips if filled else 0):
             return
@@ -249,7 +268,8 @@ class TrainerByTheBook(Bounded):
             self.publish(self.next)
 
         self.goes_on(step)
-        # After a restart, groups may begin under an older policy than the one that they were let in for.
+        # After a restart, groups may begin under an older policy than the one that they were let in
+        # for.
         assert self.died or "stale" not in self.reader.stats()["skips"]
 
 
@@ -317,5 +337,7 @@ class CarelessTrainers(Bounded):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("machine", [TrainerByTheBook, CarelessTrainers])
-def test_no_batch_is_beyond_the_bound_and_nothing_waits_for_ever(redis_url: str, machine: type[Bounded]) -> None:
+def test_no_batch_is_beyond_the_bound_and_nothing_waits_for_ever(
+    redis_url: str, machine: type[Bounded]
+) -> None:
     run_machine(machine, redis_url, examples=60)

@@ -1,4 +1,6 @@
-"""Records that cannot be read: a typed error that names the key, a cost to their own job or group, and nothing else."""
+"""Records that cannot be read: a typed error that names the key, a cost to their own job or group,
+and nothing else.
+"""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ def test_lost_totals_stop_no_job(ledger: Ledger) -> None:
     for total in ("many", "nan", "inf"):
         ledger.redis.delete(ledger.keys.count)
         ledger.redis.hset(ledger.keys.count, mapping={"done": total})
-        with pytest.raises(LedgerError, match=r"rollq:\{r\}:count cannot be read: .*(many|done).*Delete the key"):
+        with pytest.raises(
+            LedgerError, match=r"rollq:\{r\}:count cannot be read: .*(many|done).*Delete the key"
+        ):
             reader(ledger).stats()
 
 
@@ -42,7 +46,9 @@ def test_the_list_of_runs(ledger: Ledger) -> None:
     ledger.redis.set(RUNS, "garbage")
     with pytest.raises(LedgerError, match=f"{RUNS}.*Delete that key"):
         runs(ledger.redis)
-    with pytest.raises(LedgerError, match=f"{RUNS}: .*WRONGTYPE .*docs/ledger.md says which keys may be deleted"):
+    with pytest.raises(
+        LedgerError, match=f"{RUNS}: .*WRONGTYPE .*docs/ledger.md says which keys may be deleted"
+    ):
         ledger.submit(group())
     ledger.redis.delete(RUNS)
     assert ledger.submit(group()).new
@@ -66,7 +72,18 @@ def damage_job(ledger: Ledger, job_id: str, damage: str) -> str:
     return key
 
 
-JOB_DAMAGE = ["string", "fields", "no state", "no attempt", "deleted", "nan", "-1", "1.5", "1e400", "99999999999"]
+JOB_DAMAGE = [
+    "string",
+    "fields",
+    "no state",
+    "no attempt",
+    "deleted",
+    "nan",
+    "-1",
+    "1.5",
+    "1e400",
+    "99999999999",
+]
 
 
 class TestJob:
@@ -80,7 +97,13 @@ class TestJob:
         (taken,) = take(ledger, 1, "t")
         assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
         stats = reader(ledger).stats()
-        assert (stats["submitted"], stats["done"], stats["dead"], stats["queued"], stats["leased"]) == (2, 1, 1, 0, 0)
+        assert (
+            stats["submitted"],
+            stats["done"],
+            stats["dead"],
+            stats["queued"],
+            stats["leased"],
+        ) == (2, 1, 1, 0, 0)
 
     @pytest.mark.parametrize("damage", JOB_DAMAGE)
     def test_it_dies_when_it_is_due(self, ledger: Ledger, damage: str) -> None:
@@ -108,7 +131,8 @@ class TestJob:
         claim(ledger, "r/h/0")
         key = damage_job(ledger, "r/g/0", damage)
         ledger.redis.zadd(
-            ledger.keys.leased, {"r/g/0#1#token": 1, "r/h/0#1#token": 2, "garbage": 1, "r/h/x#1#token": 1}
+            ledger.keys.leased,
+            {"r/g/0#1#token": 1, "r/h/0#1#token": 2, "garbage": 1, "r/h/x#1#token": 1},
         )
         assert reap(ledger) == ["r/h/0"]  # the reap goes on with the others
         assert ledger.redis.zcard(ledger.keys.leased) == 0
@@ -124,7 +148,9 @@ class TestJob:
         ledger.submit(group(min_viable=1))
         claim(ledger, "r/g/0")
         key = damage_job(ledger, "r/g/0", "string")
-        with pytest.raises(LedgerError, match=f"run r: append of job r/g/0: {key} is a string where a hash belongs"):
+        with pytest.raises(
+            LedgerError, match=f"run r: append of job r/g/0: {key} is a string where a hash belongs"
+        ):
             ledger.append("r/g/0", "1#token", 0, [b"x"])
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
         for write in (
@@ -137,7 +163,9 @@ class TestJob:
                 write()
 
     @pytest.mark.parametrize("end", ["claim", "expiry", "cancel"])
-    def test_a_worker_that_still_plays_it_is_refused_after_a_requeue(self, ledger: Ledger, end: str) -> None:
+    def test_a_worker_that_still_plays_it_is_refused_after_a_requeue(
+        self, ledger: Ledger, end: str
+    ) -> None:
         ledger.submit(group(min_viable=1))
         claim(ledger, "r/g/0")
         ledger.redis.hset(ledger.keys.job("r/g/0"), "attempt", "nan")
@@ -158,7 +186,9 @@ class TestJob:
     def test_junk_among_the_queued_is_swept_out(self, ledger: Ledger) -> None:
         ledger.submit(group(), send_in_s=0)
         play(ledger, "r/g/1")
-        ledger.redis.zadd(ledger.keys.queued, {"junk": 0, "r/g/1": 0, "r/nobody/0": 0, "other/g/0": 0, "r/g/7": 0})
+        ledger.redis.zadd(
+            ledger.keys.queued, {"junk": 0, "r/g/1": 0, "r/nobody/0": 0, "other/g/0": 0, "r/g/7": 0}
+        )
         assert reap(ledger) == ["r/g/0"]
         assert ledger.redis.zrange(ledger.keys.queued, 0, -1) == [b"r/g/0"]
         assert reader(ledger).dead() == []
@@ -187,7 +217,10 @@ class TestJournal:
         ledger.submit(group())
         claim(ledger, "r/g/0")
         ledger.redis.set(ledger.keys.journal("r/g/0"), "garbage")
-        for refused in (lambda: ledger.append("r/g/0", "1#token", 0, [b"x"]), lambda: ledger.journal("r/g/0")):
+        for refused in (
+            lambda: ledger.append("r/g/0", "1#token", 0, [b"x"]),
+            lambda: ledger.journal("r/g/0"),
+        ):
             with pytest.raises(LedgerError, match="journal:r/g/0"):
                 refused()
         ledger.release("r/g/0", "1#token")
@@ -229,7 +262,9 @@ def damage_group(ledger: Ledger, name: str, damage: str) -> None:
 
 class TestGroup:
     @pytest.mark.parametrize("damage", GROUP_DAMAGE)
-    def test_a_ready_one_is_dropped_and_holds_up_no_other(self, ledger: Ledger, damage: str) -> None:
+    def test_a_ready_one_is_dropped_and_holds_up_no_other(
+        self, ledger: Ledger, damage: str
+    ) -> None:
         finish_groups(ledger, "g", "h")
         damage_group(ledger, "g", damage)
         assert take(ledger, 1, "t") == []  # found out here
@@ -238,7 +273,12 @@ class TestGroup:
         ledger.seal()
         assert is_over(ledger)
         stats = reader(ledger).stats()
-        assert (stats["groups_dropped"], stats["dropped"], stats["delivered"], stats["done"]) == (1, 2, 2, 4)
+        assert (stats["groups_dropped"], stats["dropped"], stats["delivered"], stats["done"]) == (
+            1,
+            2,
+            2,
+            4,
+        )
         assert reader(ledger).group_states(["g"]) == ["dropped"]
 
     @pytest.mark.parametrize("damage", GROUP_DAMAGE)
@@ -289,9 +329,21 @@ class TestGroup:
 
 @pytest.fixture(scope="module")
 def impatient_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a Redis that gives up on a script after half a second, so that a loop fails one test."""
+    """The port of a Redis that gives up on a script after half a second, so that a loop fails one
+    test.
+    """
     port, folder = free_port(), tmp_path_factory.mktemp("redis")
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command = [
+        redis_binary(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
     process = started_redis([*command, "--appendonly", "no", "--lua-time-limit", "500"], port)
     yield port
     process.kill()
@@ -299,7 +351,9 @@ def impatient_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_no_number_of_a_group_stops_redis_or_another_group(impatient_redis: int, field: str) -> None:
+def test_no_number_of_a_group_stops_redis_or_another_group(
+    impatient_redis: int, field: str
+) -> None:
     """Each number is checked before a script loops over anything."""
     with redis.Redis(port=impatient_redis, socket_timeout=20.0) as client:
         for number, value in enumerate(NUMBERS):
@@ -328,7 +382,9 @@ def test_the_largest_group(ledger: Ledger) -> None:
 def test_a_run_without_a_readable_sequence_takes_no_groups(ledger: Ledger) -> None:
     ledger.submit(group())
     ledger.redis.hset(ledger.keys.meta, "seq", "nan")
-    with pytest.raises(LedgerError, match=r"run r: submit of job r/late/0: rollq:\{r\}:run has no readable seq"):
+    with pytest.raises(
+        LedgerError, match=r"run r: submit of job r/late/0: rollq:\{r\}:run has no readable seq"
+    ):
         ledger.submit(group("late"))
 
 

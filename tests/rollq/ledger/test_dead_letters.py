@@ -1,4 +1,6 @@
-"""Dead letters: what is listed, what a requeued job and its group become, what is deleted, and who is cancelled."""
+"""Dead letters: what is listed, what a requeued job and its group become, what is deleted, and who
+is cancelled.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ def letters(ledger: Ledger) -> DeadLetters:
     return DeadLetters(ledger.redis, "r")
 
 
-def kill(ledger: Ledger, job_id: str, failure: FailureClass = FailureClass.ENV, turns: int = 1) -> None:
+def kill(
+    ledger: Ledger, job_id: str, failure: FailureClass = FailureClass.ENV, turns: int = 1
+) -> None:
     """Through its whole budget, with a journal in the last attempt."""
     state = reader(ledger).job(job_id)
     attempt = state.attempt
@@ -52,12 +56,18 @@ class TestRequeue:
         letters.requeue("r/g/0")
         state = reader(ledger).job("r/g/0")
         assert (state.state, state.failures, state.attempt) == (State.QUEUED, {}, 2)
-        assert (reader(ledger).dead(), reader(ledger).stats()["dead"], reader(ledger).stats()["requeued"]) == ([], 0, 1)
+        assert (
+            reader(ledger).dead(),
+            reader(ledger).stats()["dead"],
+            reader(ledger).stats()["requeued"],
+        ) == ([], 0, 1)
         assert reap(ledger) == ["r/g/0"]  # published at once
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
         assert reader(ledger).trajectory("r/g/0", 2).events[: len(last)] == last
-        assert ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"  # its budget is whole again
+        assert (
+            ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"
+        )  # its budget is whole again
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
         (taken,) = take(ledger, 1, "t")
@@ -76,7 +86,9 @@ class TestRequeue:
             take(ledger, 1, "t")
         if where == "acked":
             ack(ledger, "t", "g")
-        with pytest.raises(LedgerError, match=f"r/g/0 cannot be requeued: its group is {where} without it"):
+        with pytest.raises(
+            LedgerError, match=f"r/g/0 cannot be requeued: its group is {where} without it"
+        ):
             letters.requeue("r/g/0")
         assert [letter.job_id for letter in reader(ledger).dead()] == ["r/g/0"]
 
@@ -102,7 +114,9 @@ class TestRequeue:
             with pytest.raises(ContractError):
                 act("other/x/0")
 
-    def test_a_member_that_an_acknowledged_group_went_without(self, ledger: Ledger, letters: DeadLetters) -> None:
+    def test_a_member_that_an_acknowledged_group_went_without(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
         ledger.submit(group(min_viable=1))
         kill(ledger, "r/g/0")
         play(ledger, "r/g/1")
@@ -114,7 +128,9 @@ class TestRequeue:
         with pytest.raises(LedgerError, match="r/g/0 cannot be cancelled: it is dead"):
             letters.cancel("r/g/0")
 
-    def test_a_list_of_runs_that_cannot_be_written(self, ledger: Ledger, letters: DeadLetters) -> None:
+    def test_a_list_of_runs_that_cannot_be_written(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
         ledger.submit(group())
         kill(ledger, "r/g/0")
         ledger.redis.set(ACTIVE, "x")
@@ -138,10 +154,14 @@ class TestRequeue:
 
 
 class TestDiscard:
-    def test_what_it_held_is_deleted_and_it_stays_counted(self, ledger: Ledger, letters: DeadLetters) -> None:
+    def test_what_it_held_is_deleted_and_it_stays_counted(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
         ledger.submit(group(min_viable=1))
         kill(ledger, "r/g/0")
-        assert len(list(ledger.redis.scan_iter("*journal:r/g/0*"))) == 2  # the last one, and one that was set aside
+        assert (
+            len(list(ledger.redis.scan_iter("*journal:r/g/0*"))) == 2
+        )  # the last one, and one that was set aside
         letters.discard("r/g/0")
         letters.discard("r/g/0")
         assert not list(ledger.redis.scan_iter("*journal:r/g/0*"))
@@ -171,7 +191,9 @@ class TestDiscard:
         assert not list(ledger.redis.scan_iter("*journal*"))
         balanced(ledger)
 
-    def test_a_group_that_is_dropped_later_takes_the_rest_along(self, ledger: Ledger, letters: DeadLetters) -> None:
+    def test_a_group_that_is_dropped_later_takes_the_rest_along(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
         ledger.submit(group(size=3))
         play(ledger, "r/g/0")
         kill(ledger, "r/g/1")
@@ -180,7 +202,11 @@ class TestDiscard:
         play(ledger, "r/g/2")
         assert reader(ledger).stats()["groups_dropped"] == 1
         assert not list(ledger.redis.scan_iter("*journal*"))
-        assert not [sample for sample in range(3) if ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body")]
+        assert not [
+            sample
+            for sample in range(3)
+            if ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body")
+        ]
         balanced(ledger)
 
 
@@ -201,7 +227,11 @@ class TestBudgets:
         other.pin_budgets({FailureClass.ENV: 2})  # what it has
 
     def test_impossible_budgets(self, ledger: Ledger) -> None:
-        for budgets in ({FailureClass.CANCELLED: 2}, {FailureClass.ENV: 0}, {FailureClass.ENV: True}):
+        for budgets in (
+            {FailureClass.CANCELLED: 2},
+            {FailureClass.ENV: 0},
+            {FailureClass.ENV: True},
+        ):
             with pytest.raises(ContractError, match="run r"):
                 ledger.pin_budgets(budgets)
 
@@ -236,7 +266,8 @@ def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLette
     assert not list(ledger.redis.scan_iter(r"rollq:*"))
 
 
-# ------------------------------------------------------------------------------------------------------- the commands
+# -------------------------------------------------------------------------------------------------------  # noqa: E501
+# the commands
 
 
 def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0) -> str:
@@ -252,9 +283,14 @@ def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[
     kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
     head, *rows = said(capsys, redis_url, "jobs", "list", "r").splitlines()
     assert head.split() == ["JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON"]
-    assert [row.split()[:4] for row in rows] == [["r/g/1", "env", "2", "2"], ["r/g/0", "engine", "5", "1"]]
+    assert [row.split()[:4] for row in rows] == [
+        ["r/g/1", "env", "2", "2"],
+        ["r/g/0", "engine", "5", "1"],
+    ]
     assert rows[0].endswith("  w       it broke")
-    (only,) = json.loads(said(capsys, redis_url, "jobs", "list", "r", "--class", "engine", "--json"))
+    (only,) = json.loads(
+        said(capsys, redis_url, "jobs", "list", "r", "--class", "engine", "--json")
+    )
     assert {key: only[key] for key in ("job", "class", "attempts", "turn", "worker", "reason")} == {
         "job": "r/g/0",
         "class": "engine",
@@ -263,10 +299,14 @@ def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[
         "worker": "w",
         "reason": TRACE,
     }
-    assert "no dead jobs of class user" in said(capsys, redis_url, "jobs", "list", "r", "--class", "user")
+    assert "no dead jobs of class user" in said(
+        capsys, redis_url, "jobs", "list", "r", "--class", "user"
+    )
 
 
-def test_show_of_a_dead_job(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_a_dead_job(
+    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger.submit(group())
     kill(ledger, "r/g/0")
     text = said(capsys, redis_url, "show", "r/g/0")
@@ -283,7 +323,9 @@ def test_show_of_a_dead_job(ledger: Ledger, redis_url: str, capsys: pytest.Captu
     assert "no journal was set aside by attempt 7 (there are: 1)" in capsys.readouterr().err
 
 
-def test_requeue_by_class_by_name_and_all(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requeue_by_class_by_name_and_all(
+    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger.submit(group("a", size=3))
     kill(ledger, "r/a/0", FailureClass.ENGINE)
     kill(ledger, "r/a/1")
@@ -299,7 +341,13 @@ def test_requeue_by_class_by_name_and_all(ledger: Ledger, redis_url: str, capsys
     assert text.endswith("run r: 1 requeued, 1 not\n")
     done = json.loads(said(capsys, redis_url, *requeue, "r/b/0", "r/a/2", "--json", code=1))
     assert (done["run"], done["requeued"], sorted(done["refused"])) == ("r", 0, ["r/a/2", "r/b/0"])
-    for wrong in (["s/a/0", "r/a/0"], ["r", "r/a/0"], ["r", "s"], ["r/a"], ["r/a/0", "--class", "env"]):
+    for wrong in (
+        ["s/a/0", "r/a/0"],
+        ["r", "r/a/0"],
+        ["r", "s"],
+        ["r/a"],
+        ["r/a/0", "--class", "env"],
+    ):
         assert cli.main([*requeue, *wrong, "--redis", redis_url]) == 2
 
 
@@ -317,12 +365,17 @@ def test_nonsense_among_the_jobs_stops_no_command(
     assert "\x1b" not in text
     assert text.endswith("run r: 1 requeued, 6 not\n")
     assert "'junk' is not a job id" in text
-    assert json.loads(said(capsys, redis_url, "jobs", "cancel", "r", "--all", "--json"))["cancelled"] >= 3
+    assert (
+        json.loads(said(capsys, redis_url, "jobs", "cancel", "r", "--all", "--json"))["cancelled"]
+        >= 3
+    )
     assert said(capsys, redis_url, "jobs", "drop", "r").endswith("run r: 3 dropped, 6 not\n")
     assert reader(ledger).stats()["discarded"] == 3
 
 
-def test_drop_and_cancel(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drop_and_cancel(
+    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger.submit(group("a", size=3))
     assert cli.main(["jobs", "cancel", "r", "--redis", redis_url]) == 2
     assert said(capsys, redis_url, "jobs", "cancel", "r/a/0") == "run r: 1 cancelled\n"

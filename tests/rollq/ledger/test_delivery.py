@@ -1,4 +1,6 @@
-"""How finished groups are handed out, held, acknowledged, skipped and rejected. Tests age holds by their scores."""
+"""How finished groups are handed out, held, acknowledged, skipped and rejected. Tests age holds by
+their scores.
+"""
 
 import pytest
 
@@ -31,7 +33,11 @@ class TestTake:
         finish_groups(ledger, "a")
         take(ledger, 1, "t", hold_s=1.0)
         assert deliveries(ledger).renew_holds(["t"], 100.0) == []
-        assert 50 < ledger.redis.zscore(f"{ledger.keys.prefix}held:train", "a") - ledger.scripts.now() <= 100
+        assert (
+            50
+            < ledger.redis.zscore(f"{ledger.keys.prefix}held:train", "a") - ledger.scripts.now()
+            <= 100
+        )
 
     def test_eval_groups_are_apart(self, ledger: Ledger) -> None:
         finish_groups(ledger, "e", purpose=Purpose.EVAL)
@@ -68,7 +74,9 @@ class TestShortLastBatch:
         deliveries(ledger).renew_holds(["other/0"])
         assert ids(ledger, 2, "me/0", since=since) == ["c"]
 
-    def test_two_consumers_that_acknowledge_one_step_later_both_come_to_an_end(self, ledger: Ledger) -> None:
+    def test_two_consumers_that_acknowledge_one_step_later_both_come_to_an_end(
+        self, ledger: Ledger
+    ) -> None:
         finish_groups(ledger, *"abcd", seal=True)
         ids(ledger, 2, "me/0")
         ids(ledger, 2, "other/0")
@@ -129,7 +137,9 @@ class TestWakeUps:
         play_groups(ledger, "c")  # nothing is open any more
         assert self.wakes(ledger) == ["wants3"]
 
-    @pytest.mark.parametrize("event", ["a seal", "a hold ran out", "an acknowledgement", "a skip", "a rejection"])
+    @pytest.mark.parametrize(
+        "event", ["a seal", "a hold ran out", "an acknowledgement", "a skip", "a rejection"]
+    )
     def test_whatever_may_bring_a_batch_or_the_end_wakes(self, ledger: Ledger, event: str) -> None:
         finish_groups(ledger, *"ab")
         ids(ledger, 2, "other/0")
@@ -183,7 +193,12 @@ class TestAcknowledgement:
         stats = reader(ledger).stats()
         assert (stats["delivered"], stats["groups_acked"]) == (2, 1)
         of_the_group = {key.decode() for key in ledger.redis.scan_iter("*") if b"count" not in key}
-        assert of_the_group == {"rollq:runs", "rollq:active", ledger.keys.meta, ledger.keys.acked("a")}
+        assert of_the_group == {
+            "rollq:runs",
+            "rollq:active",
+            ledger.keys.meta,
+            ledger.keys.acked("a"),
+        }
         assert ledger.submit(group("a")).acked  # the ids stay
         with pytest.raises(JobConflict):
             ledger.submit(group("a", seed=1))
@@ -203,7 +218,9 @@ class TestAcknowledgement:
         take(ledger, 1, "t/0")
         ledger.redis.hset(ledger.keys.group("a"), "size", "x")
         assert not take(ledger, 1, "t/0", again=True)
-        assert not ledger.redis.exists(f"{ledger.keys.prefix}holds:train", f"{ledger.keys.prefix}hold:t/0")
+        assert not ledger.redis.exists(
+            f"{ledger.keys.prefix}holds:train", f"{ledger.keys.prefix}hold:t/0"
+        )
 
     def test_a_record_stays_as_long_as_a_dead_member(self, ledger: Ledger) -> None:
         ledger.forget_after(2.0)

@@ -1,5 +1,7 @@
-"""Random consumers against a model: they take, acknowledge, skip and reject, die, come back under their name, and lose
-holds. Every group is delivered until it is acknowledged, and acknowledged once."""
+"""Random consumers against a model: they take, acknowledge, skip and reject, die, come back under
+their name, and lose holds. Every group is delivered until it is acknowledged, and acknowledged
+once.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             return self.consumers[name]
         opened = self.deliveries.open(name[1:], Purpose.TRAIN, f"p{self.processes}", step=step)
         before = before or ModelConsumer(named_session(Purpose.TRAIN, name[1:]))
-        now = ModelConsumer(before.session, opened.owner, opened.next, dict(before.holds), acked=before.acked)
+        now = ModelConsumer(
+            before.session, opened.owner, opened.next, dict(before.holds), acked=before.acked
+        )
         assert list(opened.steps) == sorted(now.holds)  # in order, with the same batch boundaries
         assert opened.next >= before.next
         now.takeover = sorted(now.holds)
@@ -103,12 +107,15 @@ class DeliveryMachine(RuleBasedStateMachine):
             for step in [step for step, hold in consumer.holds.items() if hold.expired]:
                 self.ready = sorted(self.ready + consumer.holds.pop(step).groups)
 
-    # ------------------------------------------------------------------------------------------------------ the rules
+    # ------------------------------------------------------------------------------------------------------  # noqa: E501
+    # the rules
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def groups_finish(self, data: st.DataObject) -> None:
-        self.finish(data.draw(st.lists(st.sampled_from(self.open), min_size=1, max_size=4, unique=True)))
+        self.finish(
+            data.draw(st.lists(st.sampled_from(self.open), min_size=1, max_size=4, unique=True))
+        )
 
     @precondition(lambda self: not self.sealed)
     @rule(all_finish=st.booleans())
@@ -132,7 +139,12 @@ class DeliveryMachine(RuleBasedStateMachine):
         taken = self.deliveries.take(groups, me.token(me.next), owner=me.owner, ordered=ordered)
         self.run_out()
         there = [n for n in self.ready if not (ordered and self.open and n > min(self.open))]
-        others = [hold for other in self.consumers.values() if other is not me for hold in other.holds.values()]
+        others = [
+            hold
+            for other in self.consumers.values()
+            if other is not me
+            for hold in other.holds.values()
+        ]
         short = self.sealed and not self.open and not others
         expected = there[:groups] if len(there) >= groups or short else []
         assert [found.id for found in taken.groups] == expected
@@ -205,10 +217,14 @@ class DeliveryMachine(RuleBasedStateMachine):
             now.acked = max(now.acked, done)
         now.next = max(now.next, step + 1)
 
-    @precondition(lambda self: hasattr(self, "consumers") and any(n.startswith("@") for n in self.consumers))
+    @precondition(
+        lambda self: hasattr(self, "consumers") and any(n.startswith("@") for n in self.consumers)
+    )
     @rule(data=st.data())
     def a_fenced_process_changes_nothing(self, data: st.DataObject) -> None:
-        me = self.consumers[data.draw(st.sampled_from([n for n in self.consumers if n.startswith("@")]))]
+        me = self.consumers[
+            data.draw(st.sampled_from([n for n in self.consumers if n.startswith("@")]))
+        ]
         before, owner = self.reader.stats(), "0#older"
         token = me.token(random.choice([*me.holds, me.next]))
         assert self.deliveries.renew_holds([token], owner=owner) == [token]
@@ -230,8 +246,16 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert everywhere == self.names
         assert set(self.acked.values()) <= {1}
         stats = self.reader.stats()
-        counts = [stats[f"groups_{place}"] for place in ("open", "ready", "held", "acked", "skipped")]
-        assert counts == [len(self.open), len(self.ready), len(held), len(self.acked), len(self.skipped)]
+        counts = [
+            stats[f"groups_{place}"] for place in ("open", "ready", "held", "acked", "skipped")
+        ]
+        assert counts == [
+            len(self.open),
+            len(self.ready),
+            len(held),
+            len(self.acked),
+            len(self.skipped),
+        ]
         assert (stats["delivered"], stats["skipped"]) == (len(self.acked), len(self.skipped))
 
 

@@ -1,4 +1,6 @@
-"""What another program writes into records: it costs one job, group or run, and no reader breaks of it or loops."""
+"""What another program writes into records: it costs one job, group or run, and no reader breaks of
+it or loops.
+"""
 
 import time
 from collections.abc import Callable
@@ -24,7 +26,9 @@ INDEXES = ("queued", "leased", "dead", "open:train", "ready:train", "held:train"
 
 
 def used_run(client: "redis.Redis", run: str) -> Ledger:
-    """Of group g one member is done, one is played, one is dead and one is queued; other groups are ready and held."""
+    """Of group g one member is done, one is played, one is dead and one is queued; other groups are
+    ready and held.
+    """
     ledger, policy = Ledger(client, run), Versions(client, run)
     ledger.pin_tokenizer("", "")
     for name, size in (("held", 1), ("ready", 1), ("g", 4)):
@@ -35,7 +39,9 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     deliveries(ledger).open("c", Purpose.TRAIN, "x")
     take(ledger, 1, "t/0")
     claim(ledger, f"{run}/g/1", "t")
-    ledger.fail(f"{run}/g/2", claim(ledger, f"{run}/g/2", "t2").lease, FailureClass.JOB, "x", final=True)
+    ledger.fail(
+        f"{run}/g/2", claim(ledger, f"{run}/g/2", "t2").lease, FailureClass.JOB, "x", final=True
+    )
     return ledger
 
 
@@ -106,7 +112,11 @@ def use(ledger: Ledger, *, whole_run: bool) -> None:
 def test_a_value_in_a_record(ledger: Ledger, value: bytes) -> None:
     keys = used_run(ledger.redis, "r").keys
     of_run = [keys.meta, keys.count, f"{keys.prefix}versions", f"{keys.prefix}consumer:train:c"]
-    others = [keys.group("g"), keys.group("held"), *(keys.job(f"r/g/{sample}") for sample in range(4))]
+    others = [
+        keys.group("g"),
+        keys.group("held"),
+        *(keys.job(f"r/g/{sample}") for sample in range(4)),
+    ]
     fields = {key: ledger.redis.hkeys(key) for key in (*of_run, *others)}
     for key, field in [(key, field) for key, found in fields.items() for field in found]:
         DeadLetters(ledger.redis, "r").forget_run()
@@ -127,7 +137,10 @@ def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, name: str) -> None:
             act()
         except RollqError as e:
             said.append(str(e))
-    assert any(f"{bad} is a string where a" in text and "run r" in text and "--whole-run" in text for text in said)
+    assert any(
+        f"{bad} is a string where a" in text and "run r" in text and "--whole-run" in text
+        for text in said
+    )
     assert ledger.redis.get(bad) == b"garbage"
     assert len(take(used_run(ledger.redis, "other"), 1, "t")) == 1
     assert DeadLetters(ledger.redis, "r").forget_run() > 0
@@ -141,7 +154,9 @@ def test_a_name_in_an_index(ledger: Ledger, index: str, member: bytes) -> None:
     use(ledger, whole_run=False)
 
 
-@pytest.mark.parametrize(("field", "value"), [("size", b"4294967296"), ("spare", b"\xff"), ("done", b"many")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("size", b"4294967296"), ("spare", b"\xff"), ("done", b"many")]
+)
 def test_a_group_whose_numbers_cannot_be_read_is_named_beside_the_others(
     ledger: Ledger, field: str, value: bytes
 ) -> None:
@@ -162,6 +177,9 @@ def test_a_queue_that_is_no_name_costs_its_group(ledger: Ledger) -> None:
     ledger.redis.hset(ledger.keys.group("g"), "queue", b"\xff")
     assert reap(ledger) == ["r/h/0", "r/h/1"]
     assert {letter.job_id for letter in reader(ledger).dead()} == {"r/g/0", "r/g/1"}
-    assert all("rollq:{r}:group:g has no readable queue" in letter.reason for letter in reader(ledger).dead())
+    assert all(
+        "rollq:{r}:group:g has no readable queue" in letter.reason
+        for letter in reader(ledger).dead()
+    )
     DeadLetters(ledger.redis, "r").requeue("r/g/0")  # to the default queue
     assert [(each.job_id, each.queue) for each in ledger.reap()] == [("r/g/0", "rollq")]

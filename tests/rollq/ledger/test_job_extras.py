@@ -25,11 +25,19 @@ def test_a_consumer_gets_those_that_it_asks_for(ledger: Ledger, redis_url: str) 
     play(ledger, "r/g/1")
     with Client(redis_url, run="r") as client:
         [batch] = [
-            batch for _, batch in zip([0], client.batches(1, extras=["routed_experts", "missing"]), strict=False)
+            batch
+            for _, batch in zip(
+                [0], client.batches(1, extras=["routed_experts", "missing"]), strict=False
+            )
         ]
-        assert [trajectory.extras for trajectory in batch.trajectories] == [{"routed_experts": EXPERTS}, {}]
+        assert [trajectory.extras for trajectory in batch.trajectories] == [
+            {"routed_experts": EXPERTS},
+            {},
+        ]
         assert batch.arrays().tokens.shape == (2, 11)  # the journal is as ever
-    assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [{}]
+    assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [
+        {}
+    ]
 
 
 def test_only_the_lease_may_keep_them(ledger: Ledger) -> None:

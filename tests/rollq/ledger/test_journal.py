@@ -1,4 +1,6 @@
-"""How attempts write the journal, on a real Redis: fences, indexes, attempts that go on with it, and its end."""
+"""How attempts write the journal, on a real Redis: fences, indexes, attempts that go on with it,
+and its end.
+"""
 
 from dataclasses import replace
 
@@ -15,10 +17,17 @@ class TestJournal:
     def test_a_group_stores_its_prompt_once(self, ledger: Ledger) -> None:
         ledger.submit(group())
         for sample, at in enumerate((1.0, 2.0)):
-            journal(ledger, f"r/g/{sample}", claim(ledger, f"r/g/{sample}").lease, [replace(prompt(), at=at)])
+            journal(
+                ledger,
+                f"r/g/{sample}",
+                claim(ledger, f"r/g/{sample}").lease,
+                [replace(prompt(), at=at)],
+            )
         assert ledger.redis.hlen(ledger.keys.prompts("g")) == 1
         for sample, at in enumerate((1.0, 2.0)):
-            assert decode_event(ledger.journal(f"r/g/{sample}")[1], "r/g/0") == replace(prompt(), at=at)
+            assert decode_event(ledger.journal(f"r/g/{sample}")[1], "r/g/0") == replace(
+                prompt(), at=at
+            )
 
 
 class TestComplete:

@@ -1,4 +1,6 @@
-"""What each step of the ledger does, on a real Redis. Time is Redis's: tests age leases and holds by their scores."""
+"""What each step of the ledger does, on a real Redis. Time is Redis's: tests age leases and holds
+by their scores.
+"""
 
 import re
 from dataclasses import replace
@@ -123,18 +125,32 @@ class TestClaim:
         assert before + 2.0 <= end <= ledger.scripts.now() + 2.0
         ledger.append("r/g/0", "1#token", 0, [encode_header(Header(attempt=1))])
         assert ledger.renew_leases([("r/g/0", "1#token")], left_s=[1.9]) == []
-        assert ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") - ledger.scripts.now() <= 2.0
+        assert (
+            ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") - ledger.scripts.now() <= 2.0
+        )
         before = ledger.scripts.now()
-        ledger.renew_leases([("r/g/0", "1#token")], left_s=[60.0])  # the engine was away for a minute
-        assert before + 15.0 <= ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") <= ledger.scripts.now() + 15.0
+        ledger.renew_leases(
+            [("r/g/0", "1#token")], left_s=[60.0]
+        )  # the engine was away for a minute
+        assert (
+            before + 15.0
+            <= ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token")
+            <= ledger.scripts.now() + 15.0
+        )
 
     def test_an_early_one_is_refused_and_comes_again_in_time(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
         outcome = fail_late(ledger, "r/g/0", "1#token", FailureClass.ENGINE)
-        ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600})  # sent all the same
-        assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("early", pytest.approx(outcome.not_before))
-        assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
+        ledger.redis.zadd(
+            ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600}
+        )  # sent all the same
+        assert ledger.claim("r/g/0", worker="w", token="t") == Refusal(
+            "early", pytest.approx(outcome.not_before)
+        )
+        assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(
+            outcome.not_before, abs=1e-5
+        )
 
     def test_a_body_that_cannot_be_read_dies(self, ledger: Ledger) -> None:
         ledger.submit(group())
@@ -193,10 +209,18 @@ class TestReap:
         assert due(ledger) == ["r/g/0", "r/g/1"]
         assert due(ledger) == []  # being sent
         for job_id in ("r/g/0", "r/g/1"):
-            assert before + 100 <= ledger.redis.zscore(ledger.keys.queued, job_id) <= ledger.scripts.now() + 100
+            assert (
+                before + 100
+                <= ledger.redis.zscore(ledger.keys.queued, job_id)
+                <= ledger.scripts.now() + 100
+            )
         before = ledger.scripts.now()
         ledger.confirm(["r/g/0"])
-        assert before + 600 <= ledger.redis.zscore(ledger.keys.queued, "r/g/0") <= ledger.scripts.now() + 600
+        assert (
+            before + 600
+            <= ledger.redis.zscore(ledger.keys.queued, "r/g/0")
+            <= ledger.scripts.now() + 600
+        )
         assert queue_score(ledger, "r/g/1") <= 100
         ledger.redis.zadd(ledger.keys.queued, {"r/g/1": ledger.scripts.now() + 30})
         assert due(ledger, empty=True) == []  # perhaps still on its way
@@ -218,20 +242,27 @@ class TestReap:
         claim(ledger, "r/g/0", "u")
         outcome = fail_late(ledger, "r/g/0", "2#u", FailureClass.ENGINE)
         ledger.confirm(["r/g/0"])
-        assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
+        assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(
+            outcome.not_before, abs=1e-5
+        )
 
     def test_a_bounced_message_comes_again_after_its_backoff(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/1")
         outcome = fail_late(ledger, "r/g/1", "1#token", FailureClass.USER)
         ledger.resend("r/g/1")
-        assert ledger.redis.zscore(ledger.keys.queued, "r/g/1") == pytest.approx(outcome.not_before, abs=1e-5)
+        assert ledger.redis.zscore(ledger.keys.queued, "r/g/1") == pytest.approx(
+            outcome.not_before, abs=1e-5
+        )
 
     def test_what_was_interrupted_goes_first_then_eval_then_the_rest(self, ledger: Ledger) -> None:
         ledger.submit(group("given-back", size=1), send_in_s=0)
         assert reap(ledger) == ["r/given-back/0"]
         for name, purpose in (("z", "train"), ("e", "eval"), ("a", "train"), ("b", "train")):
-            ledger.submit(group(name, size=1, purpose=purpose, queue="q" if name == "b" else "rollq"), send_in_s=0)
+            ledger.submit(
+                group(name, size=1, purpose=purpose, queue="q" if name == "b" else "rollq"),
+                send_in_s=0,
+            )
         for name in ("b", "a"):
             claim(ledger, f"r/{name}/0", name)
             ledger.release(f"r/{name}/0", f"1#{name}")
@@ -257,7 +288,9 @@ class TestReap:
 
 def test_the_page_has_the_budgets() -> None:
     rows = re.findall(
-        r"^\| (`.*`) \| (\d)\w\w(?: failure)? \|", (REPO / "docs" / "ledger.md").read_text(), re.MULTILINE
+        r"^\| (`.*`) \| (\d)\w\w(?: failure)? \|",
+        (REPO / "docs" / "ledger.md").read_text(),
+        re.MULTILINE,
     )
     written = {name: int(most) for names, most in rows for name in re.findall(r"`(\w+)`", names)}
     assert written == {failure.value: most for failure, most in BUDGETS.items()}

@@ -1,7 +1,8 @@
-"""When leases may expire: after a silence of all reapers, only once live workers have had the time to renew.
+"""When leases may expire: after a silence of all reapers, only once live workers have had the time
+to renew.
 
-A test makes the silence by setting the last reap back; to the script, Redis's clock has gone on. All times are SCALE
-times as long as in production, so that how long a test takes changes nothing.
+A test makes the silence by setting the last reap back; to the script, Redis's clock has gone on.
+All times are SCALE times as long as in production, so that how long a test takes changes nothing.
 """
 
 import pytest
@@ -58,7 +59,8 @@ def test_the_first_reap_ever_counts_as_an_outage(played: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "is_outage"), [(1.0, False), (4.9, False), (5.1, True), (60.0, True), (3600.0, True)]
+    ("seconds", "is_outage"),
+    [(1.0, False), (4.9, False), (5.1, True), (60.0, True), (3600.0, True)],
 )
 def test_how_long_an_outage_is(played: Ledger, seconds: float, is_outage: bool) -> None:
     expire(played, "r/g/1")
@@ -78,7 +80,9 @@ def test_a_silence_within_the_grace_starts_the_grace_again(played: Ledger) -> No
     assert expired(played) == ["r/g/1"]
 
 
-def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_back(played: Ledger) -> None:
+def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_back(
+    played: Ledger,
+) -> None:
     expire(played, "r/g/0", "r/g/1")
     silence(played, 60.0)
     assert expired(played) == []

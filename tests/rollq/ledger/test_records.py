@@ -11,7 +11,12 @@ from rollq.ledger.records import sample_of
 from rollq.wire.codec import encode_job
 from tests.rollq.samples import job
 
-BODIES = [encode_job(job(0, size=3)), encode_job(job(1, size=3, task=7)), encode_job(job(0, "h")), b"no job"]
+BODIES = [
+    encode_job(job(0, size=3)),
+    encode_job(job(1, size=3, task=7)),
+    encode_job(job(0, "h")),
+    b"no job",
+]
 IDS = ["r/g/0", "r/g/1", "r/g/2", "r/g/3", "r/h/0", "r/h/1"]
 
 

@@ -1,4 +1,5 @@
-"""A lost reply makes the client send again: every script, run twice with the same arguments, is as if run once.
+"""A lost reply makes the client send again: every script, run twice with the same arguments, is as
+if run once.
 
 The same table proves that all keys a script touches lie in one cluster slot.
 """
@@ -97,7 +98,9 @@ def left_incomplete(ledger: Ledger) -> None:
 
 
 def over_provisioned(ledger: Ledger) -> None:
-    """One member is nearly done, one is being played, one is queued; one graded member is enough."""
+    """One member is nearly done, one is being played, one is queued; one graded member
+    is enough.
+    """
     ledger.submit(group(size=1, spare=2))
     claim(ledger, "r/g/1", "other")
     claim(ledger, "r/g/0")
@@ -161,15 +164,43 @@ CASES = [
     Case("claim", released, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
     Case("append", leased, lambda ledger: ledger.append("r/g/0", "1#token", 0, [b"header"])),
     Case(
-        "append", half_played, lambda ledger: ledger.append("r/g/0", "1#token", 5, [encode_event(events()[2], "r/g/0")])
+        "append",
+        half_played,
+        lambda ledger: ledger.append("r/g/0", "1#token", 5, [encode_event(events()[2], "r/g/0")]),
     ),
-    Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")])),
-    Case("save_extras", half_played, lambda ledger: save_extras(ledger.scripts, "r/g/0", "1#token", {"a": EXTRA})),
-    Case("report_time", half_played, lambda ledger: report_time(ledger.scripts, "w", {"engine": 1.0})),
-    Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
-    Case("complete", over_provisioned, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
-    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),
-    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")),
+    Case(
+        "renew_leases",
+        leased,
+        lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")]),
+    ),
+    Case(
+        "save_extras",
+        half_played,
+        lambda ledger: save_extras(ledger.scripts, "r/g/0", "1#token", {"a": EXTRA}),
+    ),
+    Case(
+        "report_time", half_played, lambda ledger: report_time(ledger.scripts, "w", {"engine": 1.0})
+    ),
+    Case(
+        "complete",
+        half_played,
+        lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2),
+    ),
+    Case(
+        "complete",
+        over_provisioned,
+        lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2),
+    ),
+    Case(
+        "fail",
+        half_played,
+        lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down"),
+    ),
+    Case(
+        "fail",
+        half_played,
+        lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no"),
+    ),
     Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token")),
     Case("resend", two_groups, lambda ledger: ledger.resend("r/g/0")),
     Case("reap", expired, reap),
@@ -180,19 +211,39 @@ CASES = [
     Case("renew_holds", held, lambda ledger: deliveries(ledger).renew_holds(["t"])),
     Case("ack", held, lambda ledger: ack(ledger, "t", "g")),
     Case("ack", held, lambda ledger: deliveries(ledger).skip("t", "g", "too easy")),
-    Case("open_consumer", ready, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
-    Case("open_consumer", held_by_name, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine", step=0)),
+    Case(
+        "open_consumer", ready, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")
+    ),
+    Case(
+        "open_consumer",
+        held_by_name,
+        lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine", step=0),
+    ),
     Case("take", held_by_name, lambda ledger: take(ledger, 1, "@train:n/1", owner="1#first")),
-    Case("take", left_incomplete, lambda ledger: take(ledger, 2, "@train:n/0", owner="1#first", fill=True)),
+    Case(
+        "take",
+        left_incomplete,
+        lambda ledger: take(ledger, 2, "@train:n/0", owner="1#first", fill=True),
+    ),
     Case("ack", held_by_name, lambda ledger: filter_out(ledger, "@train:n/0", "g")),
-    Case("open_consumer", left_incomplete, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
+    Case(
+        "open_consumer",
+        left_incomplete,
+        lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine"),
+    ),
     Case("ack", held_by_name, lambda ledger: deliveries(ledger).ack("@train:n/0", owner="1#first")),
     Case("cancel_group", half_played, lambda ledger: dead_letters(ledger).cancel_group("g")),
     Case("give_back", held, lambda ledger: deliveries(ledger).give_back(["t"], Purpose.TRAIN)),
     Case("reject", held, lambda ledger: deliveries(ledger).reject("t", "r/g/0", "torn")),
-    Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
+    Case(
+        "submit",
+        entered,
+        lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd")),
+    ),
     Case("submission_cursor", entered, lambda ledger: ledger.cursor("s")),
-    Case("pin_budgets", lambda ledger: None, lambda ledger: ledger.pin_budgets({FailureClass.ENV: 3})),
+    Case(
+        "pin_budgets", lambda ledger: None, lambda ledger: ledger.pin_budgets({FailureClass.ENV: 3})
+    ),
     Case("requeue", dead, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
     Case("requeue", dropped, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
     Case("delete_dead", dead, lambda ledger: dead_letters(ledger).discard("r/g/0")),
@@ -203,7 +254,11 @@ CASES = [
     Case("snapshot", held, lambda ledger: reader(ledger).standing()),
     Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
     Case("seal", two_groups, Ledger.seal),
-    Case("keep_field", two_groups, lambda ledger: solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5)),
+    Case(
+        "keep_field",
+        two_groups,
+        lambda ledger: solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5),
+    ),
     Case("admit", lambda ledger: None, lambda ledger: versions(ledger).limit_staleness(2, 1, 8)),
     Case("publish", admitted, lambda ledger: versions(ledger).publish(3, "three", "t")),
     Case("publish", trained, lambda ledger: versions(ledger).publish(1, "1", "restored")),
@@ -225,10 +280,13 @@ def snapshot(ledger: Ledger) -> dict[bytes, Any]:
     for key in sorted(ledger.redis.scan_iter("*")):
         match ledger.redis.type(key):
             case b"hash":
-                found[key] = {field: _settled(value) for field, value in ledger.redis.hgetall(key).items()}
+                found[key] = {
+                    field: _settled(value) for field, value in ledger.redis.hgetall(key).items()
+                }
             case b"zset":
                 found[key] = {
-                    member: _settled(score) for member, score in ledger.redis.zrange(key, 0, -1, withscores=True)
+                    member: _settled(score)
+                    for member, score in ledger.redis.zrange(key, 0, -1, withscores=True)
                 }
             case b"list":
                 found[key] = ledger.redis.lrange(key, 0, -1)
@@ -266,7 +324,12 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
         assert again == ledger.scripts.call(name, args)
     if name not in ("reap", "cancel_group", "snapshot"):
         assert again == reply
-    if name not in ("renew_leases", "renew_holds", "confirm", "snapshot"):  # they move times only, or nothing
+    if name not in (
+        "renew_leases",
+        "renew_holds",
+        "confirm",
+        "snapshot",
+    ):  # they move times only, or nothing
         assert once != before
 
 

@@ -1,4 +1,6 @@
-"""Routed experts in Redis: in the journals of jobs that ask for them, joined for a consumer that asks too."""
+"""Routed experts in Redis: in the journals of jobs that ask for them, joined for a consumer that
+asks too.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,15 @@ def play_with_experts(ledger: Ledger, job_id: str = JOB) -> None:
     lease = claim(ledger, job_id).lease
     *some, end = routed(events())
     index = journal(ledger, job_id, lease, some)
-    ledger.complete(job_id, lease, index, [encode_event(end, job_id)], turns=2, sampled_tokens=4, total_tokens=11)
+    ledger.complete(
+        job_id,
+        lease,
+        index,
+        [encode_event(end, job_id)],
+        turns=2,
+        sampled_tokens=4,
+        total_tokens=11,
+    )
 
 
 def test_a_consumer_gets_a_row_for_each_token(ledger: Ledger, redis_url: str) -> None:
@@ -34,9 +44,13 @@ def test_a_consumer_gets_a_row_for_each_token(ledger: Ledger, redis_url: str) ->
     played = trajectory(of=job(routed_experts=ASKED))
     wanted = routed_experts(replace(played, events=routed(played.events)))
     with Client(redis_url, run="r") as client:
-        [batch] = [batch for _, batch in zip([0], client.batches(1, extras=[ROUTED_EXPERTS]), strict=False)]
+        [batch] = [
+            batch for _, batch in zip([0], client.batches(1, extras=[ROUTED_EXPERTS]), strict=False)
+        ]
     assert [t.extras for t in batch.trajectories] == [{ROUTED_EXPERTS: wanted}] * 2
-    assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [{}]
+    assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [
+        {}
+    ]
 
 
 def test_jobs_that_did_not_ask_have_none_beside_those_that_did(ledger: Ledger) -> None:
@@ -54,7 +68,9 @@ def test_rows_that_are_missing_cost_their_job_alone(ledger: Ledger) -> None:
     play(ledger, JOB)
     play_with_experts(ledger, "r/g/1")
     first, second = reader(ledger).read([JOB, "r/g/1"], [ROUTED_EXPERTS])
-    assert isinstance(first, ContractError) and "job r/g/0: routed experts of turn 0: nothing" in str(first)
+    assert isinstance(
+        first, ContractError
+    ) and "job r/g/0: routed experts of turn 0: nothing" in str(first)
     assert not isinstance(second, ContractError) and ROUTED_EXPERTS in second.extras
 
 

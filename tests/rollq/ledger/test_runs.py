@@ -16,11 +16,16 @@ from tests.rollq.samples import claim, group, journal, prompt, reader, reap
 class TestRun:
     def test_the_first_claim_fixes_the_tokenizer(self, ledger: Ledger) -> None:
         ledger.submit(group())
-        refused = ledger.claim("r/g/0", worker="w", token="t", tokenizer_hash="tok", template_hash="tmpl")
+        refused = ledger.claim(
+            "r/g/0", worker="w", token="t", tokenizer_hash="tok", template_hash="tmpl"
+        )
         assert isinstance(refused, Claim)
         for hashes in (("other", "tmpl"), ("tok", "other")):
             refused = ledger.claim(
-                "r/g/1", worker="v", token="u", **dict(zip(("tokenizer_hash", "template_hash"), hashes, strict=True))
+                "r/g/1",
+                worker="v",
+                token="u",
+                **dict(zip(("tokenizer_hash", "template_hash"), hashes, strict=True)),
             )
             assert isinstance(refused, Refusal)
             assert (refused.reason, reader(ledger).stats()["claims"]) == ("tokenizer", 1)
@@ -33,7 +38,9 @@ class TestRun:
         with pytest.raises(SettingsError, match="template"):
             ledger.pin_tokenizer("tok", "other")
         ledger.submit(group())
-        refused = ledger.claim("r/g/0", worker="w", token="t", tokenizer_hash="other", template_hash="tmpl")
+        refused = ledger.claim(
+            "r/g/0", worker="w", token="t", tokenizer_hash="other", template_hash="tmpl"
+        )
         assert isinstance(refused, Refusal)
         assert refused.reason == "tokenizer"
 

@@ -13,7 +13,9 @@ SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*
 NAMES = {
     name
     for shared in SHARED
-    for name in re.findall(r"^local (?:function )?(\w+)", (LUA / f"{shared}.lua").read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^local (?:function )?(\w+)", (LUA / f"{shared}.lua").read_text(), re.MULTILINE
+    )
 }
 
 
@@ -26,7 +28,10 @@ def test_every_shared_name_is_defined_before_its_use(name: str) -> None:
     assert "constants." not in text
     for shared in NAMES:
         uses = [use.start() for use in re.finditer(rf"(?<![\w.:']){shared}(?=[(,\[ .)])", text)]
-        local = [definition.start() for definition in re.finditer(rf"\blocal [\w, ]*?(?:function )?\b{shared}\b", text)]
+        local = [
+            definition.start()
+            for definition in re.finditer(rf"\blocal [\w, ]*?(?:function )?\b{shared}\b", text)
+        ]
         if f"{shared}(" in text or (uses and shared.isupper()):
             assert local and min(local) <= min(uses), shared
 

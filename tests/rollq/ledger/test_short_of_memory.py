@@ -1,4 +1,6 @@
-"""A Redis that takes no writes: new work waits, work that is there ends and is handed out, nothing is lost."""
+"""A Redis that takes no writes: new work waits, work that is there ends and is handed out, nothing
+is lost.
+"""
 
 import logging
 import threading
@@ -39,7 +41,9 @@ def full(ledger: Ledger) -> Iterator[Callable[[bool], object]]:
     full(False)
 
 
-def test_admission_is_refused_and_changes_nothing(ledger: Ledger, full: Callable[[bool], object]) -> None:
+def test_admission_is_refused_and_changes_nothing(
+    ledger: Ledger, full: Callable[[bool], object]
+) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
     full(True)
@@ -56,7 +60,9 @@ def test_admission_is_refused_and_changes_nothing(ledger: Ledger, full: Callable
     assert (stats["submitted"], stats["queued"], stats["leased"]) == (2, 1, 1)
 
 
-def test_a_run_is_sealed_and_its_short_last_batch_makes_room(ledger: Ledger, full: Callable[[bool], object]) -> None:
+def test_a_run_is_sealed_and_its_short_last_batch_makes_room(
+    ledger: Ledger, full: Callable[[bool], object]
+) -> None:
     finish_groups(ledger, "a")
     full(True)
     ledger.seal()
@@ -66,7 +72,9 @@ def test_a_run_is_sealed_and_its_short_last_batch_makes_room(ledger: Ledger, ful
     assert (reader(ledger).stats()["sealed"], reader(ledger).stats()["delivered"]) == (True, 2)
 
 
-def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Callable[[bool], object]) -> None:
+def test_a_claim_that_sets_a_journal_aside_waits_too(
+    ledger: Ledger, full: Callable[[bool], object]
+) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
     journal(ledger, "r/g/0", "1#token", events()[:3])
@@ -79,7 +87,9 @@ def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Calla
     assert claim(ledger, "r/g/0", "b").set_aside
 
 
-def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callable[[bool], object]) -> None:
+def test_what_ends_and_hands_out_work_goes_through(
+    ledger: Ledger, full: Callable[[bool], object]
+) -> None:
     ledger.submit(group("a"))
     ledger.submit(group("b"), send_in_s=0)
     play(ledger, "r/a/0")
@@ -170,7 +180,9 @@ def test_a_consumer_that_asks_again_and_again_says_it_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = deliveries(ledger)
-    monkeypatch.setattr(found, "take", lambda *_, **__: _raise(Unwritable("run r: take: Redis is read-only")))
+    monkeypatch.setattr(
+        found, "take", lambda *_, **__: _raise(Unwritable("run r: take: Redis is read-only"))
+    )
     with Consumer(found, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
         for _ in range(3):
             with pytest.raises(PullTimeout, match="read-only"):
@@ -194,7 +206,10 @@ def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
     try:
         with pytest.raises(Unwritable, match=r"(?i)read.only"):
             ledger.claim("r/b/0", worker="w", token="t")
-        with Client(redis_url, run="r") as client, pytest.raises(PullTimeout, match=r"(?i)read.only"):
+        with (
+            Client(redis_url, run="r") as client,
+            pytest.raises(PullTimeout, match=r"(?i)read.only"),
+        ):
             next(client.batches(1, timeout=0.1))
     finally:
         ledger.redis.replicaof("NO", "ONE")
@@ -203,11 +218,17 @@ def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
     assert [taken.id for taken in take(ledger, 1, "t")] == ["a"]
 
 
-@pytest.mark.parametrize("line", [["submit", "--env", "shop", "--tasks", "0"], ["pull", "--groups", "1"]])
-def test_commands_tell_it_in_one_line(redis_url: str, capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
+@pytest.mark.parametrize(
+    "line", [["submit", "--env", "shop", "--tasks", "0"], ["pull", "--groups", "1"]]
+)
+def test_commands_tell_it_in_one_line(
+    redis_url: str, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
     from rollq import cli
 
     extra = ["--timeout", "0"] if line[0] == "pull" else []
     cli.main([*line, "--run", "r", "--redis", redis_url, *extra])
     warnings = [said for said in capsys.readouterr().err.splitlines() if "warning" in said]
-    assert warnings == ["rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"]
+    assert warnings == [
+        "rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"
+    ]

@@ -1,4 +1,6 @@
-"""Over-provisioned groups: the first `size` graded members close the group, and the others end as surplus."""
+"""Over-provisioned groups: the first `size` graded members close the group, and the others end as
+surplus.
+"""
 
 import pytest
 
@@ -32,7 +34,9 @@ def test_surplus_members_free_their_memory_at_once(ledger: Ledger) -> None:
     assert ledger.redis.exists(ledger.keys.journal("r/g/0")) == 0
 
 
-def test_surplus_members_are_no_dead_letters(ledger: Ledger, reader: LedgerReader, letters: DeadLetters) -> None:
+def test_surplus_members_are_no_dead_letters(
+    ledger: Ledger, reader: LedgerReader, letters: DeadLetters
+) -> None:
     ledger.submit(group("g", 1, spare=1))
     play(ledger, "r/g/0")
     assert reader.dead() == []
@@ -46,7 +50,9 @@ def test_surplus_members_are_no_dead_letters(ledger: Ledger, reader: LedgerReade
             act("r/g/1")
 
 
-def test_the_record_of_an_acknowledged_group_knows_its_surplus(ledger: Ledger, reader: LedgerReader) -> None:
+def test_the_record_of_an_acknowledged_group_knows_its_surplus(
+    ledger: Ledger, reader: LedgerReader
+) -> None:
     jobs = group("g", 1, spare=2)
     ledger.submit(jobs)
     kill(ledger, "r/g/2")

@@ -1,7 +1,7 @@
 """The ledger's scripts against a plain Python model, in random order, on a real Redis.
 
-The model knows no leases in seconds: time passes when a rule makes a lease, a hold or a backoff run out. Redis's clock
-is set by moving all that was written by it the other way.
+The model knows no leases in seconds: time passes when a rule makes a lease, a hold or a backoff run
+out. Redis's clock is set by moving all that was written by it the other way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class LedgerMachine(DeliveryRules, ClockRules):
     )
     def start(self, names: list[str], shapes: list[Shape], own: bool) -> None:
         for name, (size, spare, viable) in zip(NAMES, shapes, strict=True):
-            self.shapes[name] = Shape(size, 0 if PURPOSE[name] is Purpose.EVAL else spare, min(viable, size))
+            self.shapes[name] = Shape(
+                size, 0 if PURPOSE[name] is Purpose.EVAL else spare, min(viable, size)
+            )
         self.ids = [job_id for name in NAMES for job_id in self.members(name)]
         self.ledger = Ledger(connect(self.url), "r")
         self.reader = LedgerReader(self.ledger.redis, "r")
@@ -61,13 +63,21 @@ class LedgerMachine(DeliveryRules, ClockRules):
         """A job, most often one in that state."""
         return data.draw(st.sampled_from(self.of_jobs(state) * 4 + self.ids), label="job")
 
-    # -------------------------------------------------------------------------------------------------- the rules
+    # --------------------------------------------------------------------------------------------------  # noqa: E501
+    # the rules
 
     @rule(name=st.sampled_from(NAMES), other=st.sampled_from([False, False, True]))
     def submit(self, name: str, other: bool) -> None:
         seed = int(other and name in self.groups)
         shape = self.shapes[name]
-        jobs = group(name, shape.size, spare=shape.spare, min_viable=shape.viable, purpose=PURPOSE[name], seed=seed)
+        jobs = group(
+            name,
+            shape.size,
+            spare=shape.spare,
+            min_viable=shape.viable,
+            purpose=PURPOSE[name],
+            seed=seed,
+        )
         if name in self.groups and other:
             with pytest.raises(JobConflict):
                 self.ledger.submit(jobs)
@@ -143,11 +153,18 @@ class LedgerMachine(DeliveryRules, ClockRules):
             found.failures["worker"] = 0
 
     @precondition(lambda self: self.of_jobs("leased"))
-    @rule(data=st.data(), failure=st.sampled_from(FailureClass), final=st.sampled_from([False, False, True]))
+    @rule(
+        data=st.data(),
+        failure=st.sampled_from(FailureClass),
+        final=st.sampled_from([False, False, True]),
+    )
     def fail(self, data: st.DataObject, failure: FailureClass, final: bool) -> None:
         job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
         expected = self.fails(job_id, failure, "fail", final)
-        assert self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why", final=final).status == expected
+        assert (
+            self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why", final=final).status
+            == expected
+        )
         if self.jobs[job_id].backoff:  # longer than this takes on any machine: only a rule ends it
             later = self.ledger.scripts.now() + 29
             self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", later)
@@ -162,7 +179,9 @@ class LedgerMachine(DeliveryRules, ClockRules):
 
     @rule(data=st.data(), stale=st.sampled_from([None, 0, 1]))
     def write_without_a_lease(self, data: st.DataObject, stale: int | None) -> None:
-        """Only the attempt that ended the job itself may say so again. After a rollback two may have one number."""
+        """Only the attempt that ended the job itself may say so again. After a rollback two may
+        have one number.
+        """
         job_id = data.draw(st.sampled_from(self.ids))
         found = self.jobs.get(job_id, ModelJob())
         lease = found.lease if stale is None else f"{found.attempt - stale}#older"
@@ -170,7 +189,9 @@ class LedgerMachine(DeliveryRules, ClockRules):
             return
         writes = {
             "append": lambda: self.ledger.append(job_id, lease, 0, [b"x"]),
-            "complete": lambda: self.ledger.complete(job_id, lease, 0, [encode_event(closed(), job_id)]),
+            "complete": lambda: self.ledger.complete(
+                job_id, lease, 0, [encode_event(closed(), job_id)]
+            ),
             "fail": lambda: self.ledger.fail(job_id, lease, FailureClass.ENV, "why"),
             "release": lambda: self.ledger.release(job_id, lease),
         }
@@ -187,7 +208,9 @@ class LedgerMachine(DeliveryRules, ClockRules):
     @precondition(lambda self: self.of_state("open"))
     @rule(data=st.data(), cancel=st.sampled_from([-1, -1, -1, 0, 1]))
     def end_a_group(self, data: st.DataObject, cancel: int) -> None:
-        """Its members that have not ended are completed, or cancelled, until it has enough of them."""
+        """Its members that have not ended are completed, or cancelled, until it has
+        enough of them.
+        """
         members = self.members(data.draw(st.sampled_from(self.of_state("open"))))
         for sample, job_id in enumerate(data.draw(st.permutations(members))):
             found = self.jobs[job_id]
@@ -218,7 +241,11 @@ class LedgerMachine(DeliveryRules, ClockRules):
     def bounce(self, data: st.DataObject) -> None:
         job_id = self.pick(data, "queued")
         self.ledger.resend(job_id)
-        if job_id in self.jobs and self.jobs[job_id].state == "queued" and not self.jobs[job_id].backoff:
+        if (
+            job_id in self.jobs
+            and self.jobs[job_id].state == "queued"
+            and not self.jobs[job_id].backoff
+        ):
             assert job_id in self.reap()
 
     @precondition(lambda self: self.of_jobs("queued") or self.of_jobs("leased"))
@@ -247,12 +274,26 @@ class LedgerMachine(DeliveryRules, ClockRules):
     def requeue(self, data: st.DataObject) -> None:
         job_id = self.pick(data, "dead")
         found, of = self.jobs.get(job_id), self.groups.get(job_id.split("/")[1])
-        if found and of and found.state == "dead" and not found.discarded and of.state in ("open", "dropped"):
+        if (
+            found
+            and of
+            and found.state == "dead"
+            and not found.discarded
+            and of.state in ("open", "dropped")
+        ):
             self.dead_letters.requeue(job_id)
-            found.state, found.backoff, found.restart, found.failures, found.reach = "queued", False, True, {}, 0
+            found.state, found.backoff, found.restart, found.failures, found.reach = (
+                "queued",
+                False,
+                True,
+                {},
+                0,
+            )
             if of.state == "dropped":
                 of.state = "open"
-                self.counts["dropped"] -= sum(self.jobs[m].state == "done" for m in self.members(job_id.split("/")[1]))
+                self.counts["dropped"] -= sum(
+                    self.jobs[m].state == "done" for m in self.members(job_id.split("/")[1])
+                )
             assert job_id in self.reap()
             self.claim_it(job_id)
         else:
@@ -287,12 +328,17 @@ class LedgerMachine(DeliveryRules, ClockRules):
             assert found is None
         else:
             assert state.state == found.state
-            if state.group_state == "acked" and state.job is None:  # only the group's small record is left
+            if (
+                state.group_state == "acked" and state.job is None
+            ):  # only the group's small record is left
                 return
             assert state.attempt == found.attempt
-            assert state.failures == {name: count for name, count in found.failures.items() if count}
+            assert state.failures == {
+                name: count for name, count in found.failures.items() if count
+            }
 
-    # --------------------------------------------------------------------------------------------------- and always
+    # ---------------------------------------------------------------------------------------------------  # noqa: E501
+    # and always
 
     @invariant()
     def the_ledger_agrees(self) -> None:
@@ -306,10 +352,17 @@ class LedgerMachine(DeliveryRules, ClockRules):
         for name in ("open", "ready", "held", "acked", "dropped"):
             assert stats[f"groups_{name}"] == len(self.of_state(name)), name
         done = [found.reward for found in self.jobs.values() if found.state == "done"]
-        assert {name: stats[name] for name in TALLY} == {name: each * len(done) for name, each in TALLY.items()}
+        assert {name: stats[name] for name in TALLY} == {
+            name: each * len(done) for name, each in TALLY.items()
+        }
         assert stats["stops"] == ({"done": len(done)} if done else {})
         assert stats["reward_mean"] == (pytest.approx(sum(done) / len(done)) if done else None)
-        acked = {m for name in self.of_state("acked") for m in self.members(name) if self.jobs[m].state == "done"}
+        acked = {
+            m
+            for name in self.of_state("acked")
+            for m in self.members(name)
+            if self.jobs[m].state == "done"
+        }
         pipe = self.ledger.redis.pipeline(transaction=False)
         for job_id in self.jobs:
             pipe.lrange(self.ledger.keys.journal(job_id), 0, -1)

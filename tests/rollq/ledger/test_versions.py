@@ -8,7 +8,15 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Admission, Published
 from rollq.ledger.versions import Versions
-from tests.rollq.groups import ack, deliveries, drop_group, end_holds, finish_groups, play_groups, take
+from tests.rollq.groups import (
+    ack,
+    deliveries,
+    drop_group,
+    end_holds,
+    finish_groups,
+    play_groups,
+    take,
+)
 from tests.rollq.samples import claim, group, reader
 
 
@@ -43,11 +51,17 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
     publish(versions, 3, "three")
     publish(versions, 5, "7")
     names = ["three", "7", "8", "default", "²"]
-    assert versions.steps(names) == {"three": 3, "7": 5, "8": 8}  # a published name counts before its number
+    assert versions.steps(names) == {
+        "three": 3,
+        "7": 5,
+        "8": 8,
+    }  # a published name counts before its number
     assert versions.steps([]) == {}
 
 
-def test_groups_that_are_open_when_the_trainer_goes_back_began_there(versions: Versions, ledger: Ledger) -> None:
+def test_groups_that_are_open_when_the_trainer_goes_back_began_there(
+    versions: Versions, ledger: Ledger
+) -> None:
     versions.limit_staleness(3, 0, None)
     publish(versions, 1)
     enter(ledger, "abc")
@@ -55,11 +69,17 @@ def test_groups_that_are_open_when_the_trainer_goes_back_began_there(versions: V
     claim(ledger, "r/b/0")
     versions.publish(0, "0", "back")
     finish_groups(ledger, "c")
-    assert [ledger.redis.hget(ledger.keys.group(name), "started") for name in "abc"] == [b"1", b"0", b"0"]
+    assert [ledger.redis.hget(ledger.keys.group(name), "started") for name in "abc"] == [
+        b"1",
+        b"0",
+        b"0",
+    ]
 
 
 def test_the_digits_of_a_time_are_no_step(versions: Versions) -> None:
-    assert versions.steps(["20261128120000123456", "999999999", "1000000000"]) == {"999999999": 999_999_999}
+    assert versions.steps(["20261128120000123456", "999999999", "1000000000"]) == {
+        "999999999": 999_999_999
+    }
 
 
 def test_an_older_version_keeps_its_step(versions: Versions) -> None:
@@ -78,7 +98,9 @@ def test_a_lost_publication_is_said_again_and_a_known_one_is_not(versions: Versi
     versions.publish(3, "3", "of another")
     assert versions.publish(2, "2", "mine", number) == 3  # it was not lost: the other came after it
     assert versions.published() == Published(3, "3")
-    versions.redis.hset(versions.keys.meta, mapping={"step": 1, "version": "1", "published": 1, "publication": "x"})
+    versions.redis.hset(
+        versions.keys.meta, mapping={"step": 1, "version": "1", "published": 1, "publication": "x"}
+    )
     assert versions.publish(2, "2", "mine", number) == 2
     assert versions.published() == Published(2, "2")
 
@@ -87,13 +109,18 @@ def test_admission_is_pinned_for_the_run(versions: Versions, ledger: Ledger) -> 
     assert reader(ledger).stats()["admission"] is None
     versions.limit_staleness(8, 1, None)
     versions.limit_staleness(8, 1, None)
-    said = "run r admits groups for batches of 8 with max_staleness 1 and max_running None, not 8, 0 and 4"
+    said = (
+        "run r admits groups for batches of 8 with max_staleness 1 and max_running "
+        "None, not 8, 0 and 4"
+    )
     with pytest.raises(SettingsError, match=said):
         versions.limit_staleness(8, 0, 4)
     assert admission(ledger) == Admission(8, 1, None, 0, 0, 16)
 
 
-def test_strictly_on_policy_only_the_batch_of_the_step_is_played(versions: Versions, ledger: Ledger) -> None:
+def test_strictly_on_policy_only_the_batch_of_the_step_is_played(
+    versions: Versions, ledger: Ledger
+) -> None:
     versions.limit_staleness(2, 0, None)
     assert enter(ledger, "abc") == "ab"
     play_groups(ledger, "a", "b")
@@ -155,7 +182,9 @@ def test_a_short_batch_lets_no_group_in_too_early(versions: Versions, ledger: Le
     assert admission(ledger).trained == 2
 
 
-def test_a_place_that_was_left_empty_is_free_until_the_next_publication(versions: Versions, ledger: Ledger) -> None:
+def test_a_place_that_was_left_empty_is_free_until_the_next_publication(
+    versions: Versions, ledger: Ledger
+) -> None:
     versions.limit_staleness(2, 1, None)
     enter(ledger, "abcd")
     play_groups(ledger, *"abcd")
@@ -199,7 +228,9 @@ def test_a_run_that_begins_at_a_late_step_is_bounded_too(
     assert enter(ledger, "efgh") == "ef"
 
 
-def test_groups_go_in_the_order_of_submission_and_a_batch_at_a_time(versions: Versions, ledger: Ledger) -> None:
+def test_groups_go_in_the_order_of_submission_and_a_batch_at_a_time(
+    versions: Versions, ledger: Ledger
+) -> None:
     versions.limit_staleness(2, 1, None)
     enter(ledger, "abcd")
     play_groups(ledger, "b", "c", "d")
@@ -222,7 +253,9 @@ def test_a_group_knows_under_which_step_it_began(versions: Versions, ledger: Led
     assert deliveries(ledger).take(2, "t").policy_step == 5
 
 
-def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Versions, ledger: Ledger) -> None:
+def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(
+    versions: Versions, ledger: Ledger
+) -> None:
     versions.limit_staleness(1, 1, None)
     enter(ledger, "abc")
     play_groups(ledger, "a", "b")
@@ -237,7 +270,9 @@ def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Ver
     assert [taken.id for taken in found[-1].groups] == ["c"]
     assert reader(ledger).stats()["skips"] == {"stale": 2}
     assert reader(ledger).group_states(["a", "b"]) == ["dropped"] * 2
-    ledger.redis.delete(ledger.keys.acked("b"))  # as when the run forgets it; then it is a new group
+    ledger.redis.delete(
+        ledger.keys.acked("b")
+    )  # as when the run forgets it; then it is a new group
     publish(versions, 3)
     enter(ledger, "b")
     assert reader(ledger).group_states(["a", "b"]) == ["dropped", "open"]
@@ -250,7 +285,9 @@ def test_a_dropped_group_does_not_come_back(versions: Versions, ledger: Ledger) 
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").requeue("r/b/0")  # its group is still in its place
     drop_group(ledger, "a")
-    with pytest.raises(LedgerError, match=r"r/a/0 cannot be requeued: its group was dropped, .*Client\.refill"):
+    with pytest.raises(
+        LedgerError, match=r"r/a/0 cannot be requeued: its group was dropped, .*Client\.refill"
+    ):
         DeadLetters(ledger.redis, "r").requeue("r/a/0")
 
 

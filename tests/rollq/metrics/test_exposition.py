@@ -37,7 +37,9 @@ def test_a_page_has_what_is_read_when_it_is_asked_for() -> None:
         assert found == [("turns_total", {"run": "a"}, n), ("turns_total", {"run": 'b"\n\\'}, 7)]
 
 
-def test_a_page_that_cannot_be_read_is_an_error_and_the_next_one_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_read_is_an_error_and_the_next_one_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     exposition = Exposition()
     address = exposition.serve("127.0.0.1", 0)
     exposition.read = lambda: [Sample(SLOTS, (), 1 / 0)]
@@ -55,5 +57,7 @@ def test_an_address_that_is_not_this_machines_is_refused(host: str) -> None:
 
 def test_a_port_that_is_in_use_is_refused() -> None:
     port = int(Exposition().serve("127.0.0.1", 0).rpartition(":")[2].partition("/")[0])
-    with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: .*in use.*each process needs its own"):
+    with pytest.raises(
+        SettingsError, match=f"127.0.0.1:{port}: .*in use.*each process needs its own"
+    ):
         Exposition().serve("127.0.0.1", port)

@@ -36,7 +36,10 @@ def values(metrics: RunMetrics) -> Values:
 
 
 def submit(ledger: Ledger, group: str, size: int = 1) -> list[str]:
-    jobs = [Job(run=ledger.run, group=group, env="shop", task=0, size=size, sample=n) for n in range(size)]
+    jobs = [
+        Job(run=ledger.run, group=group, env="shop", task=0, size=size, sample=n)
+        for n in range(size)
+    ]
     return list(ledger.submit(jobs).new)
 
 
@@ -48,7 +51,11 @@ def test_a_run_without_work_and_one_with_it(ledger: Ledger) -> None:
     found = values(metrics)
     assert found["rollq_jobs_queued", "r"] == found["rollq_jobs_submitted_total", "r"] == 3
     assert (found["rollq_groups", "r", "open"], found["rollq_groups", "r", "ready"]) == (1, 0)
-    assert found["rollq_group_wait_seconds", "r", "open"] >= 0 == found["rollq_group_wait_seconds", "r", "held"]
+    assert (
+        found["rollq_group_wait_seconds", "r", "open"]
+        >= 0
+        == found["rollq_group_wait_seconds", "r", "held"]
+    )
     assert ("rollq_reward_mean", "r") not in found and ("rollq_policy_step", "r") not in found
     assert {key[2] for key in found if key[0] == "rollq_failures_total"} == set(FailureClass)
     ledger.seal()
@@ -63,10 +70,14 @@ def test_only_the_runs_that_matter_most_are_shown(ledger: Ledger) -> None:
     assert shown == {"old00", *(f"old{n:02}" for n in range(MOST_RUNS + 5)[-(MOST_RUNS - 1) :])}
 
 
-def test_dead_jobs_by_class_are_looked_up_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_jobs_by_class_are_looked_up_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = submit(ledger, "g", 3)
     metrics = RunMetrics(ledger.redis)
-    for job_id, failure in zip(ids, (FailureClass.JOB, FailureClass.ENV, FailureClass.ENV), strict=True):
+    for job_id, failure in zip(
+        ids, (FailureClass.JOB, FailureClass.ENV, FailureClass.ENV), strict=True
+    ):
         ledger.fail(job_id, claim(ledger, job_id).lease, failure, "why", final=True)
     found = values(metrics)
     assert (found["rollq_jobs_dead", "r", "env"], found["rollq_jobs_dead", "r", "job"]) == (2, 1)
@@ -85,7 +96,10 @@ def test_a_requeued_job_that_dies_again_is_looked_up_again(ledger: Ledger) -> No
     DeadLetters(ledger.redis, "r").requeue(job_id)
     assert values(metrics)["rollq_jobs_dead", "r", "env"] == 0
     ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.JOB, "why", final=True)
-    assert (values(metrics)["rollq_jobs_dead", "r", "env"], values(metrics)["rollq_jobs_dead", "r", "job"]) == (0, 1)
+    assert (
+        values(metrics)["rollq_jobs_dead", "r", "env"],
+        values(metrics)["rollq_jobs_dead", "r", "job"],
+    ) == (0, 1)
 
 
 def test_staleness_is_that_of_the_stalest_group(ledger: Ledger) -> None:
@@ -97,7 +111,10 @@ def test_staleness_is_that_of_the_stalest_group(ledger: Ledger) -> None:
     versions.publish(9, "v9", "c")
     found = values(RunMetrics(ledger.redis))
     assert found["rollq_policy_step", "r"] == 9
-    assert (found["rollq_staleness_steps", "r", "open"], found["rollq_staleness_steps", "r", "ready"]) == (6, 0)
+    assert (
+        found["rollq_staleness_steps", "r", "open"],
+        found["rollq_staleness_steps", "r", "ready"],
+    ) == (6, 0)
 
 
 def test_evaluations_wait_for_no_trainer(ledger: Ledger) -> None:
@@ -114,29 +131,49 @@ def test_evaluations_wait_for_no_trainer(ledger: Ledger) -> None:
 
 def test_no_counter_falls_when_a_consumer_cannot_read_a_done_job(ledger: Ledger) -> None:
     """A process that begins anew is what Prometheus takes a counter for that falls."""
-    metrics, counters = RunMetrics(ledger.redis), {m.name for m in LEDGER_METRICS if m.kind is Kind.COUNTER}
+    metrics, counters = (
+        RunMetrics(ledger.redis),
+        {m.name for m in LEDGER_METRICS if m.kind is Kind.COUNTER},
+    )
     finish_groups(ledger, "g", min_viable=1)
     before = values(metrics)
     take(ledger, 1, "t")
     deliveries(ledger).reject("t", "r/g/0", "torn")
     after = values(metrics)
-    assert {key: after[key] for key in before if key[0] in counters and after[key] < before[key]} == {}
-    assert (after["rollq_jobs_done_total", "r"], after["rollq_rollouts_total", "r", "done"]) == (2, 2)
+    assert {
+        key: after[key] for key in before if key[0] in counters and after[key] < before[key]
+    } == {}
+    assert (after["rollq_jobs_done_total", "r"], after["rollq_rollouts_total", "r", "done"]) == (
+        2,
+        2,
+    )
     stats = reader(ledger).stats()
     assert (stats["done"], stats["stops"]) == (1, {"done": 1})
-    assert (stats["rejected"]["done"], stats["rejected"]["stop:done"]) == (1, 1) and "reward_sum" not in stats[
-        "rejected"
-    ]
+    assert (stats["rejected"]["done"], stats["rejected"]["stop:done"]) == (
+        1,
+        1,
+    ) and "reward_sum" not in stats["rejected"]
 
 
 def test_the_fleet(ledger: Ledger) -> None:
     for name, engine, busy in (("a", READY, 3), ("b", AWAY, 0)):
         worker = LiveWorker(
-            name=name, queues=("rollq",), tokenizer="t", template="c", engine=engine, slots=8, busy=busy
+            name=name,
+            queues=("rollq",),
+            tokenizer="t",
+            template="c",
+            engine=engine,
+            slots=8,
+            busy=busy,
         )
         register(ledger.redis, worker)
     found = values(RunMetrics(ledger.redis))
-    fleet = ("rollq_live_workers", "rollq_live_slots", "rollq_live_in_flight", "rollq_live_workers_without_engine")
+    fleet = (
+        "rollq_live_workers",
+        "rollq_live_slots",
+        "rollq_live_in_flight",
+        "rollq_live_workers_without_engine",
+    )
     assert [found[name,] for name in fleet] == [2, 16, 3, 1]
     assert found["rollq_redis_memory_bytes",] > 0
 
@@ -161,5 +198,8 @@ def test_what_is_known_is_there_from_the_start(found: dict[str, float], known: l
     metric = gauge("m", "It.", "run", "what")
     samples = spread(metric, found, known, ("r",))
     assert {sample.labels for sample in samples} == {("r", name) for name in {*found, *known}}
-    assert all(sample == Sample(metric, sample.labels, found.get(sample.labels[1], 0.0)) for sample in samples)
+    assert all(
+        sample == Sample(metric, sample.labels, found.get(sample.labels[1], 0.0))
+        for sample in samples
+    )
     assert counter("n", "It.").name == "n_total" and counter("n", "It.").kind is Kind.COUNTER

@@ -26,7 +26,10 @@ def test_a_child_is_stopped_and_its_output_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    ignores = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', "
+        "flush=True); time.sleep(600)"
+    )
     child = Child("deaf", [sys.executable, "-S", "-c", ignores], log=tmp_path / "log")
     until(lambda: child.tail() == "up")
     child.stop(grace_s=0.2)
@@ -37,7 +40,8 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rollq.processes.child import Child
-child = Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
+child = Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], \
+log=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(600)
 """

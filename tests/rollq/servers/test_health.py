@@ -1,4 +1,6 @@
-"""What a Redis says of itself, judged: on real servers, and on what servers may say that do not run here."""
+"""What a Redis says of itself, judged: on real servers, and on what servers may say that do not run
+here.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +65,12 @@ def test_a_good_server(server: Server) -> None:
         ({"redis_version": "6.0.16"}, "version", Level.FAIL, "use Redis 6.2 or newer"),
         ({"redis_version": "unstable"}, "version", Level.OK, "Redis unstable"),
         ({"server_name": "valkey", "valkey_version": "8.1.0"}, "version", Level.OK, "Valkey 8.1.0"),
-        ({"maxmemory_policy": "volatile-lru"}, "eviction", Level.FAIL, "(maxmemory-policy volatile-lru)"),
+        (
+            {"maxmemory_policy": "volatile-lru"},
+            "eviction",
+            Level.FAIL,
+            "(maxmemory-policy volatile-lru)",
+        ),
         ({"aof_enabled": 0}, "persistence", Level.FAIL, "--appendonly yes"),
         ({"aof_last_write_status": "err"}, "persistence", Level.FAIL, "a full disk"),
         ({"loading": 1}, "persistence", Level.WARN, "wait until it has"),
@@ -75,7 +82,12 @@ def test_a_good_server(server: Server) -> None:
         ({"connected_slaves": 1}, "replication", Level.WARN, "min-replicas-to-write 1"),
         ({"connected_slaves": 1}, "replication", Level.WARN, "and add a replica"),
         ({"connected_slaves": 2}, "replication", Level.WARN, "max-lag 5"),
-        ({"connected_slaves": 1, "min_slaves_good_slaves": 1}, "replication", Level.OK, "with 1 replica"),
+        (
+            {"connected_slaves": 1, "min_slaves_good_slaves": 1},
+            "replication",
+            Level.OK,
+            "with 1 replica",
+        ),
         ({"min_slaves_good_slaves": 0}, "replication", Level.FAIL, "start its replicas again"),
     ],
 )
@@ -99,7 +111,9 @@ def test_the_more_is_used_the_worse_it_is(used: int, own: int, machine: int) -> 
 
 
 def test_a_server_that_does_not_say(server: Server) -> None:
-    server.client.execute_command("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info")
+    server.client.execute_command(
+        "ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info"
+    )
     with connect(server.url.replace("//", "//blind:secret@")) as client:
         (found,) = findings(client)
         assert found.level is Level.WARN and "does not show how it is configured" in found.says

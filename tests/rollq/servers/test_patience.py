@@ -1,4 +1,6 @@
-"""A wait for a Redis that is away: how long it lasts, and that it is said once for all threads, without passwords."""
+"""A wait for a Redis that is away: how long it lasts, and that it is said once for all threads,
+without passwords.
+"""
 
 import logging
 import os
@@ -25,7 +27,9 @@ def nothing_said() -> None:
     module._reached.clear()
 
 
-def test_a_wait_that_lasts_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_lasts_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.0)
     port = free_port()
     client = connect(f"redis://user:secret@127.0.0.1:{port}/0", patience_s=0.3)
@@ -34,7 +38,10 @@ def test_a_wait_that_lasts_is_said_once(caplog: pytest.LogCaptureFixture, monkey
             client.ping()
     client.close()
     (record,) = caplog.records
-    assert record.levelno == logging.WARNING and f"127.0.0.1:{port}/0 does not answer" in record.message
+    assert (
+        record.levelno == logging.WARNING
+        and f"127.0.0.1:{port}/0 does not answer" in record.message
+    )
     assert "secret" not in record.message
 
 
@@ -43,10 +50,14 @@ def test_a_wait_for_sentinels_is_said_without_their_passwords(
 ) -> None:
     """The error of older versions of redis-py shows its clients with all their options."""
     monkeypatch.setattr(module, "SILENT_S", 0.0)
-    sentinel = "<redis.client.Redis(<redis.connection.ConnectionPool(<Connection(password=secret)>)>)>"
+    sentinel = (
+        "<redis.client.Redis(<redis.connection.ConnectionPool(<Connection(password=secret)>)>)>"
+    )
 
     def look() -> None:
-        raise MasterNotFoundError(f"No master found for 's' : {sentinel} - ConnectionError('refused')")
+        raise MasterNotFoundError(
+            f"No master found for 's' : {sentinel} - ConnectionError('refused')"
+        )
 
     with pytest.raises(MasterNotFoundError):
         module.Patience("r", 0.1)(look)
@@ -71,7 +82,9 @@ def test_a_slot_that_moves_is_no_server_that_is_away(
 def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_S", 0.0)
     client = connect(f"redis://user:secret@127.0.0.1:{free_port()}/0")
-    with pytest.raises(module.NoRedis, match="Start one with `rollq redis`, or give another address") as caught:
+    with pytest.raises(
+        module.NoRedis, match="Start one with `rollq redis`, or give another address"
+    ) as caught:
         client.ping()
     client.close()
     assert isinstance(caught.value, redis.ConnectionError) and "secret" not in str(caught.value)
@@ -117,8 +130,12 @@ def test_a_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("commands", ["one", "pipeline"])
-def test_a_frozen_server_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: str) -> None:
-    """It accepts connections and answers none. redis-py's own retries, nested, would take seven times as long."""
+def test_a_frozen_server_is_given_up_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: str
+) -> None:
+    """It accepts connections and answers none. redis-py's own retries, nested, would take seven
+    times as long.
+    """
     monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
     server = Server(tmp_path)
     try:
@@ -127,7 +144,9 @@ def test_a_frozen_server_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest
             os.kill(server.process.pid, signal.SIGSTOP)
             began = time.monotonic()
             with pytest.raises(redis.TimeoutError):
-                client.ping() if commands == "one" else client.pipeline(transaction=False).ping().execute()
+                client.ping() if commands == "one" else client.pipeline(
+                    transaction=False
+                ).ping().execute()
             assert 1.0 < time.monotonic() - began < 5.0
             os.kill(server.process.pid, signal.SIGCONT)
             until(client.ping)
@@ -137,7 +156,9 @@ def test_a_frozen_server_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest
 
 
 def test_calls_outlast_a_server_that_restarts(tmp_path: Path) -> None:
-    """Commands, pipelines and transactions; and the reply to one that broke off is not read as that to the next."""
+    """Commands, pipelines and transactions; and the reply to one that broke off is not read as that
+    to the next.
+    """
     server = Server(tmp_path)
     try:
         with connect(server.url) as client:

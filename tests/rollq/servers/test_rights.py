@@ -28,9 +28,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_what_a_user_may_not_send(address: str) -> None:
     with connect(f"redis://some:secret@{address}") as client:
-        asked = [("SET", "mine", 1), ("SET", "theirs", 1), ("RENAME", "mine", "mine2"), ("PUBLISH", "theirs", "x")]
+        asked = [
+            ("SET", "mine", 1),
+            ("SET", "theirs", 1),
+            ("RENAME", "mine", "mine2"),
+            ("PUBLISH", "theirs", "x"),
+        ]
         found = refused(client, [*asked, ("PUBLISH", "mine", "x"), ("DEL", "mine")])
-        assert [line.split(":")[0] for line in found or ()] == ["SET theirs", "RENAME mine", "PUBLISH theirs"]
+        assert [line.split(":")[0] for line in found or ()] == [
+            "SET theirs",
+            "RENAME mine",
+            "PUBLISH theirs",
+        ]
         assert refused(client, [("ZADD", "mine", 1, "x")]) == []
         assert client.ping()  # the connection is not within a transaction
 
@@ -39,7 +48,13 @@ def test_nothing_is_done(address: str) -> None:
     with connect(f"redis://{address}") as client:
         client.set("kept", "x")
         before = client.dbsize()
-        commands = [("DEL", "kept"), ("SET", "new", 1), ("LPUSH", "kept", "x"), ("BLPOP", "away", 0), ("FLUSHALL",)]
+        commands = [
+            ("DEL", "kept"),
+            ("SET", "new", 1),
+            ("LPUSH", "kept", "x"),
+            ("BLPOP", "away", 0),
+            ("FLUSHALL",),
+        ]
         assert refused(client, commands) == []
         assert (client.dbsize(), client.get("kept")) == (before, b"x")
 

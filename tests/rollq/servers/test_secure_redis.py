@@ -1,4 +1,6 @@
-"""A Redis behind TLS and a user of its own: the ledger, the broker and the commands reach it by its address alone."""
+"""A Redis behind TLS and a user of its own: the ledger, the broker and the commands reach it by its
+address alone.
+"""
 
 import socket
 import ssl
@@ -34,13 +36,26 @@ AGAIN = JobMessage("r/g/0", QUEUE, NEW)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a Redis that knows only user `rollq`, who may touch only rollq's and Celery's keys."""
+    """The port of a Redis that knows only user `rollq`, who may touch only rollq's and Celery's
+    keys.
+    """
     port = free_port()
     rules = tmp_path_factory.mktemp("acl") / "users.acl"
     rules.write_text(
-        "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* &* +@all -@admin -@dangerous +info\n"
+        "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* &* +@all -@admin "
+        "-@dangerous +info\n"
     )
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--aclfile", str(rules)]
+    command = [
+        redis_binary(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--aclfile",
+        str(rules),
+    ]
     with started_redis([*command, "--dir", str(rules.parent)], port) as process:
         yield port
         process.kill()
@@ -52,7 +67,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "key.pem"))
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+        str(folder / "key.pem")
+    )
     return folder
 
 
@@ -99,7 +116,9 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def use(url: str) -> None:
     """All that a producer and a trainer do, the broker included."""
     with Client(url, run="r") as client:
-        internals(client).ledger.redis.delete(QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW)))
+        internals(client).ledger.redis.delete(
+            QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW))
+        )
         client.submit(group())
         broker = Broker(url)
         assert broker.send([AGAIN]) == ["r/g/0"], broker.error
@@ -126,25 +145,55 @@ def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("user", ["rollq:wrong", "nobody:x", ""])
 def test_a_wrong_user_is_told_at_once(server: int, user: str) -> None:
     with pytest.raises(RollqError, match=r"user or password|Authentication") as caught:
-        ping_redis(f"redis://{user}@127.0.0.1:{server}/0" if user else f"redis://127.0.0.1:{server}/0")
+        ping_redis(
+            f"redis://{user}@127.0.0.1:{server}/0" if user else f"redis://127.0.0.1:{server}/0"
+        )
     assert "wrong" not in str(caught.value)
 
 
 @pytest.mark.parametrize("verified", ["by the authority", "not at all"])
 def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
-    options = f"ssl_ca_certs={certificate / 'ca.pem'}" if verified == "by the authority" else "ssl_cert_reqs=none"
+    options = (
+        f"ssl_ca_certs={certificate / 'ca.pem'}"
+        if verified == "by the authority"
+        else "ssl_cert_reqs=none"
+    )
     use(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{options}")
 
 
 @pytest.mark.timeout(900)
 def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
-    address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
+    address = (
+        f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
+    )
     log = tmp_path / "log"
     with replaying() as engine, log.open("wb") as out:
-        line = [sys.executable, "-m", "rollq", "worker", "-c", "2", "--redis", address, "--engine", engine]
+        line = [
+            sys.executable,
+            "-m",
+            "rollq",
+            "worker",
+            "-c",
+            "2",
+            "--redis",
+            address,
+            "--engine",
+            engine,
+        ]
         worker = subprocess.Popen(line, stdout=out, stderr=out)
         try:
-            submit = ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
+            submit = [
+                "submit",
+                "--run",
+                "w",
+                "--env",
+                "shop",
+                "--tasks",
+                "0-1",
+                "--size",
+                "2",
+                "--seal",
+            ]
             pull = ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]
             for command in (submit, pull):
                 assert cli.main([*command, "--redis", address]) == 0, log.read_text()
@@ -156,7 +205,8 @@ def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: P
 
 
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:
-    url = f"rediss://rollq:{PASSWORD}@127.0.0.1:{tls_port}/0"  # kombu shares connections by host, whatever is verified
+    # kombu shares connections by host, whatever is verified
+    url = f"rediss://rollq:{PASSWORD}@127.0.0.1:{tls_port}/0"
     with pytest.raises(RollqError, match=r"(?i)certificate"):
         ping_redis(url)
     broker = Broker(url)
@@ -172,14 +222,24 @@ def test_an_unknown_authority_is_refused(tls_port: int) -> None:
         ("ssl_cert_reqs=CERT_REQUIRED", "ssl_cert_reqs= takes required, optional and none"),
     ],
 )
-def test_a_wrong_option_is_not_taken_for_a_server_that_is_away(tls_port: int, option: str, remedy: str) -> None:
+def test_a_wrong_option_is_not_taken_for_a_server_that_is_away(
+    tls_port: int, option: str, remedy: str
+) -> None:
     with pytest.raises(RollqError, match=remedy) as caught:
         ping_redis(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{option}")
     assert "Start one" not in str(caught.value)
 
 
 def test_only_tls_is_verified_and_only_when_nothing_is_said() -> None:
-    for address in ("redis://h/0", "amqp://h", "rediss://h/0?ssl_cert_reqs=none", "sentinel://a;sentinel://b"):
+    for address in (
+        "redis://h/0",
+        "amqp://h",
+        "rediss://h/0?ssl_cert_reqs=none",
+        "sentinel://a;sentinel://b",
+    ):
         assert require_certificate(address) == address
     assert require_certificate("rediss://h/0") == "rediss://h/0?ssl_cert_reqs=required"
-    assert require_certificate("rediss://h/0?ssl_ca_certs=x") == "rediss://h/0?ssl_ca_certs=x&ssl_cert_reqs=required"
+    assert (
+        require_certificate("rediss://h/0?ssl_ca_certs=x")
+        == "rediss://h/0?ssl_ca_certs=x&ssl_cert_reqs=required"
+    )

@@ -1,4 +1,6 @@
-"""A ledger behind Sentinels goes on when its primary dies or is replaced, and so do the runs in it."""
+"""A ledger behind Sentinels goes on when its primary dies or is replaced, and so do the
+runs in it.
+"""
 
 import socket
 import threading
@@ -45,7 +47,10 @@ def test_calls_go_on_at_the_next_primary(sentinels: Sentinels) -> None:
         ledger.submit(group("before"))
         before = sentinels.primary_port()
         until(
-            lambda: all(replica.client.dbsize() == sentinels.primary.client.dbsize() for replica in sentinels.replicas)
+            lambda: all(
+                replica.client.dbsize() == sentinels.primary.client.dbsize()
+                for replica in sentinels.replicas
+            )
         )
         sentinels.primary.kill()
         PATIENTLY(lambda: ledger.submit(group("after")), 150)
@@ -84,7 +89,9 @@ def test_a_primary_that_was_replaced_and_lives_on_is_left(tmp_path: Path) -> Non
 
 
 def test_a_call_in_flight_goes_on_at_the_next_primary(sentinels: Sentinels) -> None:
-    """redis-py would connect again within the call, to the address that it has, until it gives up."""
+    """redis-py would connect again within the call, to the address that it has, until it
+    gives up.
+    """
     with connect(sentinels.url) as client, ThreadPoolExecutor() as threads:
         client.ping()
         waiting = threads.submit(client.blpop, ["list"], timeout=4)
@@ -101,7 +108,9 @@ def failover(sentinel: redis.Redis) -> bool:
 
 def test_a_primary_without_its_replicas_is_warned_about(tmp_path: Path) -> None:
     for settings, warnings in (((), 1), (SAFE, 0)):
-        pair = Replicated(tmp_path / str(warnings), settings=[*settings, "--maxmemory-policy", "noeviction"])
+        pair = Replicated(
+            tmp_path / str(warnings), settings=[*settings, "--maxmemory-policy", "noeviction"]
+        )
         try:
             with connect(pair.primary.url) as client:
                 assert len(check_redis(client)) == warnings
@@ -113,19 +122,28 @@ def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> No
     server = Server(tmp_path / "primary")
     port, config = free_port(), tmp_path / "sentinel.conf"
     config.write_text(
-        f"port {port}\nbind {HOST}\ndir {tmp_path}\nrequirepass of-sentinels\nlogfile {tmp_path / 'log'}\n"
-        f"sentinel monitor {SERVICE} {HOST} {server.port} 1\nsentinel auth-pass {SERVICE} of@servers\n"
+        f"port {port}\nbind {HOST}\ndir {tmp_path}\nrequirepass of-sentinels\nlogfile "
+        f"{tmp_path / 'log'}\n"
+        f"sentinel monitor {SERVICE} {HOST} {server.port} 1\nsentinel auth-pass "
+        f"{SERVICE} of@servers\n"
     )
     server.client.config_set("requirepass", "of@servers")
     sentinel = started_redis([redis_binary(), str(config), "--sentinel"], port)
-    address = f"{HOST}:{free_port()},{HOST}:{port}/0?service={SERVICE}"  # the first Sentinel is away
+    address = (
+        f"{HOST}:{free_port()},{HOST}:{port}/0?service={SERVICE}"  # the first Sentinel is away
+    )
     try:
-        with connect(f"sentinel://:of%40servers@{address}&sentinel_password=of-sentinels") as client:
+        with connect(
+            f"sentinel://:of%40servers@{address}&sentinel_password=of-sentinels"
+        ) as client:
             assert Ledger(client, "r").submit(group()).new
         with pytest.raises(RollqError, match="refuses this user or password"):
             ping_redis(f"sentinel://{address}&sentinel_password=of-sentinels")
         for wrong in ("", "&sentinel_password=wrong"):
-            with pytest.raises(RollqError, match=r"refuses .*: a Sentinel refuses sentinel_username or sentinel_pass"):
+            with pytest.raises(
+                RollqError,
+                match=r"refuses .*: a Sentinel refuses sentinel_username or sentinel_pass",
+            ):
                 ping_redis(f"sentinel://:of%40servers@{address}{wrong}")
     finally:
         sentinel.kill()
@@ -134,7 +152,9 @@ def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_service_that_sentinels_do_not_know_is_named(sentinels: Sentinels) -> None:
-    with pytest.raises(RollqError, match=r"no Redis at .*No master found for 'other'\. Start the Sentinels"):
+    with pytest.raises(
+        RollqError, match=r"no Redis at .*No master found for 'other'\. Start the Sentinels"
+    ):
         ping_redis(sentinels.url.replace(SERVICE, "other"))
 
 

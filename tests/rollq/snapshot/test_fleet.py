@@ -31,7 +31,9 @@ from tests.rollq.groups import finish_groups
 from tests.rollq.ledger.workers.test_live_workers import aged
 from tests.rollq.samples import claim, group
 
-WORKER = LiveWorker(name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=1)
+WORKER = LiveWorker(
+    name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=1
+)
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def test_an_empty_redis(fleet: FleetReader) -> None:
     assert found.server.used and not found.server.trouble
 
 
-def test_a_run_with_its_oldest_group_and_its_staleness(fleet: FleetReader, client: Client, ledger: Ledger) -> None:
+def test_a_run_with_its_oldest_group_and_its_staleness(
+    fleet: FleetReader, client: Client, ledger: Ledger
+) -> None:
     client.limit_staleness(2, 3)
     client.publish(0)
     ledger.submit(group("old"))
@@ -63,18 +67,26 @@ def test_a_run_with_its_oldest_group_and_its_staleness(fleet: FleetReader, clien
     assert (run.counts["reward_mean"], run.counts["stops"]) == (1.0, {"done": 2})
 
 
-def test_groups_of_both_purposes_and_those_of_an_older_rollq(fleet: FleetReader, ledger: Ledger) -> None:
+def test_groups_of_both_purposes_and_those_of_an_older_rollq(
+    fleet: FleetReader, ledger: Ledger
+) -> None:
     ledger.submit(group("eval", purpose=Purpose.EVAL))
     ledger.submit(group("train"))
     ledger.redis.hdel(ledger.keys.group("eval"), "at")
     (run,) = fleet.read().runs
-    assert (run.oldest and run.oldest.name, run.oldest_s, run.staleness("open")) == ("eval", None, None)
+    assert (run.oldest and run.oldest.name, run.oldest_s, run.staleness("open")) == (
+        "eval",
+        None,
+        None,
+    )
 
 
 def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) -> None:
     a, b = EngineUse("http://a", READY, 3, 5, 2, 0.25), EngineUse("http://b", AWAY, 0)
     register(ledger.redis, replace(WORKER, engines=(a, b), turns_s=1.5, tokens_s=30.0))
-    other = replace(WORKER, name="v", engines=(a._replace(state=PAUSED, running=6), b), busy=3, turns_s=1.0)
+    other = replace(
+        WORKER, name="v", engines=(a._replace(state=PAUSED, running=6), b), busy=3, turns_s=1.0
+    )
     register(ledger.redis, other)
     register(ledger.redis, replace(other, name="u"))
     found = fleet.read()
@@ -111,7 +123,9 @@ def test_runs_with_work_come_first_and_the_others_are_counted(
     assert [run.run for run in FleetReader(ledger.redis, "r").read().runs] == ["r"]
 
 
-def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(fleet: FleetReader, ledger: Ledger) -> None:
+def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(
+    fleet: FleetReader, ledger: Ledger
+) -> None:
     Ledger(ledger.redis, "damaged").submit(group("g", run="damaged"))
     ledger.submit(group())
     ledger.redis.set("rollq:{damaged}:leased", "junk")
@@ -127,20 +141,32 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(fleet: FleetReade
             {"used_memory": 2**30, "maxmemory": 2**30},
             "Redis is out of memory (1024.0 of 1024.0 MiB): workers claim nothing",
         ),
-        ({"rdb_last_bgsave_status": "err"}, "Redis cannot write to its disk (rdb_last_bgsave_status: err)"),
+        (
+            {"rdb_last_bgsave_status": "err"},
+            "Redis cannot write to its disk (rdb_last_bgsave_status: err)",
+        ),
         ({"role": "slave"}, "this Redis is a replica and takes no writes"),
-        ({"min_slaves_good_slaves": 0}, "this Redis takes no writes without its replicas, and none"),
+        (
+            {"min_slaves_good_slaves": 0},
+            "this Redis takes no writes without its replicas, and none",
+        ),
     ],
 )
 def test_a_redis_that_takes_no_writes_comes_before_all_else(
-    fleet: FleetReader, ledger: Ledger, info: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    fleet: FleetReader,
+    ledger: Ledger,
+    info: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger.submit(group())
     monkeypatch.setattr("rollq.snapshot.fleet.server_infos", lambda connection: {"": info})
     assert fleet_holdup(fleet.read()).startswith(said)
 
 
-def test_a_problem_of_any_run_comes_before_an_ordinary_wait(fleet: FleetReader, ledger: Ledger) -> None:
+def test_a_problem_of_any_run_comes_before_an_ordinary_wait(
+    fleet: FleetReader, ledger: Ledger
+) -> None:
     register(ledger.redis, WORKER)
     ledger.submit(group())
     claim(ledger, "r/g/0")
@@ -149,7 +175,9 @@ def test_a_problem_of_any_run_comes_before_an_ordinary_wait(fleet: FleetReader, 
     assert "in queue qwen, and the live workers serve rollq" in fleet_holdup(fleet.read())
 
 
-def test_a_consumer_waits_in_a_run_without_work(fleet: FleetReader, client: Client, ledger: Ledger) -> None:
+def test_a_consumer_waits_in_a_run_without_work(
+    fleet: FleetReader, client: Client, ledger: Ledger
+) -> None:
     client.limit_staleness(1, 0)
     finish_groups(ledger, "a")
     next(client.batches(1)).ack()
@@ -173,7 +201,9 @@ def test_a_look_does_not_depend_on_the_number_of_jobs(fleet: FleetReader, ledger
     assert commands() == few
 
 
-def test_a_run_costs_three_round_trips(fleet: FleetReader, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_costs_three_round_trips(
+    fleet: FleetReader, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[object] = []
     send = redis.Connection.send_packed_command
 

@@ -1,4 +1,6 @@
-"""Runs of several servers, one of which is away or out of memory: what is said of its runs and of the others."""
+"""Runs of several servers, one of which is away or out of memory: what is said of its runs and of
+the others.
+"""
 
 from collections.abc import Iterator
 
@@ -51,7 +53,10 @@ def runs(client: ClusterClient, cluster: Cluster, server: Server) -> tuple[str, 
     """A run of that server, and one of another."""
     names = [f"r{number}" for number in range(20)]
     there = {name: owner(cluster, Keys(name).meta) is server for name in names}
-    found = next(name for name in names if there[name]), next(name for name in names if not there[name])
+    found = (
+        next(name for name in names if there[name]),
+        next(name for name in names if not there[name]),
+    )
     for run in found:
         Ledger(client, run).submit(group(run=run))
     return found

@@ -16,7 +16,9 @@ rewards = st.lists(st.integers(-40, 40).map(lambda quarter: quarter / 4), min_si
 
 
 def made(*rewards: float | None) -> Group:
-    return Group(id="g", seq=1, size=4, trajectories=[trajectory(r) for r in rewards], dead=["r/g/3"])  # type: ignore[arg-type]
+    return Group(
+        id="g", seq=1, size=4, trajectories=[trajectory(r) for r in rewards], dead=["r/g/3"]
+    )  # type: ignore[arg-type]
 
 
 @given(rewards.filter(lambda values: len(set(values)) > 1))
@@ -27,7 +29,9 @@ def test_grpo(values: list[float]) -> None:
 
 @given(rewards)
 def test_dr_grpo(values: list[float]) -> None:
-    assert dr_grpo(values) == pytest.approx([r - statistics.mean(values) for r in values], abs=1e-12)
+    assert dr_grpo(values) == pytest.approx(
+        [r - statistics.mean(values) for r in values], abs=1e-12
+    )
 
 
 @given(rewards)
@@ -39,7 +43,9 @@ def test_leave_one_out(values: list[float]) -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @given(rewards)
-def test_a_group_has_no_advantage_over_itself_and_keeps_its_order(name: str, values: list[float]) -> None:
+def test_a_group_has_no_advantage_over_itself_and_keeps_its_order(
+    name: str, values: list[float]
+) -> None:
     found = estimate(values, name)
     assert sum(found) == pytest.approx(0, abs=1e-9)
     assert sorted(range(len(values)), key=lambda i: (values[i], i)) == sorted(
@@ -66,7 +72,9 @@ def test_by_hand() -> None:
 
 
 def test_an_unknown_estimator_is_refused_by_name() -> None:
-    with pytest.raises(ContractError, match=r"no advantages 'ppo': the estimators are grpo, dr_grpo, rloo"):
+    with pytest.raises(
+        ContractError, match=r"no advantages 'ppo': the estimators are grpo, dr_grpo, rloo"
+    ):
         estimate([0.0], "ppo")
 
 

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
 from rollq.training.arrays import PackedArrays, PaddedArrays
-from tests.rollq.token_rows import batch_of, batches, episode, logprob_of, sampled_id, sampled_tokens, version_of
+from tests.rollq.token_rows import (
+    batch_of,
+    batches,
+    episode,
+    logprob_of,
+    sampled_id,
+    sampled_tokens,
+    version_of,
+)
 
 NAMED = {"tokens", "mask", "logprobs", "versions"}
 
@@ -23,7 +31,9 @@ def check_places(arrays: "PaddedArrays[Any] | PackedArrays[Any]", real: Any) -> 
     flat = {name: getattr(arrays, name)[real].tolist() for name in NAMED}
     assert flat["mask"] == [sampled_id(token) for token in flat["tokens"]]
     assert flat["logprobs"] == [logprob_of(token) for token in flat["tokens"]]
-    names = [arrays.version_names[version] if version >= 0 else None for version in flat["versions"]]
+    names = [
+        arrays.version_names[version] if version >= 0 else None for version in flat["versions"]
+    ]
     assert names == [version_of(token) for token in flat["tokens"]]
     for name, nothing in {"tokens": 0, "mask": False, "logprobs": 0.0, "versions": -1}.items():
         assert (getattr(arrays, name)[~real] == nothing).all()
@@ -39,7 +49,9 @@ def a_batch() -> Batch:
 
 
 @given(batches, st.integers(0, 3), st.sampled_from(["int64", "int32"]))
-def test_padded_rows_hold_each_sampled_token_once_at_its_place(batch: Batch, more: int, dtype: str) -> None:
+def test_padded_rows_hold_each_sampled_token_once_at_its_place(
+    batch: Batch, more: int, dtype: str
+) -> None:
     longest = batch.arrays().tokens.shape[1]
     arrays = batch.arrays(pad_to=longest + more, dtype=dtype)
     real = arrays.attention_mask
@@ -47,7 +59,10 @@ def test_padded_rows_hold_each_sampled_token_once_at_its_place(batch: Batch, mor
     assert arrays.tokens[arrays.mask].tolist() == sampled_tokens(batch)
     assert (np.sort(~real, axis=1) == ~real).all()  # padding is on the right
     assert not arrays.mask[np.arange(longest + more) < arrays.prompt_lengths[:, None]].any()
-    assert arrays.tokens.shape == (len(arrays.rewards), longest + more) and arrays.tokens.dtype == dtype
+    assert (
+        arrays.tokens.shape == (len(arrays.rewards), longest + more)
+        and arrays.tokens.dtype == dtype
+    )
     segments = [segment for trajectory in batch.trajectories for segment in trajectory.segments()]
     assert real.sum(1).tolist() == [len(s.prompt_ids) + len(s.response_ids) for s in segments]
 
@@ -81,14 +96,29 @@ def test_each_row_knows_its_trajectory_and_group() -> None:
 
 
 def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
-    found = {name: (a.shape, str(a.dtype)) for name, a in arrays_of(a_batch().arrays(pad_to=16)).items()}
-    token = {"mask": "bool", "attention_mask": "bool", "logprobs": "float32", "versions": "int32", "tokens": "int64"}
+    found = {
+        name: (a.shape, str(a.dtype)) for name, a in arrays_of(a_batch().arrays(pad_to=16)).items()
+    }
+    token = {
+        "mask": "bool",
+        "attention_mask": "bool",
+        "logprobs": "float32",
+        "versions": "int32",
+        "tokens": "int64",
+    }
     row = dict.fromkeys(["prompt_lengths", "trajectory_index", "group_index"], "int64")
     row |= dict.fromkeys(["rewards", "advantages"], "float32")
     assert found.pop("version_steps") == ((4,), "int64")
-    assert found == {**{k: ((4, 16), v) for k, v in token.items()}, **{k: ((4,), v) for k, v in row.items()}}
+    assert found == {
+        **{k: ((4, 16), v) for k, v in token.items()},
+        **{k: ((4,), v) for k, v in row.items()},
+    }
     packed = arrays_of(a_batch().packed(dtype="int32"))
-    assert (packed["tokens"].dtype, packed["positions"].dtype, packed["offsets"].dtype) == ("int32", "int64", "int32")
+    assert (packed["tokens"].dtype, packed["positions"].dtype, packed["offsets"].dtype) == (
+        "int32",
+        "int64",
+        "int32",
+    )
 
 
 def arrays_of(arrays: Any) -> dict[str, Any]:
@@ -96,7 +126,9 @@ def arrays_of(arrays: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_cut() -> None:
-    with pytest.raises(ContractError, match=r"job r/g/0: a row of 11 tokens does not fit pad_to=10"):
+    with pytest.raises(
+        ContractError, match=r"job r/g/0: a row of 11 tokens does not fit pad_to=10"
+    ):
         a_batch().arrays(pad_to=10)
     assert a_batch().arrays(pad_to=11).tokens.shape == (4, 11)
 
@@ -113,10 +145,13 @@ def test_a_batch_whose_groups_are_all_skipped_has_no_rows() -> None:
 
 
 @pytest.mark.parametrize("package", ["numpy", "torch"])
-def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        SettingsError, match=rf"this needs {package}, which is not installed: pip install .*\[{package}\]"
+        SettingsError,
+        match=rf"this needs {package}, which is not installed: pip install .*\[{package}\]",
     ):
         a_batch().packed().torch()
 
@@ -133,7 +168,9 @@ class TestTorch:
         for name, array in arrays_of(arrays).items():
             tensor = getattr(tensors, name)
             assert isinstance(tensor, torch.Tensor) and str(tensor.dtype) == f"torch.{array.dtype}"
-            assert (tensor.numpy() == array).all() and tensor.data_ptr() == array.ctypes.data  # the same memory
+            assert (
+                tensor.numpy() == array
+            ).all() and tensor.data_ptr() == array.ctypes.data  # the same memory
 
     @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
     def test_torch_reads_the_buffers_as_they_are(self) -> None:

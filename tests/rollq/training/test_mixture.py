@@ -1,4 +1,6 @@
-"""Mixtures: counts against weights, rests against a hand computation, and the same groups again from any point."""
+"""Mixtures: counts against weights, rests against a hand computation, and the same groups again
+from any point.
+"""
 
 import random
 from collections import Counter
@@ -41,9 +43,18 @@ def test_parts_take_turns_by_their_weights() -> None:
 
 
 def test_weights_change_with_the_step() -> None:
-    mixture = Mixture([part("a", {0: 1, 2: 3, 4: 0}), part("b", lambda step: min(step, 1))], 4, steps=6)
+    mixture = Mixture(
+        [part("a", {0: 1, 2: 3, 4: 0}), part("b", lambda step: min(step, 1))], 4, steps=6
+    )
     counts = [Counter(envs(step)) for step in by_step(mixture)]
-    assert [(count["a"], count["b"]) for count in counts] == [(4, 0), (2, 2), (3, 1), (3, 1), (0, 4), (0, 4)]
+    assert [(count["a"], count["b"]) for count in counts] == [
+        (4, 0),
+        (2, 2),
+        (3, 1),
+        (3, 1),
+        (0, 4),
+        (0, 4),
+    ]
 
 
 def test_a_part_goes_through_its_tasks_before_it_begins_again() -> None:
@@ -51,10 +62,14 @@ def test_a_part_goes_through_its_tasks_before_it_begins_again() -> None:
     passes = [[job.task for job in jobs[i : i + 4]] for i in (0, 4, 8)]
     assert [sorted(each) for each in passes] == [[0, 1, 2, 3]] * 3
     assert len({tuple(each) for each in passes}) > 1  # in another order
-    for number, (suffix, each) in enumerate(zip(("", ".e1", ".e2"), (jobs[:4], jobs[4:8], jobs[8:]), strict=True)):
+    for number, (suffix, each) in enumerate(
+        zip(("", ".e1", ".e2"), (jobs[:4], jobs[4:8], jobs[8:]), strict=True)
+    ):
         assert {job.group for job in each} == {f"a.train.{task}{suffix}" for task in range(4)}
         assert {job.seed for job in each} == {number}
-    assert [job.task for job in Mixture([part("a", 1, 4)], 4, steps=3, seed=2)] != [job.task for job in jobs]
+    assert [job.task for job in Mixture([part("a", 1, 4)], 4, steps=3, seed=2)] != [
+        job.task for job in jobs
+    ]
 
 
 def test_all_samples_of_a_group_follow_one_another() -> None:
@@ -63,14 +78,21 @@ def test_all_samples_of_a_group_follow_one_another() -> None:
     assert [len({job.group for job in jobs[i : i + 3]}) for i in (0, 3)] == [1, 1]
 
 
-def resting(known: Mapping[int, Mapping[str, float]], steps: int, **of_rest: float) -> list[list[int]]:
+def resting(
+    known: Mapping[int, Mapping[str, float]], steps: int, **of_rest: float
+) -> list[list[int]]:
     """The tasks of each step, sorted, of three tasks and three groups a step."""
     rest = Rest(lambda step: known.get(step, {}), steps=2, **of_rest)
-    return [sorted(job.task for job in step) for step in by_step(Mixture([part("a", 1, 3)], 3, steps=steps, rest=rest))]
+    return [
+        sorted(job.task for job in step)
+        for step in by_step(Mixture([part("a", 1, 3)], 3, steps=steps, rest=rest))
+    ]
 
 
 def test_a_settled_task_rests_and_comes_back_by_hand() -> None:
-    """Passes have all that are awake, so with one asleep the other two share three groups: 2 + 1, then 1 + 2."""
+    """Passes have all that are awake, so with one asleep the other two share three groups: 2 + 1,
+    then 1 + 2.
+    """
     found = resting({1: {"a.train.0": 1.0, "a.train.1": 0.5}}, 5)
     assert found[0] == [0, 1, 2]
     assert 0 in found[3]
@@ -79,7 +101,9 @@ def test_a_settled_task_rests_and_comes_back_by_hand() -> None:
     assert resting({1: {"a.train.0": 0.99}}, 3) == [[0, 1, 2]] * 3  # neither always nor never
     assert 0 not in resting({1: {"a.train.0": 0.9}}, 2, high=0.9)[1]
     assert 0 not in resting({1: {"a.train.0": -1.0}}, 2)[1]
-    extended = resting({1: {"a.train.0": 0.0}, 2: {"a.train.0": 0.0}}, 5)  # another group said so a step later
+    extended = resting(
+        {1: {"a.train.0": 0.0}, 2: {"a.train.0": 0.0}}, 5
+    )  # another group said so a step later
     assert [0 in step for step in extended] == [True, False, False, False, True]
 
 
@@ -87,15 +111,23 @@ def test_a_part_that_rests_leaves_its_share_to_the_others() -> None:
     known = {1: {"a.train.0": 1.0, "a.train.1": 0.0}}
     parts = [part("a", 3, 2), part("b", 1, 2)]
     mixture = Mixture(parts, 4, steps=4, rest=Rest(lambda step: known.get(step, {}), steps=2))
-    assert ["".join(sorted(envs(step))) for step in by_step(mixture)] == ["aaab", "bbbb", "bbbb", "aaab"]
+    assert ["".join(sorted(envs(step))) for step in by_step(mixture)] == [
+        "aaab",
+        "bbbb",
+        "bbbb",
+        "aaab",
+    ]
     mixture = Mixture(parts[:1], 4, steps=2, rest=Rest(lambda step: known.get(step, {}), steps=2))
-    assert [envs(step) for step in by_step(mixture)] == ["aaaa", "aaaa"]  # else no group would come any more
+    assert [envs(step) for step in by_step(mixture)] == [
+        "aaaa",
+        "aaaa",
+    ]  # else no group would come any more
 
 
 @given(
-    numbers=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=4).filter(
-        lambda numbers: any(weight for _, weight in numbers)
-    ),
+    numbers=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=4
+    ).filter(lambda numbers: any(weight for _, weight in numbers)),
     groups=st.integers(1, 7),
     seed=st.integers(0, 3),
     rests=st.integers(1, 3),
@@ -108,12 +140,19 @@ def test_the_same_groups_again_and_none_twice(
 
     def rates(step: int) -> dict[str, float]:
         numbers = random.Random(step)
-        return {job.task_name: numbers.choice([0.0, 0.5, 1.0]) for part in parts for job in part.jobs if step}
+        return {
+            job.task_name: numbers.choice([0.0, 0.5, 1.0])
+            for part in parts
+            for job in part.jobs
+            if step
+        }
 
     jobs = list(Mixture(parts, groups, steps, seed, Rest(rates, rests)))
     assert len(jobs) == len({job.group for job in jobs}) == steps * groups
     assert list(Mixture(parts, groups, steps, seed, Rest(rates, rests))) == jobs
-    assert list(islice(Mixture(parts, groups, None, seed, Rest(rates, rests)), len(jobs))) == jobs  # longer, the same
+    assert (
+        list(islice(Mixture(parts, groups, None, seed, Rest(rates, rests)), len(jobs))) == jobs
+    )  # longer, the same
     assert {job.env for job in jobs} <= {part.jobs[0].env for part in parts if part.weight}
 
     drawn, total = Counter[str](), sum(weight for _, weight in numbers)
@@ -121,7 +160,9 @@ def test_the_same_groups_again_and_none_twice(
         drawn[job.env] += 1
         for index, (_, weight) in enumerate(numbers):
             assert drawn[f"e{index}"] < done * weight / total + 1
-    for index, (_, weight) in enumerate(numbers):  # what none has too much of, none lacks by more than that in sum
+    for index, (_, weight) in enumerate(
+        numbers
+    ):  # what none has too much of, none lacks by more than that in sum
         assert drawn[f"e{index}"] > steps * groups * weight / total - len(numbers)
 
 
@@ -139,16 +180,28 @@ JOBS = tasks("a", 2)
             "the part of a/train: its weight at step 0 must be a number of at least",
         ),
         (lambda: Mixture([Part(JOBS, float("nan"))], 2), "not nan"),
-        (lambda: Part(JOBS, {0: 1.0, 5: -2.0}), "its weight at step 5 must be a number of at least 0, not -2.0"),
+        (
+            lambda: Part(JOBS, {0: 1.0, 5: -2.0}),
+            "its weight at step 5 must be a number of at least 0, not -2.0",
+        ),
         (lambda: Part(JOBS, {1: 1.0}), "needs whole steps, of which the first is 0"),
         (lambda: Part(JOBS, {}), "needs whole steps"),
-        (lambda: Mixture([Part(JOBS, 0), Part(JOBS, 0)], 2), "all parts of the mixture have weight 0 at step 0"),
+        (
+            lambda: Mixture([Part(JOBS, 0), Part(JOBS, 0)], 2),
+            "all parts of the mixture have weight 0 at step 0",
+        ),
         (lambda: list(Mixture([Part(JOBS, {0: 1.0, 3: 0.0})], 2, 4)), "have weight 0 at step 3"),
         (lambda: Mixture([], 2), "at least one part"),
-        (lambda: Mixture([Part(JOBS)], 0), "groups_per_step of a mixture must be a whole number of at least 1, not 0"),
+        (
+            lambda: Mixture([Part(JOBS)], 0),
+            "groups_per_step of a mixture must be a whole number of at least 1, not 0",
+        ),
         (lambda: Mixture([Part(JOBS)], 1, 0), "steps of a mixture"),
         (lambda: Mixture([Part(JOBS)], 1, seed=-1), "seed of a mixture"),
-        (lambda: Rest(lambda step: {}, steps=0), "tasks rest for a whole number of steps of at least 1, not 0"),
+        (
+            lambda: Rest(lambda step: {}, steps=0),
+            "tasks rest for a whole number of steps of at least 1, not 0",
+        ),
         (lambda: Rest(lambda step: {}, steps=1, low=1.0), "1.0 is not below 1.0"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The prefix tree holds the packed rows, each sampled token once, and a model sees each row as if it were alone."""
+"""The prefix tree holds the packed rows, each sampled token once, and a model sees each row as if
+it were alone.
+"""
 
 import itertools
 from array import array
@@ -24,7 +26,9 @@ def row_places(tree: "PrefixTree[Any]", row: int) -> Any:
 
 
 def with_siblings(batch: Batch) -> Batch:
-    """The batch with each group's first prompt in all of its trajectories, so that there is something to share."""
+    """The batch with each group's first prompt in all of its trajectories, so that there is
+    something to share.
+    """
     for group in batch.groups:
         first = group.trajectories[0].events[0]
         for trajectory in group.trajectories:
@@ -35,7 +39,11 @@ def with_siblings(batch: Batch) -> Batch:
 def check(batch: Batch) -> "PrefixTree[Any]":
     batch.version_steps = dict.fromkeys(batch.packed().version_names, 7)
     tree, packed = batch.prefix_tree(), batch.packed()
-    assert tree.version_steps.tolist() == packed.version_steps.tolist() == [7] * len(tree.version_names)
+    assert (
+        tree.version_steps.tolist()
+        == packed.version_steps.tolist()
+        == [7] * len(tree.version_names)
+    )
     for row in range(len(packed.rewards)):
         places, own = row_places(tree, row), slice(packed.offsets[row], packed.offsets[row + 1])
         assert tree.tokens[places].tolist() == packed.tokens[own].tolist()
@@ -58,7 +66,9 @@ def test_every_row_is_in_the_tree_and_every_sampled_token_once(batch: Batch) -> 
 
 def test_a_prompt_of_siblings_is_stored_once() -> None:
     numbers = itertools.count()
-    siblings = [episode([(5, [([2], 1)])], numbers, sample, reward=float(sample)) for sample in range(3)]
+    siblings = [
+        episode([(5, [([2], 1)])], numbers, sample, reward=float(sample)) for sample in range(3)
+    ]
     batch = with_siblings(batch_of(siblings))
     assert len(check(batch).tokens) == 5 + 3 * (len(batch.packed().tokens) // 3 - 5)
 
@@ -74,13 +84,19 @@ def test_a_later_trace_shares_what_an_earlier_one_sampled_and_does_not_train_it_
     assert int(tree.mask.sum()) == trajectory.sampled_tokens
 
 
-def test_a_row_looks_only_at_the_prompts_that_begin_like_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 groups of 4 with a common opening, so each row follows two nodes, whatever the number of groups."""
+def test_a_row_looks_only_at_the_prompts_that_begin_like_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100 groups of 4 with a common opening, so each row follows two nodes, whatever the number of
+    groups.
+    """
     compared = []
     monkeypatch.setattr(prefix_tree, "_common", lambda *where: compared.append(1) or common(*where))
     numbers, groups = itertools.count(1000), []
     for _ in range(100):
-        group = with_siblings(batch_of([episode([(5, [([2], 1)])], numbers, sample) for sample in range(4)]))
+        group = with_siblings(
+            batch_of([episode([(5, [([2], 1)])], numbers, sample) for sample in range(4)])
+        )
         group.trajectories[0].events[0].ids[:2] = array("I", [1, 3])
         groups.append(group.trajectories)
     tree = check(batch_of(*groups))
@@ -93,19 +109,31 @@ def test_an_empty_batch_is_an_empty_tree() -> None:
 
 
 @pytest.mark.trainers
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 def test_a_model_gives_each_token_of_the_tree_what_it_gives_it_in_its_own_row() -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     numbers = itertools.count()
-    siblings = [episode([(6, [([3], 2), ([2], 1)])], numbers, sample, reward=float(sample)) for sample in range(3)]
+    siblings = [
+        episode([(6, [([3], 2), ([2], 1)])], numbers, sample, reward=float(sample))
+        for sample in range(3)
+    ]
     batch = with_siblings(batch_of(siblings))
     tree, padded = batch.prefix_tree().torch(), batch.arrays().torch()
     vocabulary = int(padded.tokens.max()) + 1
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, num_key_value_heads=2, **shape)).eval()
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    model = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=vocabulary, num_key_value_heads=2, **shape)
+    ).eval()
     at = torch.arange(len(tree.tokens))
     attends = (at[None, :] <= at[:, None]) & (at[:, None] < tree.subtree_ends[None, :])
     with torch.no_grad():

@@ -12,7 +12,11 @@ from tests.rollq.token_rows import batch_of
 
 def batch(policy_step: int | None, steps: dict[str, int], *versions: str) -> Batch:
     """One trajectory that samples two tokens of each version."""
-    turns = [event for turn, name in enumerate(versions) for event in (sampled(turn, version=name), observed(turn))]
+    turns = [
+        event
+        for turn, name in enumerate(versions)
+        for event in (sampled(turn, version=name), observed(turn))
+    ]
     played = replace(trajectory(), events=[prompt(), *turns, closed()])
     made = batch_of([played])
     made.policy_step, made.version_steps = policy_step, steps
@@ -25,7 +29,9 @@ def test_the_oldest_token_and_the_mean_count() -> None:
 
 
 def test_tokens_of_an_unpublished_version_are_counted_apart() -> None:
-    assert batch(5, {"a": 4}, "a", "default").staleness == Staleness(max=None, mean=1.0, unknown_tokens=2)
+    assert batch(5, {"a": 4}, "a", "default").staleness == Staleness(
+        max=None, mean=1.0, unknown_tokens=2
+    )
 
 
 def test_without_a_published_step_nothing_is_known() -> None:

@@ -21,7 +21,9 @@ estimators = st.sampled_from(sorted(ESTIMATORS))
 
 
 def played(*rewards: float | None, grade: float = 0.0, arms: Sequence[int] = ()) -> Trajectory:
-    """An episode whose turns get these rewards, each for one sampled token: the arm that was pulled."""
+    """An episode whose turns get these rewards, each for one sampled token: the arm that was
+    pulled.
+    """
     events: list[Event] = [prompt()]
     for turn, reward in enumerate(rewards):
         action = {"name": "pull", "arguments": {}} | ({} if reward is None else {"reward": reward})
@@ -41,7 +43,8 @@ def played(*rewards: float | None, grade: float = 0.0, arms: Sequence[int] = ())
         (TurnCredit(discount=0.5), [([0, 2], 1), ([0, 0], 0)], [[1.5, 3], [-1.5, -3]]),
         # nothing later counts
         (TurnCredit(discount=0), [([1, 2], 1), ([0, 0], 0)], [[1, 3], [-1, -3]]),
-        # returns [1], [3, 3, 2]: the one that ended keeps its last return, and gives the others a baseline
+        # returns [1], [3, 3, 2]: the one that ended keeps its last return, and gives the others a
+        # baseline
         (TurnCredit(), [([1], 0), ([0, 1, 2], 0)], [[-2], [2, 2, 1]]),
         (TurnCredit(estimator="dr_grpo"), [([1], 0), ([0, 1, 2], 0)], [[-1], [1, 1, 0.5]]),
         # one deviation for all turns, that of [1, 3]: 1
@@ -56,7 +59,9 @@ def played(*rewards: float | None, grade: float = 0.0, arms: Sequence[int] = ())
         (TurnCredit(), [([], 1), ([0, 0], 0)], [[], [-1, -1]]),
     ],
 )
-def test_by_hand(credit: TurnCredit, group: list[tuple[list[float], float]], expected: list[list[float]]) -> None:
+def test_by_hand(
+    credit: TurnCredit, group: list[tuple[list[float], float]], expected: list[list[float]]
+) -> None:
     batch = batch_of([played(*turns, grade=grade) for turns, grade in group])
     assert batch.groups[0].turn_advantages(credit) == [pytest.approx(turns) for turns in expected]
     arrays = batch.arrays(advantages=credit)
@@ -69,21 +74,29 @@ def test_a_reward_counts_for_the_turns_that_were_sampled_before_it_in_any_trace(
     """The helper of trace 1 is asked by turn 0 and answers with turns 1 and 3."""
     events = list(branching().events)
     found = Acted(action={"name": "look", "arguments": {}, "reward": 0.5}, text="")
-    events.insert(events.index(next(e for e in events if getattr(e, "turn", None) == 2)), found)  # behind turn 1
+    events.insert(
+        events.index(next(e for e in events if getattr(e, "turn", None) == 2)), found
+    )  # behind turn 1
     made = replace(branching(), events=events)
     assert TurnCredit().returns(made, 1.0) == [1.5, 1.5, 1.0, 1.0, 1.0]
 
 
 def test_rewards_of_traces() -> None:
     def of_traces(trajectory: Trajectory) -> dict[int, float]:
-        return {segment.turns[-1]: score for segment, score in zip(trajectory.segments(), [4.0, 2.0, 1.0], strict=True)}
+        return {
+            segment.turns[-1]: score
+            for segment, score in zip(trajectory.segments(), [4.0, 2.0, 1.0], strict=True)
+        }
 
     assert TurnCredit(rewards=of_traces).returns(branching(), 8.0) == [15.0, 15.0, 15.0, 11.0, 9.0]
 
 
 def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
     whole = played(1, 2)
-    shifted = [replace(e, turn=2 * e.turn + 1) if isinstance(e, Sampled | Observed) else e for e in whole.events]
+    shifted = [
+        replace(e, turn=2 * e.turn + 1) if isinstance(e, Sampled | Observed) else e
+        for e in whole.events
+    ]
     gaps = replace(whole, events=shifted)  # its turns are 1 and 3
     batch = batch_of([gaps, played(0, 1)])
     assert batch.groups[0].turn_advantages(TurnCredit()) == [[0, 2, 0, 1], [-2, -1]]
@@ -94,21 +107,29 @@ def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
         TurnCredit(rewards=lambda _: {2: 4.0}).returns(gaps, 1.0)
 
 
-@pytest.mark.parametrize("wrong", [{"estimator": "ppo"}, {"discount": 1.1}, {"discount": -0.1}, {"discount": math.nan}])
+@pytest.mark.parametrize(
+    "wrong", [{"estimator": "ppo"}, {"discount": 1.1}, {"discount": -0.1}, {"discount": math.nan}]
+)
 def test_what_is_no_credit_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         TurnCredit(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{2: 1.0}, {0: math.nan}])
-def test_a_reward_of_no_turn_and_no_number_are_refused_with_the_job(given: dict[int, float]) -> None:
+def test_a_reward_of_no_turn_and_no_number_are_refused_with_the_job(
+    given: dict[int, float],
+) -> None:
     batch = batch_of([played(0, 0), played(0, 0)])
-    with pytest.raises(ContractError, match=r"job r/g/0: TurnCredit.rewards gave turn \d the reward"):
+    with pytest.raises(
+        ContractError, match=r"job r/g/0: TurnCredit.rewards gave turn \d the reward"
+    ):
         batch.arrays(advantages=TurnCredit(rewards=lambda _: given))
 
 
 @given(batches, estimators)
-def test_with_nothing_but_a_last_reward_each_token_has_the_advantage_of_its_episode(batch: Batch, name: str) -> None:
+def test_with_nothing_but_a_last_reward_each_token_has_the_advantage_of_its_episode(
+    batch: Batch, name: str
+) -> None:
     credit = TurnCredit(estimator=name)
     for read in (batch.arrays, batch.packed, batch.prefix_tree):
         of_rows, of_tokens = read(advantages=name), read(advantages=credit)
@@ -127,7 +148,10 @@ def _rows_of_tokens(arrays: object) -> np.ndarray:
 
 
 groups = st.lists(
-    st.tuples(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5), st.integers(0, 1).map(float)),
+    st.tuples(
+        st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5),
+        st.integers(0, 1).map(float),
+    ),
     min_size=2,
     max_size=5,
 )
@@ -143,9 +167,15 @@ def test_invariants(group: list[tuple[list[float], float]], name: str, discount:
     returns = [credit.returns(*member) for member in zip(made, rewards, strict=True)]
     for (turns, grade), its in zip(group, returns, strict=True):
         later = [*(discount * after for after in its[1:]), grade]
-        assert its == pytest.approx([reward + rest for reward, rest in zip(turns, later, strict=True)])
-    assert [turns[0] for turns in found] == pytest.approx(estimate([its[0] for its in returns], name), abs=1e-9)
-    assert credit.advantages(made[::-1], rewards[::-1])[::-1] == [pytest.approx(turns, abs=1e-9) for turns in found]
+        assert its == pytest.approx(
+            [reward + rest for reward, rest in zip(turns, later, strict=True)]
+        )
+    assert [turns[0] for turns in found] == pytest.approx(
+        estimate([its[0] for its in returns], name), abs=1e-9
+    )
+    assert credit.advantages(made[::-1], rewards[::-1])[::-1] == [
+        pytest.approx(turns, abs=1e-9) for turns in found
+    ]
 
 
 STOP, TURNS = 2, 3
@@ -162,7 +192,9 @@ def paths(begin: Path = ()) -> Iterator[Path]:
 
 
 def way(path: Path) -> Trajectory:
-    """Arm 1 pays at once, arm 0 pays when the policy stops behind it, which is what the grade says."""
+    """Arm 1 pays at once, arm 0 pays when the policy stops behind it, which is what the
+    grade says.
+    """
     grade = 3.0 if path[-2:] == (0, STOP) else 0.0
     return played(*(float(arm == 1) for arm in path), grade=grade, arms=path)
 
@@ -189,9 +221,13 @@ def scores(path: Sequence[int], logits: np.ndarray, weights: Sequence[float]) ->
 
 
 def expected_gradients(advantages: Advantages) -> tuple[np.ndarray, np.ndarray]:
-    """Of groups of two, over all pairs of ways: what the advantages lead to, and the gradient of the reward itself."""
+    """Of groups of two, over all pairs of ways: what the advantages lead to, and the gradient of
+    the reward itself.
+    """
     ways = {path: way(path) for path in paths()}
-    chance = {path: math.prod(policy(LOGITS)[turn, arm] for turn, arm in enumerate(path)) for path in ways}
+    chance = {
+        path: math.prod(policy(LOGITS)[turn, arm] for turn, arm in enumerate(path)) for path in ways
+    }
     assert math.isclose(sum(chance.values()), 1)
     estimated, true = np.zeros_like(LOGITS), np.zeros_like(LOGITS)
     for pair in itertools.product(ways, repeat=2):
@@ -202,17 +238,23 @@ def expected_gradients(advantages: Advantages) -> tuple[np.ndarray, np.ndarray]:
     return estimated, true
 
 
-@pytest.mark.parametrize(("name", "factor"), [("rloo", 1.0), ("dr_grpo", 0.5)])  # (n - 1) / n, as for episodes
+@pytest.mark.parametrize(
+    ("name", "factor"), [("rloo", 1.0), ("dr_grpo", 0.5)]
+)  # (n - 1) / n, as for episodes
 def test_the_expected_gradient_is_that_of_the_reward_although_the_policy_decides_when_to_stop(
     name: str, factor: float
 ) -> None:
     credit = TurnCredit(estimator=name)
-    estimated, true = expected_gradients(lambda made: credit.advantages(made, [t.reward or 0.0 for t in made]))
+    estimated, true = expected_gradients(
+        lambda made: credit.advantages(made, [t.reward or 0.0 for t in made])
+    )
     assert np.allclose(estimated, factor * true, atol=1e-12)
 
 
 def test_rewards_that_are_centred_at_each_turn_and_then_summed_lead_elsewhere() -> None:
-    """What credit by turn must not do: the baseline has a term for each turn that the trajectory itself goes on."""
+    """What credit by turn must not do: the baseline has a term for each turn that the trajectory
+    itself goes on.
+    """
 
     def centred(made: Sequence[Trajectory]) -> list[list[float]]:
         rewards = [[reward or 0.0 for reward in t.turn_rewards] for t in made]
@@ -220,7 +262,10 @@ def test_rewards_that_are_centred_at_each_turn_and_then_summed_lead_elsewhere() 
             its[-1] += one.reward or 0.0
         others = [rewards[1], rewards[0]]
         gaps = [
-            [reward - (other[turn] if turn < len(other) else 0.0) for turn, reward in enumerate(its)]
+            [
+                reward - (other[turn] if turn < len(other) else 0.0)
+                for turn, reward in enumerate(its)
+            ]
             for its, other in zip(rewards, others, strict=True)
         ]
         return [list(itertools.accumulate(its[::-1]))[::-1] for its in gaps]

@@ -1,4 +1,6 @@
-"""The control paths of SGLang servers, as read in the sources of 0.5.15.post1 and 0.5.23, and of smg 1.13."""
+"""The control paths of SGLang servers, as read in the sources of 0.5.15.post1 and 0.5.23, and of
+smg 1.13.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,9 @@ HANG = (0, None)
 
 
 class FakeEngine:
-    """A server that generates nothing. `answers` are status and body by path, in place of its own."""
+    """A server that generates nothing. `answers` are status and body by path, in place
+    of its own.
+    """
 
     def __init__(self, sglang: str = NEW) -> None:
         self.sglang = sglang
@@ -61,7 +65,11 @@ class FakeEngine:
         return 200, {"model_path": self.path, "weight_version": self.version}
 
     def ready(self, body: Any) -> tuple[int, Any]:
-        return (404, {"detail": "Not Found"}) if self.sglang == OLD else (503 if self.paused else 200, "")
+        return (
+            (404, {"detail": "Not Found"})
+            if self.sglang == OLD
+            else (503 if self.paused else 200, "")
+        )
 
     def pause_generation(self, body: Any) -> tuple[int, Any]:
         self.paused = body["mode"]
@@ -76,11 +84,19 @@ class FakeEngine:
     def update_weights_from_disk(self, body: Any) -> tuple[int, Any]:
         assert self.paused, "requests would be running"
         self.version, self.path = body["weight_version"], body["model_path"]
-        return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        return 200, {
+            "success": True,
+            "message": "Succeeded to update model weights.",
+            "num_paused_requests": 0,
+        }
 
     def update_weight_version(self, body: Any) -> tuple[int, Any]:
         self.version = body["new_version"]
-        return 200, {"success": True, "message": "Weight version updated", "new_version": self.version}
+        return 200, {
+            "success": True,
+            "message": "Weight version updated",
+            "new_version": self.version,
+        }
 
     def flush_cache(self, body: Any) -> tuple[int, Any]:
         refused = self.paused == "in_place" or (self.waiting and self.flush_needs_empty_queue)
@@ -89,7 +105,9 @@ class FakeEngine:
     def load_lora_adapter(self, body: Any) -> tuple[int, Any]:
         name = body["lora_name"]
         if name in self.adapters:
-            return self._adapters(400, f"Failed to load LoRA adapter {name} because it is already loaded")
+            return self._adapters(
+                400, f"Failed to load LoRA adapter {name} because it is already loaded"
+            )
         self.adapters[name] = body["lora_path"]
         return self._adapters(200)
 
@@ -98,16 +116,30 @@ class FakeEngine:
         return self._adapters(200)
 
     def _adapters(self, status: int, error: str = "") -> tuple[int, Any]:
-        return status, {"success": status == 200, "error_message": error, "loaded_adapters": self.adapters}
+        return status, {
+            "success": status == 200,
+            "error_message": error,
+            "loaded_adapters": self.adapters,
+        }
 
     def models(self) -> tuple[int, Any]:
-        found = [(self.path, self.path, None), *((*each, self.path) for each in self.adapters.items())]
-        return 200, {"data": [{"id": name, "root": root, "parent": parent} for name, root, parent in found]}
+        found = [
+            (self.path, self.path, None),
+            *((*each, self.path) for each in self.adapters.items()),
+        ]
+        return 200, {
+            "data": [{"id": name, "root": root, "parent": parent} for name, root, parent in found]
+        }
 
     def weights_checker(self, body: Any) -> tuple[int, Any]:
         held = self.contents.get(self.path, self.path)
         checksum = hashlib.sha256(held.encode()).hexdigest()
-        return 200, {"success": True, "message": "Success.", "ranks": [], "per_engine_checksum": checksum}
+        return 200, {
+            "success": True,
+            "message": "Success.",
+            "ranks": [],
+            "per_engine_checksum": checksum,
+        }
 
 
 class FakeSmg(FakeEngine):
@@ -125,7 +157,12 @@ class FakeSmg(FakeEngine):
         if not engine:
             return 404, ""
         status, reply = self.workers[name].answer(method, inner, body)
-        return status, {"worker_id": name, "url": self.workers[name].url, "status": status, "body": reply}
+        return status, {
+            "worker_id": name,
+            "url": self.workers[name].url,
+            "status": status,
+            "body": reply,
+        }
 
 
 def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:

@@ -12,7 +12,13 @@ from tests.conftest import free_port
 from tests.rollq.weights.fake_engines import HANG, OLD, FakeEngine, FakeSmg, serving
 from tests.waiting import until
 
-STEPS = ["/pause_generation", "/update_weights_from_disk", "/weights_checker", "/flush_cache", "/continue_generation"]
+STEPS = [
+    "/pause_generation",
+    "/update_weights_from_disk",
+    "/weights_checker",
+    "/flush_cache",
+    "/continue_generation",
+]
 FIRST = ["/weights_checker", *STEPS]
 """An engine compiles what its first checksum needs: before the pause."""
 WEIGHTS = "/weights/7"
@@ -33,7 +39,11 @@ class TestUpdate:
         assert engine.posts == FIRST
         assert engine.body("/pause_generation") == {"mode": "retract"}
         loaded = engine.body("/update_weights_from_disk")
-        assert (loaded["model_path"], loaded["weight_version"], loaded["flush_cache"]) == (WEIGHTS, "7", False)
+        assert (loaded["model_path"], loaded["weight_version"], loaded["flush_cache"]) == (
+            WEIGHTS,
+            "7",
+            False,
+        )
         assert (engine.version, engine.paused, engine.waiting) == ("7", None, 3)
         assert (done.url, done.server, done.loaded) == (engine.url, "0.5.23", True)
         assert done.paused_s > 0 and done.checksum
@@ -56,7 +66,9 @@ class TestUpdate:
         with serving(engine) as urls:
             Fleet(urls).update(WEIGHTS, "7")
         assert engine.calls.count(("/pause_generation", {"mode": "abort"})) >= 1
-        assert all(body == {"mode": "abort"} for path, body in engine.calls if path == "/pause_generation")
+        assert all(
+            body == {"mode": "abort"} for path, body in engine.calls if path == "/pause_generation"
+        )
         assert (engine.version, engine.paused) == ("7", None)
 
     def test_requests_are_aborted_where_a_queue_hinders_the_flush(self) -> None:
@@ -84,7 +96,9 @@ class TestUpdate:
         assert engines[0].posts == ["/weights_checker"]
         assert [(done.loaded, done.paused_s) for done in again] == [(False, 0.0)] * 2
 
-    @pytest.mark.parametrize("change", [{"paused": "retract"}, {"path": "/weights/6"}, {"version": "6"}])
+    @pytest.mark.parametrize(
+        "change", [{"paused": "retract"}, {"path": "/weights/6"}, {"version": "6"}]
+    )
     def test_an_engine_in_any_other_state_is_loaded(self, change: dict[str, str]) -> None:
         engine = FakeEngine()
         engine.version, engine.path = "7", WEIGHTS
@@ -107,7 +121,10 @@ class TestUpdate:
         with serving(engine := FakeEngine()) as urls:
             assert Fleet(urls).update(WEIGHTS, "7", report)
         assert (engine.version, engine.paused) == ("7", None)
-        assert f"{engine.url}: the report of step verify failed: BrokenPipeError: nobody listens" in caplog.text
+        assert (
+            f"{engine.url}: the report of step verify failed: BrokenPipeError: nobody listens"
+            in caplog.text
+        )
 
     def test_no_engine_waits_for_one_that_hangs(self) -> None:
         engines = [FakeEngine() for _ in range(3)]
@@ -133,7 +150,9 @@ class TestUpdate:
 
 class TestFailures:
     @pytest.mark.parametrize("step", STEPS)
-    def test_a_failed_engine_stays_paused_the_others_go_on_and_a_repeat_repairs(self, step: str) -> None:
+    def test_a_failed_engine_stays_paused_the_others_go_on_and_a_repeat_repairs(
+        self, step: str
+    ) -> None:
         engines = [FakeEngine() for _ in range(3)]
         bad = engines[1]
         with serving(*engines) as urls:
@@ -141,10 +160,17 @@ class TestFailures:
             fleet.update("/weights/6", "6")
             bad.answers[step] = (500, {"success": False, "message": "out of\nmemory"})
             if step == "/weights_checker":  # an engine that computes no checksum is not compared
-                assert [done.checksum is None for done in fleet.update(WEIGHTS, "7")] == [False, True, False]
+                assert [done.checksum is None for done in fleet.update(WEIGHTS, "7")] == [
+                    False,
+                    True,
+                    False,
+                ]
                 return
             error = failing(fleet)
-            assert list(error.failed) == [bad.url] and "HTTP 500 out of memory" in error.failed[bad.url]
+            assert (
+                list(error.failed) == [bad.url]
+                and "HTTP 500 out of memory" in error.failed[bad.url]
+            )
             assert bad.url in str(error) and "docs/weights.md" in str(error)
             assert [done.url for done in error.updated] == [engines[0].url, engines[2].url]
             assert [engine.paused for engine in engines if engine is not bad] == [None, None]
@@ -165,7 +191,10 @@ class TestFailures:
         ("answer", "reason"),
         [
             (HANG, "no answer to /update_weights_from_disk within 0.2 s"),
-            ((400, {"success": False, "message": "Failed to get weights iterator"}), "Failed to get weights iterator"),
+            (
+                (400, {"success": False, "message": "Failed to get weights iterator"}),
+                "Failed to get weights iterator",
+            ),
             ((401, {"error": "Unauthorized"}), "--api-key-file"),
             ((302, ""), "HTTP 302"),
             ((503, "<html>"), "HTTP 503 <html>"),
@@ -177,7 +206,9 @@ class TestFailures:
         with serving(engine) as urls:
             # A busy machine takes longer than that for an answer.
             error = failing(Fleet(urls, update_timeout_s=0.2 if answer is HANG else 30.0))
-        assert error.failed[engine.url].startswith("update: ") and reason in error.failed[engine.url]
+        assert (
+            error.failed[engine.url].startswith("update: ") and reason in error.failed[engine.url]
+        )
 
     def test_an_engine_that_is_away_is_named(self) -> None:
         engine, away = FakeEngine(), f"http://127.0.0.1:{free_port()}"
@@ -251,7 +282,9 @@ class TestChecksums:
     def test_the_check_can_be_left_out(self) -> None:
         engines = self.corrupt("one kernel's", "another's")
         with serving(*engines) as urls:
-            assert {done.checksum for done in Fleet(urls, checksums=False).update(WEIGHTS, "7")} == {None}
+            assert {
+                done.checksum for done in Fleet(urls, checksums=False).update(WEIGHTS, "7")
+            } == {None}
 
 
 class TestPaused:
@@ -271,7 +304,9 @@ class TestPaused:
                 raise ZeroDivisionError
             assert all(url in caught.value.__notes__[0] for url in urls)
             assert [(engine.version, engine.paused) for engine in engines] == [("0", "retract")] * 2
-            assert all(done.loaded for done in Fleet(urls).update("/weights/0", "0"))  # back to the last checkpoint
+            assert all(
+                done.loaded for done in Fleet(urls).update("/weights/0", "0")
+            )  # back to the last checkpoint
         assert not any(engine.paused for engine in engines)
 
     def test_without_all_engines_there_is_no_transfer(self) -> None:
@@ -314,7 +349,15 @@ class TestVersions:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        "urls", [[], ["http://a:1", "http://a:1/"], ["a:1"], ["ftp://a"], ["http://a:b"], ["http://u:p@a:1"]]
+        "urls",
+        [
+            [],
+            ["http://a:1", "http://a:1/"],
+            ["a:1"],
+            ["ftp://a"],
+            ["http://a:b"],
+            ["http://u:p@a:1"],
+        ],
     )
     def test_addresses_must_make_a_fleet(self, urls: list[str]) -> None:
         with pytest.raises(SettingsError):
@@ -347,5 +390,8 @@ class TestSettings:
 
 
 def test_an_address_in_place_of_a_list_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"a list of addresses, also of one: Fleet\(\['http://127.0.0.1:30000'\]\)"):
+    with pytest.raises(
+        SettingsError,
+        match=r"a list of addresses, also of one: Fleet\(\['http://127.0.0.1:30000'\]\)",
+    ):
         Fleet("http://127.0.0.1:30000")

@@ -22,23 +22,38 @@ from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop,
 from rollq.trajectory import Header, Trajectory
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job
 from rollq.wire.events import decode_event, encode_event, is_observed
-from tests.rollq.samples import closed, decoded, encoded, events, ids, job, observed, prompt, sampled, trajectory
+from tests.rollq.samples import (
+    closed,
+    decoded,
+    encoded,
+    events,
+    ids,
+    job,
+    observed,
+    prompt,
+    sampled,
+    trajectory,
+)
 
-# ---------------------------------------------------------------------------------------------------- golden bytes
+# ----------------------------------------------------------------------------------------------------  # noqa: E501
+# golden bytes
 
 
 def test_golden_events() -> None:
     small = replace(prompt(1, 70000), messages=[{"role": "user"}], tools=[])
     assert encode_event(small, "r/g/0").hex() == (
         "95" "02" "a670726f6d7074"  # array of 5: schema 2, "prompt"
-        "c407" "03" "0170" "0011" "0001"  # ids: 3 = three planes, all first bytes, then all second and third ones
-        "c40f" "00" "92" "9181a4726f6c65a475736572" "90"  # texts: 0 = as they are, [messages, tools]
+        # ids: 3 = three planes, all first bytes, then all second and third ones
+        "c407" "03" "0170" "0011" "0001"
+        # texts: 0 = as they are, [messages, tools]
+        "c40f" "00" "92" "9181a4726f6c65a475736572" "90"
         "cb3ff0000000000000"  # at
     )  # fmt: skip
     assert encode_event(sampled(2, 7, version="v"), "r/g/0").hex() == (
         "9b" "02" "a773616d706c6564" "02"  # array of 11: schema 2, "sampled", turn
         "c403" "02" "0700" "c405" "00" "000000bf"  # ids: 2 = two planes; logprobs
-        "9193a1760001" "a473746f70" "c405" "00" "91" "a2686d" "00"  # spans, finish, texts [text], cached_tokens
+        # spans, finish, texts [text], cached_tokens
+        "9193a1760001" "a473746f70" "c405" "00" "91" "a2686d" "00"
         "cb4000000000000000" "cb0000000000000000"  # at, seconds
     )  # fmt: skip
     assert encode_event(replace(closed(), info={}), "r/g/0").hex() == (
@@ -50,20 +65,39 @@ def test_golden_events() -> None:
 def test_golden_header() -> None:
     header = Header(attempt=2, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
     assert encode_header(header).hex() == (
-        "9c" "02" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"
+        "9c" "02" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"  # noqa: E501
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ round trips
+# ------------------------------------------------------------------------------------------------------  # noqa: E501
+# round trips
 
-scalars = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text()
-shallow = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=5), scalars, max_size=3)
-json_values = shallow | st.lists(shallow, max_size=3) | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False)
+    | st.text()
+)
+shallow = (
+    scalars
+    | st.lists(scalars, max_size=3)
+    | st.dictionaries(st.text(max_size=5), scalars, max_size=3)
+)
+json_values = (
+    shallow
+    | st.lists(shallow, max_size=3)
+    | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
+)
 objects = st.dictionaries(st.text(max_size=8), json_values, max_size=4)
-surrogates = st.text(st.characters(exclude_categories=()), max_size=20)  # a policy writes what it likes
+surrogates = st.text(
+    st.characters(exclude_categories=()), max_size=20
+)  # a policy writes what it likes
 times = st.floats(0, 2e9)
 bits = st.sampled_from([16, 18, 24, 32])  # as two, three and four planes
-token_ids = bits.flatmap(lambda n: st.lists(st.integers(0, 2**n - 1), max_size=40)).map(lambda ids: array("I", ids))
+token_ids = bits.flatmap(lambda n: st.lists(st.integers(0, 2**n - 1), max_size=40)).map(
+    lambda ids: array("I", ids)
+)
 
 
 @st.composite
@@ -91,8 +125,13 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     happened: list[Event] = []
     for turn in range(draw(st.integers(0, 3))):
         if not happened or draw(st.booleans()):  # another trace
-            messages, tools = draw(st.lists(objects, max_size=2)), draw(st.lists(objects, max_size=2))
-            happened.append(Prompt(ids=draw(token_ids), messages=messages, tools=tools, at=draw(times)))
+            messages, tools = (
+                draw(st.lists(objects, max_size=2)),
+                draw(st.lists(objects, max_size=2)),
+            )
+            happened.append(
+                Prompt(ids=draw(token_ids), messages=messages, tools=tools, at=draw(times))
+            )
         happened += [draw(sampled_events(turn)) for _ in range(draw(st.integers(0, 3)))]
         happened.append(
             Observed(
@@ -113,8 +152,12 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         graded = stop not in (Stop.ABORTED, Stop.FAILED)
         reward = draw(st.floats(allow_nan=False, allow_infinity=False)) if graded else None
         failure = None if graded else draw(st.sampled_from(FailureClass))
-        happened.append(Closed(stop=stop, reward=reward, failure=failure, info=draw(objects), at=draw(times)))
-    header = Header(attempt=draw(st.integers(0, 9)), worker=draw(st.text(max_size=9)), at=draw(times))
+        happened.append(
+            Closed(stop=stop, reward=reward, failure=failure, info=draw(objects), at=draw(times))
+        )
+    header = Header(
+        attempt=draw(st.integers(0, 9)), worker=draw(st.text(max_size=9)), at=draw(times)
+    )
     return Trajectory(job=job(env_args={"a": [1, None]}), header=header, events=happened)
 
 
@@ -123,18 +166,35 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 def test_a_trajectory_comes_back_equal(made: Trajectory) -> None:
     blobs = encoded(made)
     again = decoded(blobs)
-    assert (again.job, again.header, list(again.events)) == (made.job, made.header, list(made.events))
+    assert (again.job, again.header, list(again.events)) == (
+        made.job,
+        made.header,
+        list(made.events),
+    )
     assert (again.tokens, again.mask, again.logprobs) == (made.tokens, made.mask, made.logprobs)
     assert again.versions == made.versions
     assert again.messages == made.messages
     assert again.traces == made.traces
-    assert sum(again.traces) == len(again.tokens) == len(again.mask) == len(again.logprobs) == len(again.versions)
+    assert (
+        sum(again.traces)
+        == len(again.tokens)
+        == len(again.mask)
+        == len(again.logprobs)
+        == len(again.versions)
+    )
     assert encoded(again) == blobs
 
 
 def test_empty_sampled_and_several_a_turn_and_several_traces() -> None:
     nothing = Sampled(turn=0, ids=ids(), logprobs=array("f"), versions=(), finish=Finish.ABORT)
-    happened = [prompt(1), nothing, sampled(0, 5, finish=Finish.ABORT), sampled(0, 6), observed(0), prompt(1, 2)]
+    happened = [
+        prompt(1),
+        nothing,
+        sampled(0, 5, finish=Finish.ABORT),
+        sampled(0, 6),
+        observed(0),
+        prompt(1, 2),
+    ]
     again = decoded(encoded(replace(trajectory(), events=happened)))
     assert again.traces == [5, 2]
     assert again.tokens == ids(1, 5, 6, 4, 5, 1, 2)
@@ -193,9 +253,14 @@ def test_a_damaged_blob_is_refused_or_readable(data: st.DataObject) -> None:
 
 
 def test_ids_and_logprobs_are_stored_in_the_shorter_form() -> None:
-    tokens, noise = array("I", [1000, 2000] * 500), array("I", random.Random(0).sample(range(2**32), 1000))
+    tokens, noise = (
+        array("I", [1000, 2000] * 500),
+        array("I", random.Random(0).sample(range(2**32), 1000)),
+    )
     sure, unsure = array("f", [0.0] * 1000), array("f", [-i / 3001 for i in range(1000)])
-    made = replace(sampled(), ids=tokens, logprobs=sure, versions=(VersionSpan("1", 0, 1000),), text="")
+    made = replace(
+        sampled(), ids=tokens, logprobs=sure, versions=(VersionSpan("1", 0, 1000),), text=""
+    )
     noisy = replace(made, ids=noise, logprobs=unsure)
     assert len(encode_event(made, "r/g/0")) < 200
     assert len(encode_event(noisy, "r/g/0")) < 8000 + 100
@@ -204,14 +269,17 @@ def test_ids_and_logprobs_are_stored_in_the_shorter_form() -> None:
 
 def test_big_endian_hosts_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = encode_event(sampled(0, 1), "r/g/0")
-    monkeypatch.setattr(rollq.wire.blob, "_SWAP", sys.byteorder == "little")  # as if this were the other kind of host
+    monkeypatch.setattr(
+        rollq.wire.blob, "_SWAP", sys.byteorder == "little"
+    )  # as if this were the other kind of host
     foreign = decode_event(blob, "r/g/0")
     assert isinstance(foreign, Sampled)
     assert foreign.ids == ids(1 << 24)
     assert encode_event(foreign, "r/g/0") == blob
 
 
-# --------------------------------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------------------------------  # noqa: E501
+# refusals
 
 
 def tampered(event: Event, at: int, value: Any) -> bytes:
@@ -315,14 +383,20 @@ def test_what_has_no_form_on_the_wire_is_not_encoded(event: Event) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 4])
-@pytest.mark.parametrize(("size", "word"), [(800, "sampled tokens and"), (804, "not one whole zlib stream")])
-def test_bombs_are_not_unpacked(monkeypatch: pytest.MonkeyPatch, at: int, size: int, word: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "word"), [(800, "sampled tokens and"), (804, "not one whole zlib stream")]
+)
+def test_bombs_are_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch, at: int, size: int, word: str
+) -> None:
     monkeypatch.setattr(rollq.wire.blob, "MAX_UNPACKED", 800)
     packed = b"\1" + zlib.compress(bytes(size))
     with pytest.raises(ContractError, match=word):
         decode_event(tampered(sampled(), at, packed), "r/g/0")
     texts = decode_event(tampered(prompt(), 3, packed), "r/g/0")
-    with pytest.raises(ContractError, match="unreadable texts" if size > 800 else "extra bytes|ExtraData"):
+    with pytest.raises(
+        ContractError, match="unreadable texts" if size > 800 else "extra bytes|ExtraData"
+    ):
         texts.messages  # type: ignore[union-attr]  # noqa: B018
 
 

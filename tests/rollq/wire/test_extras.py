@@ -1,4 +1,6 @@
-"""Arrays beside a journal: what is read equals what was written, and a journal's own blobs do not know of them."""
+"""Arrays beside a journal: what is read equals what was written, and a journal's own blobs do not
+know of them.
+"""
 
 import gc
 import random
@@ -26,7 +28,11 @@ EXPERTS = Extra(dtype="int32", shape=(2, 3), data=array("i", [1, 7, 255, 0, 300,
 def extras(draw: st.DrawFn) -> Extra:
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     size = prod(shape) * draw(st.sampled_from([1, 2, 3, 4, 8]))
-    return Extra(dtype=draw(st.text(min_size=1)), shape=shape, data=draw(st.binary(min_size=size, max_size=size)))
+    return Extra(
+        dtype=draw(st.text(min_size=1)),
+        shape=shape,
+        data=draw(st.binary(min_size=size, max_size=size)),
+    )
 
 
 @given(extras())
@@ -36,12 +42,19 @@ def test_what_is_read_equals_what_was_written(extra: Extra) -> None:
 
 
 def test_large_arrays_are_not_kept() -> None:
-    """Of what is written, prompts are kept for their siblings. A turn's arrays are megabytes, and have none."""
+    """Of what is written, prompts are kept for their siblings. A turn's arrays are megabytes, and
+    have none.
+    """
     gc.collect()
     tracemalloc.start()
     try:
         for number in range(4):
-            encode_extra(Extra(dtype="uint8", shape=(1 << 20,), data=random.Random(number).randbytes(1 << 20)), "")
+            encode_extra(
+                Extra(
+                    dtype="uint8", shape=(1 << 20,), data=random.Random(number).randbytes(1 << 20)
+                ),
+                "",
+            )
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -66,7 +79,9 @@ def test_numpy_reads_it() -> None:
 
 
 def test_a_journal_has_the_same_bytes_with_extras() -> None:
-    """So a reader that knows nothing of extras reads it as before, and this one reads journals that have none."""
+    """So a reader that knows nothing of extras reads it as before, and this one reads journals that
+    have none.
+    """
     plain = trajectory()
     assert encoded(replace(plain, extras={"routed_experts": EXPERTS})) == encoded(plain)
     assert decoded(encoded(plain)).extras == {}

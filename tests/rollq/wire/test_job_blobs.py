@@ -57,10 +57,15 @@ def test_a_job_comes_back_equal() -> None:
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9)
 leaves |= st.floats(allow_nan=False, allow_infinity=False)
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
 
 
-@given(st.from_regex(NAME, fullmatch=True), st.dictionaries(st.text(max_size=9), values, max_size=4))
+@given(
+    st.from_regex(NAME, fullmatch=True), st.dictionaries(st.text(max_size=9), values, max_size=4)
+)
 @settings(deadline=None)
 def test_queue_and_labels_come_back_equal(queue: str, labels: dict[str, Any]) -> None:
     made = job(queue=queue, labels=labels)
@@ -73,7 +78,9 @@ def test_queue_and_labels_come_back_equal(queue: str, labels: dict[str, Any]) ->
 def test_a_damaged_job_or_header_is_refused_or_readable(data: st.DataObject) -> None:
     header = Header(attempt=1, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
     blob, read = data.draw(
-        st.sampled_from([(encode_job(full_job()), decode_job), (encode_header(header, "r/g/0"), decode_header)])
+        st.sampled_from(
+            [(encode_job(full_job()), decode_job), (encode_header(header, "r/g/0"), decode_header)]
+        )
     )
     damaged, at = bytearray(blob), data.draw(st.integers(0, len(blob) - 1))
     damaged[at : at + data.draw(st.integers(0, 20))] = data.draw(st.binary(max_size=20))
@@ -83,7 +90,9 @@ def test_a_damaged_job_or_header_is_refused_or_readable(data: st.DataObject) -> 
 
 def test_a_digest_is_of_the_content() -> None:
     made = full_job()
-    assert job_digest(made) == job_digest(replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1}))
+    assert job_digest(made) == job_digest(
+        replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1})
+    )
     changes: list[dict[str, Any]] = [
         {"seed": 6},
         {"sampling": {}},
@@ -100,19 +109,34 @@ def test_a_digest_is_of_the_content() -> None:
     ("later", "others"),
     [
         ({"spare": 3}, [{"spare": 1}]),
-        ({"template_kwargs": {"enable_thinking": False}}, [{"template_kwargs": {"enable_thinking": 0}}]),
+        (
+            {"template_kwargs": {"enable_thinking": False}},
+            [{"template_kwargs": {"enable_thinking": 0}}],
+        ),
         ({"routed_experts": ASKED}, [{"routed_experts": {**ASKED, "layers": 3}}]),
     ],
 )
-def test_a_later_field_is_behind_the_others(later: dict[str, Any], others: list[dict[str, Any]]) -> None:
+def test_a_later_field_is_behind_the_others(
+    later: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
     made = job(size=2, seq=4, **later)
     fields = msgpack.unpackb(encode_job(made))
     assert (len(fields), fields[-1]) == (23, later)
     assert decode_job(encode_job(made)) == made
-    assert len({job_digest(one) for one in (made, job(size=2), *(replace(made, **other) for other in others))}) == 3
+    assert (
+        len(
+            {
+                job_digest(one)
+                for one in (made, job(size=2), *(replace(made, **other) for other in others))
+            }
+        )
+        == 3
+    )
 
 
-def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert len(msgpack.unpackb(encode_job(job()))) == 22
     monkeypatch.setitem(codec._LATER, "spare", 2)  # a field whose default is not 0
     assert len(msgpack.unpackb(encode_job(job(spare=2)))) == 22
@@ -120,7 +144,9 @@ def test_a_later_field_is_left_out_where_it_has_its_default_and_only_there(monke
     assert msgpack.unpackb(encode_job(job(spare=0)))[-1] == {"spare": 0}
 
 
-@pytest.mark.parametrize("later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None])
+@pytest.mark.parametrize(
+    "later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None]
+)
 def test_later_fields_that_are_not_known_are_refused(later: object) -> None:
     with pytest.raises(ContractError, match="r/g/0"):
         sample_of(msgpack.packb([*msgpack.unpackb(encode_job(job())), later]), "r/g/0")

@@ -1,4 +1,6 @@
-"""Routed experts: each token of a trajectory has its row, whatever the order of events; what is amiss is named."""
+"""Routed experts: each token of a trajectory has its row, whatever the order of events; what is
+amiss is named.
+"""
 
 from dataclasses import replace
 
@@ -69,9 +71,15 @@ def test_a_trajectory_without_them_has_none() -> None:
     ],
 )
 def test_rows_that_do_not_fit_are_named(experts: Extra | None, message: str) -> None:
-    first, second, *rest = routed([prompt(1, 2, 3, 4), sampled(0, 9), observed(0), sampled(1), closed()])
+    first, second, *rest = routed(
+        [prompt(1, 2, 3, 4), sampled(0, 9), observed(0), sampled(1), closed()]
+    )
     assert isinstance(second, Sampled)
-    played = Trajectory(job=ASKING, header=Header(attempt=1), events=[first, replace(second, experts=experts), *rest])
+    played = Trajectory(
+        job=ASKING,
+        header=Header(attempt=1),
+        events=[first, replace(second, experts=experts), *rest],
+    )
     with pytest.raises(ContractError, match=f"job r/g/0: routed experts of turn 0: {message}"):
         routed_experts(played)
 
@@ -84,7 +92,11 @@ def test_more_experts_take_two_bytes() -> None:
     assert ExpertShape(layers=1, top_k=2, experts=256).dtype == "uint8"
 
 
-@given(st.builds(ExpertShape, layers=st.integers(1, 9), top_k=st.integers(1, 9), experts=st.integers(9, 400)))
+@given(
+    st.builds(
+        ExpertShape, layers=st.integers(1, 9), top_k=st.integers(1, 9), experts=st.integers(9, 400)
+    )
+)
 def test_entries_of_a_filler_differ_in_each_layer(shape: ExpertShape) -> None:
     for layer in array_of(shape.part(shape.filler()))[0].tolist():
         assert len(set(layer)) == shape.top_k and max(layer) < shape.experts

@@ -1,4 +1,6 @@
-"""Blobs of other versions of the schema: an error that names both versions and the remedy, and no other reading."""
+"""Blobs of other versions of the schema: an error that names both versions and the remedy, and no
+other reading.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ REFERENCE, _, CONTENT = split_prompt(encode_event(prompt(), "r/g/0")) or (b"", b
 READERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
     (encode_job(job()), lambda blob: sample_of(blob, "r/g/0")),
     (encode_header(trajectory().header, "r/g/0"), lambda blob: decode_header(blob, "r/g/0")),
-    *((encode_event(event, "r/g/0"), lambda blob: decode_event(blob, "r/g/0")) for event in events()),
+    *(
+        (encode_event(event, "r/g/0"), lambda blob: decode_event(blob, "r/g/0"))
+        for event in events()
+    ),
     (REFERENCE, lambda blob: prompt_digest(blob, "r/g/0")),
     (REFERENCE, lambda blob: join_prompt(blob, CONTENT, "r/g/0")),
 ]
@@ -34,12 +39,17 @@ def in_version(blob: bytes, version: int) -> bytes:
 
 @pytest.mark.parametrize(("blob", "read"), READERS)
 @pytest.mark.parametrize(
-    ("version", "remedy"), [(SCHEMA + 1, "upgrade rollq here"), (SCHEMA - 1, "finish the run with that")]
+    ("version", "remedy"),
+    [(SCHEMA + 1, "upgrade rollq here"), (SCHEMA - 1, "finish the run with that")],
 )
-def test_one_version_ahead_and_one_behind(blob: bytes, read: Callable[[bytes], Any], version: int, remedy: str) -> None:
+def test_one_version_ahead_and_one_behind(
+    blob: bytes, read: Callable[[bytes], Any], version: int, remedy: str
+) -> None:
     assert in_version(blob, SCHEMA) == blob
     read(blob)
-    with pytest.raises(UnknownSchema, match=f"job r/g/0.*schema {version},.* reads schema {SCHEMA};.*{remedy}"):
+    with pytest.raises(
+        UnknownSchema, match=f"job r/g/0.*schema {version},.* reads schema {SCHEMA};.*{remedy}"
+    ):
         read(in_version(blob, version))
 
 

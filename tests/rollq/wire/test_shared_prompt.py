@@ -1,4 +1,6 @@
-"""The prompt that a group's samples share: what is split comes back byte for byte, and damage has a typed error."""
+"""The prompt that a group's samples share: what is split comes back byte for byte, and damage has a
+typed error.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_prompt_comes_back_byte_for_byte(event: Prompt) -> None:
 
 @given(prompts, st.floats(allow_nan=False))
 @settings(deadline=None)
-def test_the_samples_of_a_group_share_the_content_whatever_the_time(event: Prompt, at: float) -> None:
+def test_the_samples_of_a_group_share_the_content_whatever_the_time(
+    event: Prompt, at: float
+) -> None:
     _, reference, *shared = split(event)
     blob, other, *again = split(replace(event, at=at))
     assert again == shared
@@ -69,10 +73,16 @@ def test_only_prompts_are_split_and_only_references_have_a_digest() -> None:
 
 def test_a_content_that_is_gone_damaged_or_another_s_is_refused_by_name() -> None:
     _, reference, _, content = split(prompt())
-    for wrong, word in ((None, "gone"), (content[:-1], "damaged"), (split(prompt(9))[3], "damaged")):
+    for wrong, word in (
+        (None, "gone"),
+        (content[:-1], "damaged"),
+        (split(prompt(9))[3], "damaged"),
+    ):
         with pytest.raises(ContractError, match=f"job r/g/0: the prompt .* {word}"):
             join_prompt(reference, wrong, "r/g/0")
-    with pytest.raises(ContractError, match=r"job r/g/0: the reference to its prompt: .* is not a shared"):
+    with pytest.raises(
+        ContractError, match=r"job r/g/0: the reference to its prompt: .* is not a shared"
+    ):
         join_prompt(encode_event(prompt(), "r/g/0"), content, "r/g/0")
 
 
@@ -85,7 +95,11 @@ def test_no_damage_escapes_as_another_error(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(damaged) - 1))
     damaged[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
     try:
-        blob = join_prompt(bytes(damaged), content) if is_reference else join_prompt(reference, bytes(damaged))
+        blob = (
+            join_prompt(bytes(damaged), content)
+            if is_reference
+            else join_prompt(reference, bytes(damaged))
+        )
         repr(decode_event(blob, "r/g/0"))
     except ContractError:
         pass

@@ -41,7 +41,10 @@ def in_a_copy(task: Path) -> None:
 
 def of_terminal_bench(task: Path) -> None:
     """The reward is the exit code of the tests."""
-    checks = "mkdir -p /logs/verifier && python3 /tests/checks.py && grep -q ': 1.0' /logs/verifier/reward.json\n"
+    checks = (
+        "mkdir -p /logs/verifier && python3 /tests/checks.py && grep -q ': 1.0' "
+        "/logs/verifier/reward.json\n"
+    )
     for name, text in {
         "task.yaml": "instruction: Repair it.",
         "docker-compose.yaml": COMPOSE,
@@ -53,7 +56,9 @@ def of_terminal_bench(task: Path) -> None:
     (task / "task.toml").unlink()
 
 
-@pytest.mark.parametrize("form", [lambda task: None, in_a_container_of_its_own, in_a_copy, of_terminal_bench])
+@pytest.mark.parametrize(
+    "form", [lambda task: None, in_a_container_of_its_own, in_a_copy, of_terminal_bench]
+)
 def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> None:
     form(task)
     domain = load(str(task))
@@ -61,7 +66,10 @@ def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> No
     assert report.rewards == [1.0] and report.problems == []
     episode = domain.open("train", 0, {})
     try:
-        assert episode.step(Action("bash", {"command": "python3 -c 'import median' && pwd"})).text == "/app\n"
+        assert (
+            episode.step(Action("bash", {"command": "python3 -c 'import median' && pwd"})).text
+            == "/app\n"
+        )
         episode.step(Action("respond", {"content": "Done."}))
         assert episode.grade().reward == 0.0
     finally:
@@ -71,10 +79,22 @@ def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> No
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        ("environment/Dockerfile", f"FROM {IMAGE}\nRUN echo the reason; exit 3\n", r"(?s)the image .*the reason"),
+        (
+            "environment/Dockerfile",
+            f"FROM {IMAGE}\nRUN echo the reason; exit 3\n",
+            r"(?s)the image .*the reason",
+        ),
         ("tests/test.sh", "sleep 600", "were stopped: it ran longer than 3 s"),
-        ("tests/test.sh", "echo the reason; exit 1", r"(?s)ended with code 1 and no reward.*the reason"),
-        ("tests/test.sh", "head -c 99 /dev/zero > /dev/full || exit 9", "ended with code 9 and no reward"),
+        (
+            "tests/test.sh",
+            "echo the reason; exit 1",
+            r"(?s)ended with code 1 and no reward.*the reason",
+        ),
+        (
+            "tests/test.sh",
+            "head -c 99 /dev/zero > /dev/full || exit 9",
+            "ended with code 9 and no reward",
+        ),
         ("tests/test.sh", "mkdir /logs/verifier/reward.txt", "reward.txt is no file"),
         ("tests/test.sh", "kill -9 -1; sleep 1", "and no reward"),
     ],
@@ -99,7 +119,10 @@ def test_what_another_user_left_cannot_grade(task: Path) -> None:
     episode = load(str(task)).open("train", 0, {})
     try:
         episode.sandbox.run(["sh", "-c", "mkdir /tests; echo > /tests/json.py"], user="root")
-        cheat = "while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep 0.1; done >&- 2>&- &"
+        cheat = (
+            "while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep "
+            "0.1; done >&- 2>&- &"
+        )
         assert episode.step(Action("bash", {"command": cheat})).text == ""
         assert episode.grade().reward == 0.0
     finally:

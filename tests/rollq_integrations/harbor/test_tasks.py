@@ -1,4 +1,6 @@
-"""Task folders of Harbor and terminal-bench: what is read, refused, played and graded, without a container."""
+"""Task folders of Harbor and terminal-bench: what is read, refused, played and graded, without a
+container.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +35,12 @@ services:
 
 
 def harbor(folder: Path, toml: str = "", **files: str) -> Path:
-    given = {"instruction.md": "Do it.", "environment/Dockerfile": "FROM x", "tests/test.sh": "true", **files}
+    given = {
+        "instruction.md": "Do it.",
+        "environment/Dockerfile": "FROM x",
+        "tests/test.sh": "true",
+        **files,
+    }
     for name, text in {"task.toml": toml, **given}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -41,7 +48,12 @@ def harbor(folder: Path, toml: str = "", **files: str) -> Path:
 
 
 def terminal_bench(folder: Path, told: str = "instruction: Do it.", compose: str = COMPOSE) -> Path:
-    files = {"task.yaml": told, "docker-compose.yaml": compose, "Dockerfile": "FROM x", "run-tests.sh": "pytest"}
+    files = {
+        "task.yaml": told,
+        "docker-compose.yaml": compose,
+        "Dockerfile": "FROM x",
+        "run-tests.sh": "pytest",
+    }
     for name, text in {**files, "solution.sh": "true", "tests/test_outputs.py": ""}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -49,7 +61,9 @@ def terminal_bench(folder: Path, told: str = "instruction: Do it.", compose: str
 
 
 class FakeContainer:
-    """A container whose commands have the results that it is given; it remembers them and what was uploaded."""
+    """A container whose commands have the results that it is given; it remembers them and what was
+    uploaded.
+    """
 
     def __init__(self, files: Mapping[str, bytes] | None = None, **results: CommandResult) -> None:
         self.ran: list[tuple[str, dict[str, Any]]] = []
@@ -61,7 +75,11 @@ class FakeContainer:
 
     def run(self, command: list[str], **options: Any) -> CommandResult:
         self.ran.append((command[-1], options))
-        found = (r for key, r in self._results.items() if key in command[-1] and options.get("user") != "root")
+        found = (
+            r
+            for key, r in self._results.items()
+            if key in command[-1] and options.get("user") != "root"
+        )
         return next(found, CommandResult("", 0))
 
     def copy(self, path: str, to: "FakeContainer") -> None:
@@ -101,17 +119,44 @@ def test_a_task_of_harbor(tmp_path: Path) -> None:
     """
     task = read(harbor(tmp_path / "one", toml, **{"solution/solve.sh": "true"}))
     place = task.place
-    assert (task.agent_s, task.tests_s, task.user, task.tests_env) == (30, 40.5, "dev", {"LEVEL": "3"})
-    assert (place.cpus, place.memory, place.folder, place.env, place.network) == (2, 3 << 30, "/src", {"A": "1"}, False)
-    assert place.dockerfile == tmp_path / "one" / "environment" and place.image.startswith("rollq-task:")
-    ready = read(harbor(tmp_path / "two", '[environment]\ndocker_image = "x:1"\nmemory_mb = 100\n')).place
-    assert (ready.dockerfile, ready.image, ready.memory, ready.network) == (None, "x:1", 100 << 20, True)
+    assert (task.agent_s, task.tests_s, task.user, task.tests_env) == (
+        30,
+        40.5,
+        "dev",
+        {"LEVEL": "3"},
+    )
+    assert (place.cpus, place.memory, place.folder, place.env, place.network) == (
+        2,
+        3 << 30,
+        "/src",
+        {"A": "1"},
+        False,
+    )
+    assert place.dockerfile == tmp_path / "one" / "environment" and place.image.startswith(
+        "rollq-task:"
+    )
+    ready = read(
+        harbor(tmp_path / "two", '[environment]\ndocker_image = "x:1"\nmemory_mb = 100\n')
+    ).place
+    assert (ready.dockerfile, ready.image, ready.memory, ready.network) == (
+        None,
+        "x:1",
+        100 << 20,
+        True,
+    )
 
 
 def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
-    task = read(terminal_bench(tmp_path, "instruction: Do it.\nmax_agent_timeout_sec: 90\nmax_test_timeout_sec: 60"))
+    task = read(
+        terminal_bench(
+            tmp_path, "instruction: Do it.\nmax_agent_timeout_sec: 90\nmax_test_timeout_sec: 60"
+        )
+    )
     assert (task.instruction, task.agent_s, task.tests_s, task.rewards) == ("Do it.", 90, 60, False)
-    assert task.tests == {"/tests": tmp_path / "tests", "/tests/run-tests.sh": tmp_path / "run-tests.sh"}
+    assert task.tests == {
+        "/tests": tmp_path / "tests",
+        "/tests/run-tests.sh": tmp_path / "run-tests.sh",
+    }
     assert task.place.env == {"COLOUR": "red"} and task.solution == tmp_path / "solution.sh"
 
 
@@ -124,7 +169,9 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
         ("[A=, B=1=2]", {"A": "", "B": "1=2"}),
     ],
 )
-def test_variables_of_docker_compose(tmp_path: Path, variables: str, given: Mapping[str, str]) -> None:
+def test_variables_of_docker_compose(
+    tmp_path: Path, variables: str, given: Mapping[str, str]
+) -> None:
     compose = f"services: {{client: {{environment: {variables}}}}}"
     assert read(terminal_bench(tmp_path, compose=compose)).place.env == given
 
@@ -138,10 +185,16 @@ def test_root_is_a_user(tmp_path: Path) -> None:
     ("toml", "says"),
     [
         ("[[steps]]\nname = 'a'", "asks for several steps, which is not played here"),
-        ("artifacts = [{source = '/x', exclude = ['*.pyc']}]", "asks for artifacts with exceptions"),
+        (
+            "artifacts = [{source = '/x', exclude = ['*.pyc']}]",
+            "asks for artifacts with exceptions",
+        ),
         ("[verifier.environment]\ngpus = 1", "asks for GPUs"),
         ("[environment]\nos = 'Windows'\ngpus = 1", "asks for Windows and GPUs"),
-        ("[environment]\nenv = {KEY = '${SECRET}'}", "asks for the variable SECRET of this machine"),
+        (
+            "[environment]\nenv = {KEY = '${SECRET}'}",
+            "asks for the variable SECRET of this machine",
+        ),
         ("[environment]\nmemory = 'much'", "the task one"),
         ("[agent]\ntimeout_sec = 'long'", "the task one: ValueError"),
         ("[agent]\ntimeout_sec = -1", "timeout_sec is -1, not"),
@@ -178,7 +231,9 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
     two = terminal_bench(tmp_path / "two", compose=COMPOSE + "  db: {image: postgres}\n")
     with pytest.raises(JobFailure, match="asks for several containers"):
         read(two)
-    secret = terminal_bench(tmp_path / "three", compose=COMPOSE.replace("COLOUR=red", "KEY=${SECRET}"))
+    secret = terminal_bench(
+        tmp_path / "three", compose=COMPOSE.replace("COLOUR=red", "KEY=${SECRET}")
+    )
     with pytest.raises(JobFailure, match="asks for the variable SECRET"):
         read(secret)
     for n, (wrong, says) in enumerate(
@@ -186,8 +241,14 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
             ("services: [a]", "services is a list, not a table"),
             ("services: {client: }", "client is a NoneType, not a table"),
             ("services: {client: {environment: red}}", "the task compose-2: AttributeError"),
-            ("services: {client: {environment: [KEY]}}", "asks for the variable KEY of this machine"),
-            ("services: {client: {environment: {KEY: }}}", "asks for the variable KEY of this machine"),
+            (
+                "services: {client: {environment: [KEY]}}",
+                "asks for the variable KEY of this machine",
+            ),
+            (
+                "services: {client: {environment: {KEY: }}}",
+                "asks for the variable KEY of this machine",
+            ),
         )
     ):
         with pytest.raises(JobFailure, match=says):
@@ -200,7 +261,9 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
         load(None)
 
 
-def test_a_folder_is_named_by_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_named_by_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROLLQ_ENV_FILES", "")
     task = harbor(tmp_path / "tasks" / "one")
     name = add_file(f"harbor:{tmp_path / 'tasks'}")
@@ -230,13 +293,18 @@ def test_an_image_is_named_by_what_may_be_run_and_where_links_lead(tmp_path: Pat
 def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml = 'artifacts = ["/app/x", {source = "/y"}]\n[verifier]\nenvironment_mode = "separate"'
     task = read(harbor(tmp_path / "one", toml, **{"tests/Dockerfile": "FROM y"}))
-    assert task.tests_place is not None and task.tests_place.dockerfile == tmp_path / "one" / "tests"
+    assert (
+        task.tests_place is not None and task.tests_place.dockerfile == tmp_path / "one" / "tests"
+    )
     assert task.tests == {} and task.artifacts == ("/logs/artifacts", "/app/x", "/y")
     copy = read(harbor(tmp_path / "two", toml))
     assert copy.tests_place == copy.place and list(copy.tests) == ["/tests"]
     ready = read(harbor(tmp_path / "three", '[verifier.environment]\ndocker_image = "y:1"'))
     assert ready.tests_place is not None and ready.tests_place.image == "y:1"
-    made = {place.image: FakeContainer({f"{LOGS}/reward.txt": b"1"}) for place in (task.place, task.tests_place)}
+    made = {
+        place.image: FakeContainer({f"{LOGS}/reward.txt": b"1"})
+        for place in (task.place, task.tests_place)
+    }
     labels = []
 
     def make(image: str, **options: Any) -> FakeContainer:
@@ -255,24 +323,33 @@ def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.M
 def test_the_oracle_plays_the_solution() -> None:
     task = load(str(EXAMPLE)).task("train", 0)
     bash, done = task.moves
-    assert bash.arguments["seconds"] == 300 and bash.arguments["command"].endswith("bash /solution/solve.sh")
+    assert bash.arguments["seconds"] == 300 and bash.arguments["command"].endswith(
+        "bash /solution/solve.sh"
+    )
     assert done.name == "respond" and task.moves == load(str(EXAMPLE)).task("train", 0).moves
 
 
-def episode(tmp_path: Path, container: FakeContainer, monkeypatch: pytest.MonkeyPatch, **files: str) -> HarborEpisode:
+def episode(
+    tmp_path: Path, container: FakeContainer, monkeypatch: pytest.MonkeyPatch, **files: str
+) -> HarborEpisode:
     monkeypatch.setattr(module, "Container", lambda image, **options: container)
     return HarborEpisode(read(harbor(tmp_path / "one", "[agent]\ntimeout_sec = 100", **files)))
 
 
 def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    container = FakeContainer(bad=CommandResult("out\n", 2), slow=CommandResult("", 137, "it ran longer than 60 s"))
+    container = FakeContainer(
+        bad=CommandResult("out\n", 2), slow=CommandResult("", 137, "it ran longer than 60 s")
+    )
     played = episode(tmp_path, container, monkeypatch)
     for arguments, text in (
         ({"command": "ls"}, ""),
         ({"command": "bad"}, "out\n\n[exit code 2]"),
         ({"command": "slow", "seconds": 10**400}, "[stopped: it ran longer than 60 s]"),
         ({"command": 3}, "Error: bash takes command, a text, and seconds, a number above 0"),
-        ({"command": "ls", "seconds": 0}, "Error: bash takes command, a text, and seconds, a number above 0"),
+        (
+            {"command": "ls", "seconds": 0},
+            "Error: bash takes command, a text, and seconds, a number above 0",
+        ),
         (
             {"command": "ls", "seconds": float("nan")},
             "Error: bash takes command, a text, and seconds, a number above 0",
@@ -294,7 +371,9 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"reward.json": "0.75"}, 0.75),
     ],
 )
-def test_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], reward: float) -> None:
+def test_grades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], reward: float
+) -> None:
     container = FakeContainer({f"{LOGS}/{name}": text.encode() for name, text in files.items()})
     assert episode(tmp_path, container, monkeypatch).grade().reward == reward
     assert container.uploaded == {"/tests": tmp_path / "one" / "tests"}
@@ -303,22 +382,48 @@ def test_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[
 @pytest.mark.parametrize(
     ("files", "tests", "says"),
     [
-        ({}, CommandResult("no such module\n", 1), r"(?s)ended with code 1 and no reward; they said:.no such module"),
-        ({}, CommandResult("", 137, "it ran longer than 600 s"), "were stopped: it ran longer than 600 s"),
-        ({"reward.txt": ""}, CommandResult("", 0), "wrote /logs/verifier/reward.txt: could not convert"),
+        (
+            {},
+            CommandResult("no such module\n", 1),
+            r"(?s)ended with code 1 and no reward; they said:.no such module",
+        ),
+        (
+            {},
+            CommandResult("", 137, "it ran longer than 600 s"),
+            "were stopped: it ran longer than 600 s",
+        ),
+        (
+            {"reward.txt": ""},
+            CommandResult("", 0),
+            "wrote /logs/verifier/reward.txt: could not convert",
+        ),
         ({"reward.txt": "nan"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
         ({"reward.txt": "2"}, CommandResult("", 0), "the rewards .* from 0 to 1 is needed"),
-        ({"reward.json": '{"a": 1, "b": 0}'}, CommandResult("", 0), "where one `reward` from 0 to 1 is needed"),
+        (
+            {"reward.json": '{"a": 1, "b": 0}'},
+            CommandResult("", 0),
+            "where one `reward` from 0 to 1 is needed",
+        ),
         ({"reward.json": '{"reward": "1"}'}, CommandResult("", 0), "not finite numbers"),
-        ({"reward.json": '{"reward": 1, "style": 1e999}'}, CommandResult("", 0), "not finite numbers"),
+        (
+            {"reward.json": '{"reward": 1, "style": 1e999}'},
+            CommandResult("", 0),
+            "not finite numbers",
+        ),
         ({"reward.json": "{"}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
         ({"reward.json": "[" * 100_000}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
     ],
 )
 def test_what_is_no_grade_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], tests: CommandResult, says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: Mapping[str, str],
+    tests: CommandResult,
+    says: str,
 ) -> None:
-    container = FakeContainer({f"{LOGS}/{name}": text.encode() for name, text in files.items()}, test=tests)
+    container = FakeContainer(
+        {f"{LOGS}/{name}": text.encode() for name, text in files.items()}, test=tests
+    )
     with pytest.raises(EnvironmentFailure, match=says):
         episode(tmp_path, container, monkeypatch).grade()
 
@@ -333,7 +438,9 @@ def test_terminal_bench_is_graded_by_the_exit_code(
     assert (grade.reward, grade.info) == (reward, {"rewards": {"reward": reward}, "tests": "..."})
 
 
-def test_terminal_benchs_tests_that_do_not_run_are_no_grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_benchs_tests_that_do_not_run_are_no_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     container = FakeContainer(**{"run-tests.sh": CommandResult("pytest: not found", 127)})
     monkeypatch.setattr(module, "Container", lambda image, **options: container)
     with pytest.raises(EnvironmentFailure, match="did not run: pytest: not found"):

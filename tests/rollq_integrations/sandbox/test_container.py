@@ -43,7 +43,9 @@ def sh(box: Container, command: str, **options) -> CommandResult:
 def test_commands_share_its_files(box: Container) -> None:
     assert sh(box, "pwd; echo one > /tmp/f; echo two >&2; exit 3") == CommandResult("/\ntwo\n", 3)
     assert sh(box, "cat /tmp/f") == CommandResult("one\n", 0)
-    assert sh(box, "id -un; echo $X", env={"X": "y"}, user="nobody") == CommandResult("nobody\ny\n", 0)
+    assert sh(box, "id -un; echo $X", env={"X": "y"}, user="nobody") == CommandResult(
+        "nobody\ny\n", 0
+    )
     assert box.run(["/usr/bin/env", "python3", "-c", "print(2)"]) == CommandResult("2\n", 0)
 
 
@@ -93,7 +95,10 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
     sh(box, "ln -s /tmp/self /tmp/self")
-    for path, error in (("/none", FileNotFoundError), ("/tmp/self", (FileNotFoundError, EnvironmentFailure))):
+    for path, error in (
+        ("/none", FileNotFoundError),
+        ("/tmp/self", (FileNotFoundError, EnvironmentFailure)),
+    ):
         with pytest.raises(error):
             box.download(path)
 
@@ -113,7 +118,16 @@ def test_one_that_is_closed_before_it_has_started_is_not_left() -> None:
     with labelled(AttemptLabels("early")):
         for _ in range(8):
             Container(IMAGE).close()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rollq-container_")], 60)
+    until(
+        lambda: (
+            not [
+                thread
+                for thread in threading.enumerate()
+                if thread.name.startswith("rollq-container_")
+            ]
+        ),
+        60,
+    )
     assert containers(run="early") == []
 
 
@@ -135,9 +149,11 @@ def test_labels_and_its_end() -> None:
 
 def test_it_ends_with_a_worker_that_is_killed() -> None:
     code = (
-        "import time\nfrom rollq.env.attempt import *\nfrom rollq_integrations.sandbox import Container\n"
+        "import time\nfrom rollq.env.attempt import *\nfrom rollq_integrations.sandbox "
+        "import Container\n"
         "with labelled(AttemptLabels('killed')):\n"
-        f" boxes = [Container('{IMAGE}') for _ in range(4)]\n[box.run(['true']) for box in boxes]\ntime.sleep(600)"
+        f" boxes = [Container('{IMAGE}') for _ in range(4)]\n[box.run(['true']) for box "
+        "in boxes]\ntime.sleep(600)"
     )
     worker = subprocess.Popen([sys.executable, "-c", code])
     until(lambda: len(containers(run="killed")) == 4, 120)
@@ -162,13 +178,17 @@ def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.M
 def test_an_engine_that_does_not_answer(box: Container, monkeypatch: pytest.MonkeyPatch) -> None:
     sh(box, "true")
     monkeypatch.setattr(container_module, "GRACE_S", -58)
-    with pytest.raises(EnvironmentFailure, match="the container engine took longer than 2 s for a command"):
+    with pytest.raises(
+        EnvironmentFailure, match="the container engine took longer than 2 s for a command"
+    ):
         sh(box, "sleep 30", seconds=60)
 
 
 def test_folders_for_every_user() -> None:
     with Container(IMAGE, folders=("/logs/agent", "/logs/artifacts")) as box:
-        assert sh(box, "echo x > /logs/agent/f && ls -A /logs", user="nobody") == CommandResult("agent\nartifacts\n", 0)
+        assert sh(box, "echo x > /logs/agent/f && ls -A /logs", user="nobody") == CommandResult(
+            "agent\nartifacts\n", 0
+        )
 
 
 def test_a_policy_cannot_end_it(box: Container) -> None:
@@ -177,7 +197,10 @@ def test_a_policy_cannot_end_it(box: Container) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EnvironmentFailure, match="a container of rollq-none:1"), Container("rollq-none:1") as box:
+    with (
+        pytest.raises(EnvironmentFailure, match="a container of rollq-none:1"),
+        Container("rollq-none:1") as box,
+    ):
         sh(box, "true")
     with pytest.raises(EnvironmentFailure, match=r"the image 127\.0\.0\.1:9/none:1"):
         pull("127.0.0.1:9/none:1")

@@ -35,7 +35,9 @@ LIMITS = Limits(seconds=5, memory=256 << 20, disk=16 << 20, processes=32)
 MARK = "41.5926535"
 """The argument of a `sleep` that a test looks for."""
 COUNT = "set -- /proc/[0-9]*; echo $#"
-"""Counts processes without starting one: of `ls | grep` the second may start before or after the first has looked."""
+"""Counts processes without starting one: of `ls | grep` the second may start before or after the
+first has looked.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,19 +61,29 @@ def python(box: Bubblewrap, code: str) -> CommandResult:
 
 def start(box: Bubblewrap, *command: str) -> None:
     """Begin a command without waiting for it."""
-    box._process.stdin.write(json.dumps({"argv": command, "seconds": 60, "env": {}}).encode() + b"\n")
+    box._process.stdin.write(
+        json.dumps({"argv": command, "seconds": 60, "env": {}}).encode() + b"\n"
+    )
 
 
 def sleeping(mark: str = MARK) -> bool:
-    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
     return any(line.endswith(f"sleep {mark}") for line in listed.splitlines())
 
 
 def test_commands_share_a_folder_that_begins_empty(box: Bubblewrap) -> None:
-    assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == CommandResult("/work\ntwo\n", 3)
+    assert bash(box, "pwd; ls -A; echo one > f; echo two >&2; exit 3") == CommandResult(
+        "/work\ntwo\n", 3
+    )
     assert python(box, "print(open('f').read(), end='')") == CommandResult("one\n", 0)
     with Bubblewrap(LIMITS) as other:
-        assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == ["/dev/shm:", "/tmp:", "/work:"]
+        assert bash(other, "ls -A /work /tmp /dev/shm").output.split() == [
+            "/dev/shm:",
+            "/tmp:",
+            "/work:",
+        ]
 
 
 def test_it_is_the_same_world_in_every_sandbox() -> None:
@@ -84,8 +96,13 @@ def test_it_is_the_same_world_in_every_sandbox() -> None:
 
 
 def test_a_fork_bomb_is_bounded_and_ends(box: Bubblewrap) -> None:
-    bomb = "import os\nn = 0\nwhile n < 1000:\n if os.fork() == 0:\n  import time; time.sleep(60)\n n += 1\n"
-    started = python(box, f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)")
+    bomb = (
+        "import os\nn = 0\nwhile n < 1000:\n if os.fork() == 0:\n  import time; "
+        "time.sleep(60)\n n += 1\n"
+    )
+    started = python(
+        box, f"try:\n {bomb.replace(chr(10), chr(10) + ' ')}\nexcept BlockingIOError: print(n)"
+    )
     assert 10 < int(started.output) < LIMITS.processes
     assert bash(box, ":(){ :|:& };:; wait; sleep 60").stopped == "it ran longer than 5 s"
     assert bash(box, COUNT).output == "2\n"  # the sandbox's own shell and this one
@@ -120,7 +137,10 @@ def test_memory_that_is_refused(box: Bubblewrap, bomb: str) -> None:
 
 
 def test_processes_share_one_limit_of_memory(box: Bubblewrap) -> None:
-    bomb = "import os\nif os.fork(): os.fork() or os.fork()\nx = bytearray(b'x' * (100 << 20))\nwhile True: pass"
+    bomb = (
+        "import os\nif os.fork(): os.fork() or os.fork()\nx = bytearray(b'x' * (100 << "
+        "20))\nwhile True: pass"
+    )
     assert python(box, bomb).stopped == "it used more than 256 MB of memory"
     assert python(box, "print(2)") == CommandResult("2\n", 0)
 
@@ -130,7 +150,8 @@ def test_tables_of_pages_count_as_memory(box: Bubblewrap) -> None:
     spread = (
         "import ctypes, time; libc = ctypes.CDLL(None)\n"
         "libc.mmap.argtypes = (*[ctypes.c_void_p] * 3, ctypes.c_int, ctypes.c_int, ctypes.c_long)\n"
-        "for n in range(1, 60_000): libc.mmap(n << 30, 4096, 1, 0x100022, -1, 0); ctypes.string_at(n << 30, 1)\n"
+        "for n in range(1, 60_000): libc.mmap(n << 30, 4096, 1, 0x100022, -1, 0); "
+        "ctypes.string_at(n << 30, 1)\n"
         "time.sleep(60)"
     )
     assert python(box, spread).stopped == "it used more than 256 MB of memory"
@@ -140,7 +161,9 @@ def test_too_many_files_of_several_commands(box: Bubblewrap) -> None:
     many = "import os\nfor n in range({}): os.close(os.open(f'/tmp/{{n}}', os.O_CREAT))"
     assert python(box, many.format(10)) == CommandResult("", 0)
     for n in range(2):
-        stopped = python(box, f"folder = {n}\n" + many.format(30_000).replace("/tmp/", "/tmp/{folder}-")).stopped
+        stopped = python(
+            box, f"folder = {n}\n" + many.format(30_000).replace("/tmp/", "/tmp/{folder}-")
+        ).stopped
     assert "more than 50,000 files" in stopped
     assert bash(box, "ls /tmp | wc -l") == CommandResult("0\n", 0)
 
@@ -165,14 +188,21 @@ def test_there_is_no_network(box: Bubblewrap, redis_server: str) -> None:
     assert "Connection refused" in result.output
     assert bash(box, "tail -n +3 /proc/net/dev").output.strip().startswith("lo:")
     assert bash(box, "tail -n +3 /proc/net/dev | wc -l").output.strip() == "1"
-    assert "unreachable" in python(box, "import socket; socket.create_connection(('192.0.2.1', 80), 2)").output
+    assert (
+        "unreachable"
+        in python(box, "import socket; socket.create_connection(('192.0.2.1', 80), 2)").output
+    )
     for family in ("AF_VSOCK", "AF_ALG", "AF_PACKET", "AF_TIPC"):
-        assert "Address family not supported" in python(box, f"import socket; socket.socket(socket.{family})").output
+        assert (
+            "Address family not supported"
+            in python(box, f"import socket; socket.socket(socket.{family})").output
+        )
     assert python(box, "import socket; socket.socketpair(); print(socket.if_nameindex())").code == 0
 
 
 def test_programs_load_the_systems_libraries_and_python_its_own() -> None:
-    # An interpreter's folder may have a libtinfo or a libssl for itself (conda), of which bash would warn in each line.
+    # An interpreter's folder may have a libtinfo or a libssl for itself (conda), of which bash
+    # would warn in each line.
     with Bubblewrap(LIMITS) as box:
         listed = bash(box, "ls ${LD_LIBRARY_PATH:-/nowhere} 2>/dev/null").output.split()
         assert all(name.startswith("libpython") for name in listed)
@@ -184,9 +214,17 @@ def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "key").write_text("secret")
     with Bubblewrap(LIMITS) as box:
         assert "secret" not in bash(box, "env; cat /proc/*/environ 2>/dev/null").output
-        for path in (tmp_path / "key", Path(__file__), Path.home(), Path("/etc/shadow"), Path("/proc/1/root/etc")):
+        for path in (
+            tmp_path / "key",
+            Path(__file__),
+            Path.home(),
+            Path("/etc/shadow"),
+            Path("/proc/1/root/etc"),
+        ):
             assert bash(box, f"cat {path} || ls {path}").code != 0, path
-        assert bash(box, "ls /proc/1/fd; kill -9 1; kill -STOP 1; echo here").output.endswith("here\n")
+        assert bash(box, "ls /proc/1/fd; kill -9 1; kill -STOP 1; echo here").output.endswith(
+            "here\n"
+        )
         assert bash(box, COUNT).output == "2\n"
         assert bash(box, "touch /usr/x /etc/x /dev/x /x").code == 1
         assert bash(box, "id -u").output != "0\n"
@@ -196,17 +234,22 @@ def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_it_makes_no_namespaces_of_its_own(box: Bubblewrap) -> None:
     assert bash(box, "unshare -Ur true").code == 1
     clone = CLONE[list(MACHINES).index(platform.machine())]
-    code = f"import ctypes; assert ctypes.CDLL(None).syscall({clone}, {NEW_USER_NAMESPACE} | 17, 0, 0, 0, 0) == -1"
+    code = (
+        f"import ctypes; assert ctypes.CDLL(None).syscall({clone}, {NEW_USER_NAMESPACE} | 17, "
+        "0, 0, 0, 0) == -1"
+    )
     assert python(box, code) == CommandResult("", 0)
-    threads = "import threading; t = threading.Thread(target=print, args=('here',)); t.start(); t.join()"
+    threads = (
+        "import threading; t = threading.Thread(target=print, args=('here',)); t.start(); t.join()"
+    )
     assert python(box, threads) == CommandResult("here\n", 0)
 
 
 def test_the_kernel_ends_it_before_the_worker(box: Bubblewrap) -> None:
     score = "cat /proc/self/oom_score_adj"
-    assert bash(box, f"{score}; echo 0 2> /dev/null > /proc/self/oom_score_adj; {score}") == CommandResult(
-        "1000\n1000\n", 0
-    )
+    assert bash(
+        box, f"{score}; echo 0 2> /dev/null > /proc/self/oom_score_adj; {score}"
+    ) == CommandResult("1000\n1000\n", 0)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +261,10 @@ def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> 
     if not path.exists():
         pytest.skip(f"needs {path}")
     listed = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)$", path.read_text(), re.MULTILINE)
-    known = {**{name: int(number) for name, number in listed}, "fchmodat2": 452}  # younger than some headers
+    known = {
+        **{name: int(number) for name, number in listed},
+        "fchmodat2": 452,
+    }  # younger than some headers
     known.setdefault("newfstatat", known.get("fstatat", 0))
     allowed = allowed_calls(machine)
     assert allowed.keys() >= {"read", "execve", "openat", "futex"}
@@ -230,7 +276,8 @@ def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> 
     [
         (
             "git",
-            "git init -q r && cd r && git -c user.name=x -c user.email=x commit -q --allow-empty -m x && git gc -q",
+            "git init -q r && cd r && git -c user.name=x -c user.email=x commit -q "
+            "--allow-empty -m x && git gc -q",
         ),
         ("gcc", "echo 'int main(){return 0;}' > a.c && gcc a.c -o a && ./a"),
         ("node", 'node -e \'new (require("worker_threads").Worker)("", {eval: true})\''),
@@ -273,7 +320,10 @@ def test_everything_ends_with_the_sandbox(box: Bubblewrap) -> None:
 
 
 def test_everything_ends_with_a_worker_that_is_killed() -> None:
-    code = "from rollq_integrations.sandbox import Bubblewrap\nBubblewrap().run(['/bin/sleep', '41.25'])"
+    code = (
+        "from rollq_integrations.sandbox import "
+        "Bubblewrap\nBubblewrap().run(['/bin/sleep', '41.25'])"
+    )
     worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     until(lambda: sleeping("41.25"), 30)
     worker.send_signal(signal.SIGKILL)
@@ -317,7 +367,9 @@ def test_a_name_that_no_file_can_have(box: Bubblewrap, path: str) -> None:
     assert bash(box, "echo here").output == "here\n"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), EnvironmentFailure("the sandbox did not answer for 25 s")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), EnvironmentFailure("the sandbox did not answer for 25 s")]
+)
 def test_an_answer_that_comes_late_is_not_that_of_the_next_command(
     box: Bubblewrap, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -342,7 +394,9 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace'\nexit 1\n")
     fake.chmod(0o755)
-    with pytest.raises(JobFailure, match=r"cannot confine commands on this system: .*No permissions"):
+    with pytest.raises(
+        JobFailure, match=r"cannot confine commands on this system: .*No permissions"
+    ):
         Bubblewrap()
     monkeypatch.setattr(boxes.sys, "platform", "darwin")
     with pytest.raises(JobFailure, match="need Linux"):
@@ -363,7 +417,11 @@ def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError):
         box.download("/work/none")
     bash(box, "truncate -s 20M /tmp/big; mkfifo /tmp/pipe")
-    for path, says in (("/tmp/big", "more than"), ("/tmp", "directory"), ("/tmp/pipe", "is no file")):
+    for path, says in (
+        ("/tmp/big", "more than"),
+        ("/tmp", "directory"),
+        ("/tmp/pipe", "is no file"),
+    ):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
     with pytest.raises(EnvironmentFailure, match=r"Read-only|Permission"):

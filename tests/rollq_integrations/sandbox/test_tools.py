@@ -30,7 +30,10 @@ def test_tools_say_how_a_command_ended() -> None:
     assert tools.call(Action("bash", {"command": "echo a; exit 2"})) == "a\n\n[exit code 2]"
     assert tools.call(Action("bash", {"command": "sleep 9"})) == "[stopped: it ran longer than 1 s]"
     for wrong in ({}, {"command": 3}, {"command": "ls", "x": 1}):
-        assert tools.call(Action("bash", wrong)) == "Error: bash takes one argument, command, which is a text"
+        assert (
+            tools.call(Action("bash", wrong))
+            == "Error: bash takes one argument, command, which is a text"
+        )
     assert tools.call(Action("perl", {})) == "Error: there is no tool 'perl'"
     tools.close()
 
@@ -43,9 +46,13 @@ def test_unknown_tools(names: tuple[str, ...]) -> None:
 
 def test_a_dataset_with_commands_is_played_and_replayed(tmp_path: Path) -> None:
     call = {"name": "python", "arguments": {"code": "print(1 + 2)"}}
-    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2?", "answer": 3, "calls": [call]}))
-    domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=commands("python", "bash", sandbox=Bubblewrap))(
-        None
+    (tmp_path / "sums.jsonl").write_text(
+        json.dumps({"prompt": "1+2?", "answer": 3, "calls": [call]})
     )
+    domain = dataset(
+        tmp_path / "sums.jsonl",
+        reward="number",
+        tools=commands("python", "bash", sandbox=Bubblewrap),
+    )(None)
     report = check_environment(domain, "train", [0])
     assert report.rewards == [1.0] and report.problems == []

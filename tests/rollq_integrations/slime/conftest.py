@@ -1,4 +1,6 @@
-"""slime as rollq's data source finds it: a server and classes, recorded ones or its own where its source is."""
+"""slime as rollq's data source finds it: a server and classes, recorded ones or its own where its
+source is.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +41,9 @@ def source(engine: FakeEngine, redis_url: str) -> Iterator[Make]:
 
     def make(after: int = -1, **changes: Any) -> DataSource:
         host, port = engine.url.removeprefix("http://").split(":")
-        args = arguments(rollq_redis_url=redis_url, sglang_router_ip=host, sglang_router_port=port, **changes)
+        args = arguments(
+            rollq_redis_url=redis_url, sglang_router_ip=host, sglang_router_port=port, **changes
+        )
         made.append(DataSource(args))
         made[-1].load(after)
         return made[-1]

@@ -8,7 +8,9 @@ def rewards_differ(args: Any, samples: list[Any], **_: Any) -> Any:
     rewards = {sample.get_reward_value(args) for sample in samples}
     keep = len(rewards) > 1
     return SimpleNamespace(
-        keep=keep, reason=None if keep else f"zero_std_{rewards.pop()}", keep_when_insufficient=False
+        keep=keep,
+        reason=None if keep else f"zero_std_{rewards.pop()}",
+        keep_when_insufficient=False,
     )
 
 

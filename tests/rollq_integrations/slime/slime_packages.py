@@ -1,7 +1,9 @@
-"""slime's classes for tests: rollq's stand-in, which holds the recorded rules, and slime's own source where it is.
+"""slime's classes for tests: rollq's stand-in, which holds the recorded rules, and slime's own
+source where it is.
 
-Its own: a folder named by ROLLQ_TEST_SLIME that holds `slime/` (0.3.1: commit 624b824), or an installed slime. It needs
-torch; ray, SGLang and what else only its processes need are replaced by empty modules.
+Its own: a folder named by ROLLQ_TEST_SLIME that holds `slime/` (0.3.1: commit 624b824), or an
+installed slime. It needs torch; ray, SGLang and what else only its processes need are replaced by
+empty modules.
 """
 
 import importlib
@@ -67,7 +69,9 @@ def slime_at(folder: Path) -> Iterator[None]:
 
 
 def arguments(**changes: Any) -> SimpleNamespace:
-    """slime's arguments that the adapter and the conversion read, with slime's defaults: 2 groups of 2 samples."""
+    """slime's arguments that the adapter and the conversion read, with slime's defaults: 2 groups
+    of 2 samples.
+    """
     defaults = {
         "rollq_run": "r",
         "rollout_function_path": "rollq_integrations.slime.generate_rollout",
@@ -116,7 +120,9 @@ def own_conversion(args: Any, samples: list[Any], dp_size: int = 1) -> list[dict
     manager = object.__new__(manager_type)
     manager.args = args
     manager.custom_reward_post_process_func = (
-        rollout.load_function(args.custom_reward_post_process_path) if args.custom_reward_post_process_path else None
+        rollout.load_function(args.custom_reward_post_process_path)
+        if args.custom_reward_post_process_path
+        else None
     )
     manager.custom_convert_samples_to_train_data_func = None
     manager.train_parallel_config = {
@@ -127,7 +133,9 @@ def own_conversion(args: Any, samples: list[Any], dp_size: int = 1) -> list[dict
     }
     args.load_debug_rollout_data = None
     base_types = importlib.import_module("slime.rollout.base_types")
-    manager.generate_rollout = lambda *_, evaluation: base_types.RolloutFnTrainOutput(samples=samples)
+    manager.generate_rollout = lambda *_, evaluation: base_types.RolloutFnTrainOutput(
+        samples=samples
+    )
     manager.data_source = None
     data, _ = manager._get_rollout_data(rollout_id=0)
     return list(manager._split_train_data_by_dp(manager._convert_samples_to_train_data(data)))
@@ -136,14 +144,29 @@ def own_conversion(args: Any, samples: list[Any], dp_size: int = 1) -> list[dict
 def recorded_conversion(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
     """The same by the rules of slime 0.3.1 as recorded in docs/slime.md."""
     nested = any(isinstance(member, list) for group in samples for member in group)
-    assert all(isinstance(member, list) == nested for group in samples for member in group), "mixed nesting"
-    flat = [row for group in samples for member in group for row in (member if nested else [member])]
+    assert all(isinstance(member, list) == nested for group in samples for member in group), (
+        "mixed nesting"
+    )
+    flat = [
+        row for group in samples for member in group for row in (member if nested else [member])
+    ]
     executions = {row.rollout_id for row in flat}
-    assert len(executions) == args.rollout_batch_size * args.n_samples_per_prompt >= args.global_batch_size
+    assert (
+        len(executions)
+        == args.rollout_batch_size * args.n_samples_per_prompt
+        >= args.global_batch_size
+    )
     for row in flat:
-        assert len(row.loss_mask) == len(row.rollout_log_probs) == row.response_length <= len(row.tokens)
+        assert (
+            len(row.loss_mask)
+            == len(row.rollout_log_probs)
+            == row.response_length
+            <= len(row.tokens)
+        )
         assert all(
-            logprob == 0.0 for mask, logprob in zip(row.loss_mask, row.rollout_log_probs, strict=True) if not mask
+            logprob == 0.0
+            for mask, logprob in zip(row.loss_mask, row.rollout_log_probs, strict=True)
+            if not mask
         )
         assert all(type(token) is int for token in row.tokens)
     return {

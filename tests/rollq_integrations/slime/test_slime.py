@@ -1,4 +1,6 @@
-"""slime's rollout function and data source on the real ledger, called as slime's RolloutManager calls them."""
+"""slime's rollout function and data source on the real ledger, called as slime's RolloutManager
+calls them.
+"""
 
 import threading
 from types import SimpleNamespace
@@ -28,18 +30,25 @@ def test_groups_come_whole_and_in_the_order_of_submission(source: Make, ledger: 
     made = source()
 
     def play_the_rest() -> None:
-        until(lambda: reader(ledger).standing().wanted)  # slime waits, although two groups are ready
+        until(
+            lambda: reader(ledger).standing().wanted
+        )  # slime waits, although two groups are ready
         play_groups(ledger, "c", "a")
 
     worker = threading.Thread(target=play_the_rest)
     worker.start()
-    assert [jobs(rollout(made, step)) for step in range(2)] == [members("a", "b"), members("c", "d")]
+    assert [jobs(rollout(made, step)) for step in range(2)] == [
+        members("a", "b"),
+        members("c", "d"),
+    ]
     worker.join()
 
 
 def test_the_data_source_is_of_no_use_to_slimes_own_rollout_function(source: Make) -> None:
     made = source()
-    with pytest.raises(SettingsError, match=r"--rollout-function-path rollq_integrations.slime.generate_rollout"):
+    with pytest.raises(
+        SettingsError, match=r"--rollout-function-path rollq_integrations.slime.generate_rollout"
+    ):
         made.get_samples(2)
     with pytest.raises(ContractError, match="none can be put back"):
         made.add_samples([])
@@ -58,7 +67,9 @@ def test_a_short_group_never_reaches_slime(source: Make, ledger: Ledger) -> None
     assert made.client.stats()["groups_skipped"] == 1
 
 
-def test_a_restart_from_a_checkpoint_trains_on_the_same_samples(source: Make, ledger: Ledger) -> None:
+def test_a_restart_from_a_checkpoint_trains_on_the_same_samples(
+    source: Make, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcdefgh")
     first = source()
     before = [rollout(first, step).samples for step in range(3)]
@@ -72,7 +83,9 @@ def test_a_restart_from_a_checkpoint_trains_on_the_same_samples(source: Make, le
     assert (stats["groups_acked"], stats["groups_held"]) == (8, 0)
 
 
-def test_a_restart_before_the_first_checkpoint_begins_with_the_first_rollout(source: Make, ledger: Ledger) -> None:
+def test_a_restart_before_the_first_checkpoint_begins_with_the_first_rollout(
+    source: Make, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcd")
     before = rollout(source(), 0).samples
     second = source(after=-1)
@@ -80,7 +93,9 @@ def test_a_restart_before_the_first_checkpoint_begins_with_the_first_rollout(sou
     assert jobs(rollout(second, 1)) == members("c", "d")
 
 
-def test_a_checkpoint_older_than_the_last_acknowledged_is_refused(source: Make, ledger: Ledger) -> None:
+def test_a_checkpoint_older_than_the_last_acknowledged_is_refused(
+    source: Make, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcdef")
     first = source()
     for step in range(2):
@@ -128,14 +143,19 @@ def test_the_filter_of_samples_is_called(source: Make, ledger: Ledger) -> None:
     finish_groups(ledger, "a", reward=0.0)
     finish_groups(ledger, "b", reward=1.0)
     output = rollout(source(rollout_sample_filter_path=f"{FILTERS}.drop_the_losers"), 0)
-    assert [[sample.remove_sample for sample in one] for one in output.samples] == [[True, True], [False, False]]
+    assert [[sample.remove_sample for sample in one] for one in output.samples] == [
+        [True, True],
+        [False, False],
+    ]
 
 
 def rollout_length(trajectory: Any) -> float:
     return float(len(trajectory.tokens))
 
 
-def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(source: Make, ledger: Ledger) -> None:
+def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(
+    source: Make, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"ab")
     output = rollout(source(rollq_reward=f"{__name__}:rollout_length"), 0)
     assert {sample.reward for one in output.samples for sample in one} == {11.0}
@@ -145,7 +165,11 @@ def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(so
     ("of_jobs", "of_slime", "said"),
     [
         ({}, {"n_samples_per_prompt": 8}, "jobs have 2, and slime's --n-samples-per-prompt is 8"),
-        ({"sampling": {"temperature": 0.7}}, {}, r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"),
+        (
+            {"sampling": {"temperature": 0.7}},
+            {},
+            r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0",
+        ),
         ({"sampling": {"top_p": 0.8}}, {}, r"jobs have 0\.8, and slime's --rollout-top-p is 1\.0"),
         ({"sampling": {"top_k": 5}}, {}, "jobs have 5, and slime's --rollout-top-k is -1"),
         ({}, {"rollout_top_k": 5}, "jobs have -1, and slime's --rollout-top-k is 5"),
@@ -175,9 +199,12 @@ def test_another_batch_size_after_a_restart_is_refused(source: Make, ledger: Led
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"), [("abc", "1 of 2 groups missing"), ("ab", "run r is sealed and has no more groups")]
+    ("groups", "said"),
+    [("abc", "1 of 2 groups missing"), ("ab", "run r is sealed and has no more groups")],
 )
-def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger, groups: str, said: str) -> None:
+def test_the_end_of_a_sealed_run_is_told(
+    source: Make, ledger: Ledger, groups: str, said: str
+) -> None:
     finish_groups(ledger, *groups, seal=True)
     made = source()
     rollout(made, 0)
@@ -190,17 +217,38 @@ def test_the_end_of_a_sealed_run_is_told(source: Make, ledger: Ledger, groups: s
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
+        (
+            {"rollout_top_p": 0.9},
+            r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on",
+        ),
         ({"async_save": True}, "at its checkpoint, which is not whole yet then"),
-        ({"update_weight_mode": "delta"}, "--update-weight-mode must be 'full' with rollq, not 'delta': the first"),
-        ({"debug_rollout_only": True}, "--debug-rollout-only must be False with rollq, not True: slime tells"),
+        (
+            {"update_weight_mode": "delta"},
+            "--update-weight-mode must be 'full' with rollq, not 'delta': the first",
+        ),
+        (
+            {"debug_rollout_only": True},
+            "--debug-rollout-only must be False with rollq, not True: slime tells",
+        ),
         ({"custom_generate_function_path": "mine.generate"}, "rollq's workers play the episodes"),
-        ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),
+        (
+            {"custom_rm_path": "mine.reward"},
+            "the environment grades, or the function that rollq_reward names",
+        ),
         ({"rollout_global_dataset": False}, "leave out --disable-rollout-global-dataset"),
-        ({"rollq_runs": "r"}, "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url"),
+        (
+            {"rollq_runs": "r"},
+            "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url",
+        ),
         ({"rollq_run": ""}, "put `rollq_run: NAME` into the file of slime's --custom-config-path"),
-        ({"rollq_eval_job": None}, "rollq_eval_job must be a mapping of fields of rollq.Job, .* not None"),
-        ({"rollq_eval_job": {"sampling": None}}, "rollq_eval_job must be .* and its sampling a mapping"),
+        (
+            {"rollq_eval_job": None},
+            "rollq_eval_job must be a mapping of fields of rollq.Job, .* not None",
+        ),
+        (
+            {"rollq_eval_job": {"sampling": None}},
+            "rollq_eval_job must be .* and its sampling a mapping",
+        ),
     ],
 )
 def test_what_slime_cannot_do_with_rollq_is_refused_at_the_start(
@@ -211,23 +259,34 @@ def test_what_slime_cannot_do_with_rollq_is_refused_at_the_start(
 
 
 def test_the_data_source_must_be_rollqs(source: Make) -> None:
-    with pytest.raises(SettingsError, match=r"--data-source-path rollq_integrations.slime.DataSource"):
+    with pytest.raises(
+        SettingsError, match=r"--data-source-path rollq_integrations.slime.DataSource"
+    ):
         generate_rollout(source().args, 0, object())
 
 
 def test_an_evaluation_before_and_after_the_first_rollout_are_two(
     source: Make, engine: FakeEngine, ledger: Ledger, redis_url: str
 ) -> None:
-    made = source(eval_datasets=[held_out("shop/test/0-2")], rollq_eval_job={"budget": {"max_turns": 9}})
+    made = source(
+        eval_datasets=[held_out("shop/test/0-2")], rollq_eval_job={"budget": {"max_turns": 9}}
+    )
     with playing(redis_url):
         for version in ("1", "2"):
             engine.version = version
-            output = generate_rollout(made.args, 0, made, evaluation=True)  # slime counts both as rollout 0
+            output = generate_rollout(
+                made.args, 0, made, evaluation=True
+            )  # slime counts both as rollout 0
             assert len(output.data["held-out"]["rewards"]) == 6
             assert output.data["held-out"]["truncated"] == [False] * 6
-            assert generate_rollout(made.args, 0, made, evaluation=True).data == output.data  # played once
+            assert (
+                generate_rollout(made.args, 0, made, evaluation=True).data == output.data
+            )  # played once
     stored = {name: Store(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")}
-    assert {name: found and found.version for name, found in stored.items()} == {"held-out-0": "1", "held-out-1": "2"}
+    assert {name: found and found.version for name, found in stored.items()} == {
+        "held-out-0": "1",
+        "held-out-1": "2",
+    }
 
 
 def test_a_wrong_field_of_an_evaluations_jobs_is_told_at_the_start(source: Make) -> None:
@@ -237,13 +296,21 @@ def test_a_wrong_field_of_an_evaluations_jobs_is_told_at_the_start(source: Make)
 
 @pytest.mark.parametrize("path", ["/data/aime.jsonl", "shop/test", "shop/test/5-2"])
 def test_a_wrong_path_of_an_evaluation_is_told_at_the_start(source: Make, path: str) -> None:
-    with pytest.raises(SettingsError, match=f"--eval-prompt-data held-out {path}: the path .* is ENV/SPLIT/FIRST-LAST"):
+    with pytest.raises(
+        SettingsError,
+        match=f"--eval-prompt-data held-out {path}: the path .* is ENV/SPLIT/FIRST-LAST",
+    ):
         source(eval_datasets=[held_out(path)])
-    source(eval_datasets=[held_out(path)], eval_function_path="slime.rollout.sglang_rollout.generate_rollout")
+    source(
+        eval_datasets=[held_out(path)],
+        eval_function_path="slime.rollout.sglang_rollout.generate_rollout",
+    )
 
 
 def test_sampling_of_an_evaluations_jobs_is_added_to_slimes(source: Make, redis_url: str) -> None:
-    made = source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"sampling": {"min_p": 0.1}})
+    made = source(
+        eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"sampling": {"min_p": 0.1}}
+    )
     with playing(redis_url):
         generate_rollout(made.args, 0, made, evaluation=True)
     task = Job(env="shop", split="test", task=0, sampling={"temperature": 0.0, "min_p": 0.1})
@@ -254,5 +321,10 @@ def test_sampling_of_an_evaluations_jobs_is_added_to_slimes(source: Make, redis_
 def held_out(path: str) -> SimpleNamespace:
     """A data set of slime's --eval-prompt-data."""
     return SimpleNamespace(
-        name="held-out", path=path, n_samples_per_eval_prompt=2, temperature=0.0, top_p=None, top_k=None
+        name="held-out",
+        path=path,
+        n_samples_per_eval_prompt=2,
+        temperature=0.0,
+        top_p=None,
+        top_k=None,
     )

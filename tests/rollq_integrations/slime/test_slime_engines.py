@@ -18,7 +18,9 @@ from tests.rollq_integrations.slime.conftest import Make, jobs, members, rollout
 from tests.rollq_integrations.slime.slime_packages import arguments
 
 
-def test_the_policy_of_slimes_engines_is_published(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+def test_the_policy_of_slimes_engines_is_published(
+    source: Make, engine: FakeEngine, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcd")
     made = source()
     for step in range(2):
@@ -29,7 +31,9 @@ def test_the_policy_of_slimes_engines_is_published(source: Make, engine: FakeEng
         assert (published.step, published.weight_version) == (step, str(step + 1))
 
 
-def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+def test_admission_goes_on_with_each_rollout(
+    source: Make, engine: FakeEngine, ledger: Ledger
+) -> None:
     made = source()
     made.client.limit_staleness(groups_per_batch=2, max_staleness=0)
     entered: list[str] = []
@@ -52,16 +56,29 @@ def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, l
 
 @pytest.mark.parametrize(
     ("version", "first", "interval", "step"),
-    [(1, 0, 1, 0), (4, 0, 1, 3), (9, 8, 1, 8), (11, 8, 1, 10), (1, 0, 3, 0), (2, 0, 3, 3), (3, 7, 3, 6), (4, 7, 3, 9)],
+    [
+        (1, 0, 1, 0),
+        (4, 0, 1, 3),
+        (9, 8, 1, 8),
+        (11, 8, 1, 10),
+        (1, 0, 3, 0),
+        (2, 0, 3, 3),
+        (3, 7, 3, 6),
+        (4, 7, 3, 9),
+    ],
 )
 def test_the_step_of_a_version_is_the_number_of_rollouts_it_was_trained_on(
     version: int, first: int, interval: int, step: int
 ) -> None:
-    args = arguments(update_weights_interval=interval, update_weight_start_version=first // interval)
+    args = arguments(
+        update_weights_interval=interval, update_weight_start_version=first // interval
+    )
     assert engines.step_of(version, first, args) == step
 
 
-def test_a_restart_between_two_updates_goes_on(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+def test_a_restart_between_two_updates_goes_on(
+    source: Make, engine: FakeEngine, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcdefghijkl")
     first = source(update_weights_interval=3)
     for step in range(5):
@@ -69,7 +86,9 @@ def test_a_restart_between_two_updates_goes_on(source: Make, engine: FakeEngine,
         rollout(first, step)
     first.save(3)
     second = source(after=3, update_weights_interval=3, update_weight_start_version=1)
-    assert jobs(rollout(second, 4)) == members("i", "j")  # version 2 again, and it is still that of step 3
+    assert jobs(rollout(second, 4)) == members(
+        "i", "j"
+    )  # version 2 again, and it is still that of step 3
     assert second.client.published() == Published(3, "2")
 
 
@@ -82,12 +101,16 @@ def test_the_same_version_for_another_step_is_refused(source: Make, ledger: Ledg
         rollout(source(after=0), 1)  # slime's engines serve version 1 again
 
 
-def test_an_interval_that_train_py_does_not_keep_is_refused(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+def test_an_interval_that_train_py_does_not_keep_is_refused(
+    source: Make, engine: FakeEngine, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcd")
     made = source(update_weights_interval=2)
     rollout(made, 0)
     engine.version = "2"  # after one rollout
-    with pytest.raises(SettingsError, match=r"version 2 would be of step 2, and slime has trained on 1 rollouts"):
+    with pytest.raises(
+        SettingsError, match=r"version 2 would be of step 2, and slime has trained on 1 rollouts"
+    ):
         rollout(made, 1)
 
 
@@ -100,7 +123,9 @@ def test_workers_are_told_slimes_engines(source: Make, engine: FakeEngine, ledge
     assert read_addresses(redis, "pool") == [engine.url]
 
 
-def test_engines_that_do_not_agree_are_an_error(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+def test_engines_that_do_not_agree_are_an_error(
+    source: Make, engine: FakeEngine, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"ab")
     other = FakeEngine()
     other.version = "7"

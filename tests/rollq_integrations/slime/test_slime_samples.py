@@ -1,4 +1,6 @@
-"""Trajectories as slime's samples, by the recorded rules and by slime's own classes and conversion."""
+"""Trajectories as slime's samples, by the recorded rules and by slime's own classes and
+conversion.
+"""
 
 import dataclasses
 import importlib
@@ -22,7 +24,11 @@ from tests.rollq.routed_experts import ASKED
 from tests.rollq.routed_experts import routed as routed_events
 from tests.rollq.token_rows import Trace, batch_of, episode, logprob_of, sampled_id, version_of
 from tests.rollq_integrations.slime.conftest import Make
-from tests.rollq_integrations.slime.slime_packages import arguments, own_conversion, recorded_conversion
+from tests.rollq_integrations.slime.slime_packages import (
+    arguments,
+    own_conversion,
+    recorded_conversion,
+)
 
 PLAIN: list[Trace] = [(3, [([2], 2), ([1, 3], 0)])]
 LONG: list[Trace] = [(1, [([4], 1), ([0], 3), ([2], 0)])]
@@ -43,7 +49,9 @@ def sized(batch: Batch) -> Batch:
 
 
 def converted(slime: str, args: Any, samples: list[Any]) -> dict[str, Any]:
-    return own_conversion(args, samples)[0] if slime == "own" else recorded_conversion(args, samples)
+    return (
+        own_conversion(args, samples)[0] if slime == "own" else recorded_conversion(args, samples)
+    )
 
 
 def stopped(trajectory: Trajectory, stop: Stop) -> Trajectory:
@@ -57,22 +65,32 @@ def test_each_token_has_what_is_true_of_it(slime: str) -> None:
     for sample, trajectory in zip(itertools.chain(*groups), batch.trajectories, strict=True):
         response = sample.tokens[len(sample.tokens) - sample.response_length :]
         assert sample.tokens == trajectory.tokens.tolist()
-        assert sample.tokens[: -sample.response_length] == trajectory.segments()[0].prompt_ids.tolist()
+        assert (
+            sample.tokens[: -sample.response_length] == trajectory.segments()[0].prompt_ids.tolist()
+        )
         assert sample.loss_mask == [int(sampled_id(token)) for token in response]
         assert sample.rollout_log_probs == [logprob_of(token) for token in response]
-        assert sample.weight_versions == list(dict.fromkeys(v for v in map(version_of, response) if v))
+        assert sample.weight_versions == list(
+            dict.fromkeys(v for v in map(version_of, response) if v)
+        )
         assert (sample.reward, sample.metadata["job"]) == (trajectory.reward, trajectory.job.id)
 
 
 def test_slime_converts_them_without_a_change(slime: str) -> None:
     batch = made(PLAIN, LONG, LONG, PLAIN)
     data = converted(slime, arguments(), batch_samples(batch, 0, arguments()))
-    rows = sorted(range(4), key=list(data.get("partition", range(4))).__getitem__)  # slime spreads them over ranks
+    rows = sorted(
+        range(4), key=list(data.get("partition", range(4))).__getitem__
+    )  # slime spreads them over ranks
     for row, trajectory in zip(rows, batch.trajectories, strict=True):
         assert list(data["tokens"][row]) == list(trajectory.tokens)
         response = list(trajectory.tokens)[-len(data["loss_masks"][row]) :]
-        assert [bool(trained) for trained in data["loss_masks"][row]] == [sampled_id(token) for token in response]
-        assert [float(value) for value in data["rollout_log_probs"][row]] == [logprob_of(token) for token in response]
+        assert [bool(trained) for trained in data["loss_masks"][row]] == [
+            sampled_id(token) for token in response
+        ]
+        assert [float(value) for value in data["rollout_log_probs"][row]] == [
+            logprob_of(token) for token in response
+        ]
 
 
 def test_places_are_the_same_after_a_restart(slime: str) -> None:
@@ -92,12 +110,20 @@ def test_versions_are_whole_numbers(slime: str) -> None:
 
 @pytest.mark.parametrize(
     ("stop", "status"),
-    [(Stop.DONE, "completed"), (Stop.MALFORMED, "completed"), (Stop.TURNS, "truncated"), (Stop.LENGTH, "truncated")],
+    [
+        (Stop.DONE, "completed"),
+        (Stop.MALFORMED, "completed"),
+        (Stop.TURNS, "truncated"),
+        (Stop.LENGTH, "truncated"),
+    ],
 )
 def test_a_spent_budget_is_truncated(slime: str, stop: Stop, status: str) -> None:
     batch = made(PLAIN, LONG, LONG, PLAIN)
     first = batch.groups[0]
-    batch.groups = [replace(first, trajectories=[stopped(t, stop) for t in first.trajectories]), *batch.groups[1:]]
+    batch.groups = [
+        replace(first, trajectories=[stopped(t, stop) for t in first.trajectories]),
+        *batch.groups[1:],
+    ]
     [[sample, _], _] = batch_samples(batch, 0, arguments())
     assert sample.status.value == status
 
@@ -110,7 +136,13 @@ def test_an_episode_with_several_traces_is_one_execution(slime: str) -> None:
     assert {sample.rollout_id for sample in groups[0][1]} == {1}
     data = converted(slime, args, groups)
     assert sorted(map(int, data["rollout_ids"])) == [0, 1, 1, 2, 3]
-    trained = [token for row in groups for member in row for s in member for token in s.tokens[-s.response_length :]]
+    trained = [
+        token
+        for row in groups
+        for member in row
+        for s in member
+        for token in s.tokens[-s.response_length :]
+    ]
     sampled = [token for token in trained if sampled_id(token)]
     assert len(sampled) == len(set(sampled))  # each once
 
@@ -130,7 +162,9 @@ def test_several_traces_without_the_reward_function_are_refused(slime: str) -> N
 def test_an_episode_counts_once_in_its_group_however_many_rows_it_has(slime: str) -> None:
     args = arguments(custom_reward_post_process_path="rollq_integrations.slime.reward_post_process")
     groups = batch_samples(made(PLAIN, SEVERAL, LONG, PLAIN), 0, args)
-    raw, rewards = reward_post_process(args, [s for group in groups for member in group for s in member])
+    raw, rewards = reward_post_process(
+        args, [s for group in groups for member in group for s in member]
+    )
     assert raw == [1.0, 0.0, 0.0, 0.25, 0.75]
     half = 0.5**0.5  # of 1 and 0: mean 0.5, std over n - 1
     expected = [0.5 / half, -0.5 / half, -0.5 / half, -0.25 / (0.5 * half), 0.25 / (0.5 * half)]
@@ -138,9 +172,13 @@ def test_an_episode_counts_once_in_its_group_however_many_rows_it_has(slime: str
 
 
 @pytest.mark.parametrize("slime", ["own"], indirect=True)
-@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "ppo"])
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "ppo"]
+)
 @pytest.mark.parametrize("by_std", [True, False])
-def test_of_plain_groups_it_makes_what_slime_makes(slime: str, estimator: str, by_std: bool) -> None:
+def test_of_plain_groups_it_makes_what_slime_makes(
+    slime: str, estimator: str, by_std: bool
+) -> None:
     args = arguments(advantage_estimator=estimator, grpo_std_normalization=by_std)
     groups = batch_samples(made(PLAIN, LONG, LONG, PLAIN), 0, args)
     _, ours = reward_post_process(args, [sample for group in groups for sample in group])
@@ -152,17 +190,30 @@ def test_of_plain_groups_it_makes_what_slime_makes(slime: str, estimator: str, b
 def test_the_recorded_fields_are_slimes(slime: str) -> None:
     sample = importlib.import_module("slime.utils.types").Sample
     names = {field.name for field in dataclasses.fields(sample)}
-    recorded = "group_index index rollout_id prompt tokens response response_length label reward loss_mask"
+    recorded = (
+        "group_index index rollout_id prompt tokens response response_length label reward loss_mask"
+    )
     recorded += " weight_versions rollout_log_probs remove_sample status metadata"
     assert names >= {*recorded.split()}
-    assert {status.value for status in sample.Status} == {"pending", "completed", "truncated", "aborted", "failed"}
+    assert {status.value for status in sample.Status} == {
+        "pending",
+        "completed",
+        "truncated",
+        "aborted",
+        "failed",
+    }
 
 
 def test_a_group_keeps_no_place_for_a_member_that_sampled_nothing(slime: str) -> None:
     from rollq_integrations.slime.samples import group_samples
 
     numbers = itertools.count()
-    group = Group(id="g", seq=0, size=2, trajectories=[episode(PLAIN, numbers), episode([(3, [])], numbers, 1)])
+    group = Group(
+        id="g",
+        seq=0,
+        size=2,
+        trajectories=[episode(PLAIN, numbers), episode([(3, [])], numbers, 1)],
+    )
     assert len(group_samples(group)) == 1
 
 
@@ -195,5 +246,7 @@ def test_a_replay_needs_jobs_that_record_routed_experts_of_its_model(slime: str)
         check_arguments(batch.groups[0], replayed)
     check_arguments(routed(batch).groups[0], replayed)
     replayed.num_layers = 48
-    with pytest.raises(SettingsError, match="jobs have 2, and slime's --num-layers is 48: make them equal"):
+    with pytest.raises(
+        SettingsError, match="jobs have 2, and slime's --num-layers is 48: make them equal"
+    ):
         check_arguments(routed(batch).groups[0], replayed)

@@ -48,7 +48,9 @@ def original(variant: str, tau2_domain: ConversationDomain) -> OriginalTau2:
 
 @pytest.fixture(scope="module")
 def no_garbage_collection() -> Iterator[None]:
-    """The packages' own way makes a hundred thousand objects an episode, none in a cycle, which take long to walk."""
+    """The packages' own way makes a hundred thousand objects an episode, none in a cycle, which
+    take long to walk.
+    """
     gc.disable()
     yield
     gc.enable()

@@ -1,4 +1,6 @@
-"""A package with the public names of tau2 that the adapter uses, with a made-up retail and telecom, and its data."""
+"""A package with the public names of tau2 that the adapter uses, with a made-up retail and telecom,
+and its data.
+"""
 
 PACKAGES = ("tau2", "loguru")
 FILES = {
@@ -45,7 +47,8 @@ FILES = {
 
         class Environment:
             def __init__(self, domain_name, policy, tools, user_tools=None):
-                self.domain_name, self.policy, self.tools, self.user_tools = domain_name, policy, tools, user_tools
+                self.domain_name, self.policy, self.tools, self.user_tools = domain_name, policy, \
+tools, user_tools
 
             def get_policy(self):
                 return self.policy
@@ -116,7 +119,8 @@ FILES = {
 
         def task(id, reason, start=None, **criteria):
             scenario = Scenario(instructions=Instructions(reason_for_call=reason))
-            return Task(id=id, user_scenario=scenario, initial_state=start, evaluation_criteria=Criteria(**criteria))
+            return Task(id=id, user_scenario=scenario, initial_state=start, \
+evaluation_criteria=Criteria(**criteria))
     """,
     "tau2/domains/retail/environment.py": """
         from pydantic import BaseModel
@@ -139,14 +143,17 @@ FILES = {
                 return str(eval(expression, {"__builtins__": None}, {}))
 
         def get_environment():
-            return Environment("retail", "Be kind.", Tools(Database(users={"u1": User(name="Ann")})))
+            return Environment("retail", "Be kind.", Tools(Database(users={"u1": \
+User(name="Ann")})))
 
         def get_tasks(split):
             rename = [{"name": "rename", "arguments": {"key": "u1", "name": "Anna"}}]
             return [
-                task("0", "You want your name to be Anna.", actions=rename, communicate_info=["1234"],
+                task("0", "You want your name to be Anna.", actions=rename, \
+communicate_info=["1234"],
                      nl_assertions=["The agent says why."], reward_basis=["DB", "NL_ASSERTION"]),
-                task("1", "You ask for a number.", communicate_info=["1234"], nl_assertions=["It is kind."],
+                task("1", "You ask for a number.", communicate_info=["1234"], nl_assertions=["It \
+is kind."],
                      reward_basis=["DB", "COMMUNICATE"]),
             ]
 
@@ -187,8 +194,10 @@ FILES = {
             return Telecom("telecom", "Be patient.", Tools(Database()), UserTools(Device()))
 
         def get_tasks(split):
-            start = Start(initialization_actions=[{"func_name": "switch", "arguments": {"on": False}}])
-            actions = [{"name": "enable_roaming"}, {"name": "switch", "arguments": {"on": True}, "requestor": "user"},
+            start = Start(initialization_actions=[{"func_name": "switch", "arguments": {"on": \
+False}}])
+            actions = [{"name": "enable_roaming"}, {"name": "switch", "arguments": {"on": True}, \
+"requestor": "user"},
                        {"name": "look", "requestor": "user"}]
             fine = [{"func_name": "is_fine"}]
             return [

@@ -1,4 +1,6 @@
-"""A package with the public names of tau_bench that the adapter uses, and the tools that need a guard."""
+"""A package with the public names of tau_bench that the adapter uses, and the tools that need a
+guard.
+"""
 
 FILES = {
     "__init__.py": "",
@@ -17,15 +19,18 @@ FILES = {
                 self.__dict__.update(fields)
 
             def model_dump(self):
-                return {k: [a.__dict__ for a in v] if k == "actions" else v for k, v in self.__dict__.items()}
+                return {k: [a.__dict__ for a in v] if k == "actions" else v for k, v in \
+self.__dict__.items()}
     """,
     "envs/__init__.py": """
         import json
         from tau_bench.envs.base import Record
 
         def tool(name, function):
-            schema = {"name": name, "description": name, "parameters": {"type": "object", "properties": {}}}
-            return type(name, (), {"invoke": staticmethod(function), "info": {"type": "function", "function": schema}})
+            schema = {"name": name, "description": name, "parameters": {"type": "object", \
+"properties": {}}}
+            return type(name, (), {"invoke": staticmethod(function), "info": {"type": "function", \
+"function": schema}})
 
         def rename(data, key, name):
             data["users"][key]["name"] = name
@@ -42,7 +47,8 @@ FILES = {
             "calculate": calculate,
             "think": lambda data, thought: "",
             "send_certificate": lambda data, key: None,
-            "find": lambda data, name: next(k for k, v in data["users"].items() if v["name"] == name),
+            "find": lambda data, name: next(k for k, v in data["users"].items() if v["name"] == \
+name),
             "transfer_to_human_agents": lambda data, summary: "Transfer successful",
         }
 
@@ -50,21 +56,26 @@ FILES = {
             return Record(name=name, kwargs=kwargs)
 
         TASKS = [
-            Record(user_id="u1", instruction="You are Ann. Your name is now Anna.", outputs=["1234"],
+            Record(user_id="u1", instruction="You are Ann. Your name is now Anna.", \
+outputs=["1234"],
                    actions=[action("rename", key="u1", name="Anna")]),
             Record(user_id="u2", instruction="You are Bob. You want a human.", outputs=["Sorry"],
-                   actions=[action("rename", key="u9", name="x"), action("transfer_to_human_agents", summary="s")]),
-            Record(user_id="u2", instruction="You are Bob. You ask for nothing.", outputs=[], actions=[]),
+                   actions=[action("rename", key="u9", name="x"), \
+action("transfer_to_human_agents", summary="s")]),
+            Record(user_id="u2", instruction="You are Bob. You ask for nothing.", outputs=[], \
+actions=[]),
         ]
 
         class Env:
             def __init__(self, tasks):
                 self.data = {"users": {"u1": {"name": "Ann"}, "u2": {"name": "Bob"}}}
-                self.tasks, self.wiki, self.terminate_tools = tasks, "Be kind.", ["transfer_to_human_agents"]
+                self.tasks, self.wiki, self.terminate_tools = tasks, "Be kind.", \
+["transfer_to_human_agents"]
                 self.tools_map = {name: tool(name, function) for name, function in TOOLS.items()}
                 self.tools_info = [t.info for t in self.tools_map.values()]
 
-        def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
+        def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, \
+task_index=None):
             assert user_strategy == "human" and task_index is not None
             return Env(TASKS if task_split == "test" else TASKS[:1])
     """,

@@ -17,7 +17,9 @@ class OriginalTau2:
 
         title = variant.capitalize()
         self.toolkit = getattr(find(f"{variant}.{title}AgentTools"), f"{title}AgentTools")
-        self.database = getattr(find(f"{variant}.data_model"), {"retail": "RetailDB", "airline": "FlightDB"}[variant])
+        self.database = getattr(
+            find(f"{variant}.data_model"), {"retail": "RetailDB", "airline": "FlightDB"}[variant]
+        )
         self.read_dataset = find(f"{variant}.dataset").read_dataset
         self.tools = getattr(find(f"{variant}.tools"), f"all_{variant}_tools")
         self.scorer = find("common.scorer")
@@ -66,4 +68,6 @@ class OriginalTau2:
 
     def hash_of(self, tables):
         """The hash of a whole database, as the package computes it."""
-        return self.database.model_construct(**{name: dict(table.items()) for name, table in tables.items()}).get_hash()
+        return self.database.model_construct(
+            **{name: dict(table.items()) for name, table in tables.items()}
+        ).get_hash()

@@ -68,14 +68,20 @@ def test_a_finished_episode_is_frozen(any_domain: ConversationDomain) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 10_000, "0", 1.0, True])
-def test_a_task_or_split_that_does_not_exist_is_refused(any_domain: ConversationDomain, index: int) -> None:
+def test_a_task_or_split_that_does_not_exist_is_refused(
+    any_domain: ConversationDomain, index: int
+) -> None:
     size = any_domain.splits()["test"]
     assert any_domain.task("test", size - 1)
     for ask in (any_domain.task, lambda split, index: any_domain.open(split, index, {})):
         for wrong in (index, size):
-            with pytest.raises(JobFailure, match=f"split 'test' has tasks 0 to {size - 1}, not {wrong!r}"):
+            with pytest.raises(
+                JobFailure, match=f"split 'test' has tasks 0 to {size - 1}, not {wrong!r}"
+            ):
                 ask("test", wrong)
-        with pytest.raises(JobFailure, match=f"no split 'valid'; it has {', '.join(any_domain.splits())}"):
+        with pytest.raises(
+            JobFailure, match=f"no split 'valid'; it has {', '.join(any_domain.splits())}"
+        ):
             ask("valid", 0)
 
 

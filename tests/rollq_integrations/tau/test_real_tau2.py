@@ -1,7 +1,8 @@
-"""The adapter of tau2-bench on the real package, compared with the package's own environment and evaluators.
+"""The adapter of tau2-bench on the real package, compared with the package's own environment and
+evaluators.
 
-The package is on no index. It is looked for among the installed ones, or in the clone that ROLLQ_TAU2_BENCH names.
-Without it these tests are skipped; `make test-tau` brings it.
+The package is on no index. It is looked for among the installed ones, or in the clone that
+ROLLQ_TAU2_BENCH names. Without it these tests are skipped; `make test-tau` brings it.
 """
 
 import importlib.util
@@ -26,7 +27,8 @@ from tests.rollq_worker.environments.episodes import calls_of, messages_of, mist
 WHERE = os.environ.get("ROLLQ_TAU2_BENCH")
 pytestmark = pytest.mark.skipif(
     WHERE is None and importlib.util.find_spec("tau2") is None,
-    reason="NOT TESTED: tau2-bench is not installed and ROLLQ_TAU2_BENCH names no clone of it (make test-tau)",
+    reason="NOT TESTED: tau2-bench is not installed and ROLLQ_TAU2_BENCH names no clone of "
+    "it (make test-tau)",
 )
 SPLITS = {
     "retail": {"train": 74, "test": 40, "base": 114},
@@ -57,23 +59,36 @@ class Original:
         with bare_package(Path(self.domain.__file__).parents[2]):
             self.message = import_module("tau2.data_model.message")
             self.environment = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
-            self.communicate = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
+            self.communicate = import_module(
+                "tau2.evaluator.evaluator_communicate"
+            ).CommunicateEvaluator
             self.action = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
         self.tasks = {task.id: task for task in self.domain.get_tasks(None)}
 
     def reward(self, id: str, exchanges: list[tuple[str, Action, str]]) -> float:
-        """By all but the judge. The evaluator replays the calls and compares each result with what was seen."""
+        """By all but the judge. The evaluator replays the calls and compares each result with what
+        was seen.
+        """
         task, messages = self.tasks[id], []
         kinds = {"assistant": self.message.AssistantMessage, "user": self.message.UserMessage}
         for number, (role, action, seen) in enumerate(exchanges):
             if action.name == RESPOND:
                 messages.append(kinds[role](role=role, content=action.arguments["content"]))
                 continue
-            call = {"id": str(number), "name": action.name, "arguments": dict(action.arguments), "requestor": role}
+            call = {
+                "id": str(number),
+                "name": action.name,
+                "arguments": dict(action.arguments),
+                "requestor": role,
+            }
             messages.append(kinds[role](role=role, tool_calls=[self.message.ToolCall(**call)]))
-            messages.append(self.message.ToolMessage(id=str(number), role="tool", content=seen, requestor=role))
+            messages.append(
+                self.message.ToolMessage(id=str(number), role="tool", content=seen, requestor=role)
+            )
         basis = {part.value for part in task.evaluation_criteria.reward_basis}
-        reward: float = self.environment.calculate_reward(self.domain.get_environment, task, messages).reward
+        reward: float = self.environment.calculate_reward(
+            self.domain.get_environment, task, messages
+        ).reward
         for part, evaluator in (("COMMUNICATE", self.communicate), ("ACTION", self.action)):
             if part in basis:
                 reward *= evaluator.calculate_reward(task, messages).reward

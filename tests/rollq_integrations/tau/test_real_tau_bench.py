@@ -1,7 +1,7 @@
 """The tau-bench adapter on the real package, compared with the package's own Env.
 
-The package is on no index. It is looked for among the installed ones, or in the folder that ROLLQ_TAU_BENCH names.
-Without it these tests are skipped.
+The package is on no index. It is looked for among the installed ones, or in the folder that
+ROLLQ_TAU_BENCH names. Without it these tests are skipped.
 """
 
 import importlib.util
@@ -18,15 +18,25 @@ from rollq.env import STOP_MARKER, Action
 from rollq.env.copy_on_write import Table
 from rollq_worker.environments import domain
 from rollq_worker.fakes import FakeUser
-from tests.rollq_worker.environments.episodes import begin, calls_of, messages_of, mistaken, play, respond
+from tests.rollq_worker.environments.episodes import (
+    begin,
+    calls_of,
+    messages_of,
+    mistaken,
+    play,
+    respond,
+)
 
 WHERE = os.environ.get("ROLLQ_TAU_BENCH")
 pytestmark = pytest.mark.skipif(
     WHERE is None and importlib.util.find_spec("tau_bench") is None,
-    reason="NOT TESTED: tau_bench is not installed and ROLLQ_TAU_BENCH names no folder with it (make test-tau)",
+    reason="NOT TESTED: tau_bench is not installed and ROLLQ_TAU_BENCH names no folder with "
+    "it (make test-tau)",
 )
 STRIDE = {"tau_bench:retail": 40, "tau_bench:airline": 10}
-"""Which tasks are played in the original Env as well: it takes from a quarter of a second to a second an episode."""
+"""Which tasks are played in the original Env as well: it takes from a quarter of a second to a
+second an episode.
+"""
 
 
 @pytest.fixture(scope="module", params=["retail", "airline"])
@@ -61,7 +71,11 @@ class OriginalTauBench:
         seen, moves = [], iter(moves)
         while not seen or not seen[-1].done:
             move = next(moves, respond("I see."))
-            seen.append(env.step(self.action(name=move.name, kwargs=pickle.loads(pickle.dumps(move.arguments)))))
+            seen.append(
+                env.step(
+                    self.action(name=move.name, kwargs=pickle.loads(pickle.dumps(move.arguments)))
+                )
+            )
         return seen[-1].reward, [response.observation for response in seen]
 
     def envs(self, split):
@@ -83,10 +97,14 @@ def test_real_tasks(real_tau_bench):
         {"train": 500, "test": 115, "dev": 20} if "retail" in real_tau_bench.name else {"test": 50}
     )
     tasks = [real_tau_bench.task(*at) for at in everything(real_tau_bench)]
-    assert len({t.opening for t in tasks}) == len({t.hash for t in tasks})  # two retail tasks are the same
+    assert len({t.opening for t in tasks}) == len(
+        {t.hash for t in tasks}
+    )  # two retail tasks are the same
     assert len({t.id for t in tasks}) == len(tasks) <= len({t.hash for t in tasks}) + 1
     assert not any(STOP_MARKER in t.opening for t in tasks)
-    assert len(real_tau_bench.open("test", 0, {}).tools) == (16 if "retail" in real_tau_bench.name else 14)
+    assert len(real_tau_bench.open("test", 0, {}).tools) == (
+        16 if "retail" in real_tau_bench.name else 14
+    )
     assert "agent policy" in real_tau_bench.open("test", 0, {}).system_prompt.lower()
 
 
@@ -98,7 +116,9 @@ def test_real_ground_truths_are_worth_everything(real_tau_bench):
     assert fingerprint(real_tau_bench) == before
 
 
-def test_real_episodes_are_worth_what_the_package_s_env_gives(real_tau_bench, no_garbage_collection):
+def test_real_episodes_are_worth_what_the_package_s_env_gives(
+    real_tau_bench, no_garbage_collection
+):
     original, rng = OriginalTauBench(real_tau_bench), random.Random(3)
     verdicts = []
     for split, index in everything(real_tau_bench)[:: STRIDE[real_tau_bench.name]]:
@@ -107,7 +127,10 @@ def test_real_episodes_are_worth_what_the_package_s_env_gives(real_tau_bench, no
         wrong = rng.choice(list(mistaken(calls_of(task))))
         for moves in ([], task.moves, [first, *wrong, *rest]):
             grade, seen = play(real_tau_bench, split, index, moves)
-            assert (grade.reward, seen) == original.play(real_tau_bench, split, index, moves), (task.id, moves)
+            assert (grade.reward, seen) == original.play(real_tau_bench, split, index, moves), (
+                task.id,
+                moves,
+            )
             verdicts.append(grade.reward)
     assert {0.0, 1.0} <= set(verdicts)
 
@@ -121,24 +144,38 @@ def sampled_call(rng, real_tau_bench, records):
     arguments = {}
     for name, schema in function["parameters"]["properties"].items():
         if rng.random() < 0.03:
-            arguments[name] = rng.choice([None, [], {}, "x", 2.5, ["x"], [{"flight_number": "x"}], True])
+            arguments[name] = rng.choice(
+                [None, [], {}, "x", 2.5, ["x"], [{"flight_number": "x"}], True]
+            )
         elif name in record:
             arguments[name] = record[name]
         elif "payment" in name:
             arguments[name] = rng.choice(list(record.get("payment_methods", ["gift_card_1"])))
         elif name in ("item_ids", "new_item_ids"):
-            arguments[name] = [item["item_id"] for item in record.get("items", [])][: rng.randrange(3)]
+            arguments[name] = [item["item_id"] for item in record.get("items", [])][
+                : rng.randrange(3)
+            ]
         elif schema["type"] in ("number", "integer"):
             arguments[name] = rng.choice([0, 1, 2, 50])
         else:
-            arguments[name] = rng.choice(schema.get("enum", ["ordered by mistake", "SFO", "JFK", "2024-05-20", "1+1"]))
+            arguments[name] = rng.choice(
+                schema.get("enum", ["ordered by mistake", "SFO", "JFK", "2024-05-20", "1+1"])
+            )
     return Action(function["name"], arguments)
 
 
 def test_real_tools_do_the_same_and_leave_the_pristine_database_alone(real_tau_bench):
-    original, rng, before = OriginalTauBench(real_tau_bench), random.Random(5), fingerprint(real_tau_bench)
+    original, rng, before = (
+        OriginalTauBench(real_tau_bench),
+        random.Random(5),
+        fingerprint(real_tau_bench),
+    )
     env, environment = original.env("test", 0), begin(real_tau_bench, 0)
-    records = [r for table in real_tau_bench.backend.database.tables.values() for r in list(table.values())[:4]]
+    records = [
+        r
+        for table in real_tau_bench.backend.database.tables.values()
+        for r in list(table.values())[:4]
+    ]
     cancelled = 0
     for _ in range(3000):
         action = sampled_call(rng, real_tau_bench, records)
@@ -147,7 +184,9 @@ def test_real_tools_do_the_same_and_leave_the_pristine_database_alone(real_tau_b
         text = environment.step(action).text
         if text != "Error: send_certificate did nothing":
             kwargs = pickle.loads(pickle.dumps(action.arguments))
-            assert text == env.step(original.action(name=action.name, kwargs=kwargs)).observation, action
+            assert text == env.step(original.action(name=action.name, kwargs=kwargs)).observation, (
+                action
+            )
     assert {name: dict(table.items()) for name, table in environment._state.items()} == env.data
     assert json.dumps(env.data) != before == fingerprint(real_tau_bench)
     assert all(isinstance(table, Table) for table in environment._state.values())

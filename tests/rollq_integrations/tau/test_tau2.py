@@ -1,4 +1,6 @@
-"""The adapter of tau2-bench on a small package of the same form; test_real_tau2.py has the real one."""
+"""The adapter of tau2-bench on a small package of the same form; test_real_tau2.py has the real
+one.
+"""
 
 import json
 import os
@@ -68,8 +70,12 @@ def test_what_a_reward_has_is_what_its_task_says(retail: ConversationDomain) -> 
         "assertions": ["The agent says why."],
     }
     assert play(retail, "test", 1, [respond("It is 1,234.")])[0].reward == 1.0
-    assert play(retail, "test", 1, [respond("It is 12"), respond("34.")])[0].info["untold"] == ["1234"]
-    assert play(retail, "test", 1, [rename, respond("1234")])[0].info["wrong_records"] == ["users/u1"]
+    assert play(retail, "test", 1, [respond("It is 12"), respond("34.")])[0].info["untold"] == [
+        "1234"
+    ]
+    assert play(retail, "test", 1, [rename, respond("1234")])[0].info["wrong_records"] == [
+        "users/u1"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +96,17 @@ def test_a_strange_call_is_an_observation(
     assert text in begin(retail).step(Action(name, arguments)).text
 
 
-def test_the_user_s_tools_work_on_its_phone_and_the_agent_hears_words_alone(telecom: ConversationDomain) -> None:
+def test_the_user_s_tools_work_on_its_phone_and_the_agent_hears_words_alone(
+    telecom: ConversationDomain,
+) -> None:
     environment = begin(
-        telecom, 0, called("look"), called("switch", on=True), called("look"), "It is on.", f"Bye {STOP_MARKER}"
+        telecom,
+        0,
+        called("look"),
+        called("switch", on=True),
+        called("look"),
+        "It is on.",
+        f"Bye {STOP_MARKER}",
     )
     assert environment.step(respond("Please switch it on.")).text == "It is on."
     user = environment._user
@@ -136,7 +150,9 @@ def test_a_user_that_only_calls_tools_fails_the_attempt(telecom: ConversationDom
         telecom.open("test", 0, {}).reset(FakeUser([called("look")]))
 
 
-def test_the_same_actions_read_the_same_numbers_whatever_other_episodes_do(telecom: ConversationDomain) -> None:
+def test_the_same_actions_read_the_same_numbers_whatever_other_episodes_do(
+    telecom: ConversationDomain,
+) -> None:
     first, second = begin(telecom), begin(telecom)
     charge = Action("charge")
     seen = [environment.step(charge).text for environment in (first, second, first, second)]
@@ -152,7 +168,9 @@ def test_a_model_that_plays_the_user_is_told_its_tools(
     with scripted_engine() as server:
         server.answers = [say("Hello."), say(called("look")), say("It shows no signal.")]
         options = {"kind": "openai", "endpoint": "u", "model": "m"}
-        user = user_factory(options, telecom.task("test", 0), seed=0, endpoints={"u": Endpoint(f"{server.url}/v1")})
+        user = user_factory(
+            options, telecom.task("test", 0), seed=0, endpoints={"u": Endpoint(f"{server.url}/v1")}
+        )
         environment = telecom.open("test", 0, {})
         environment.reset(user)
         assert environment.step(respond("What do you see?")).text == "It shows no signal."
@@ -160,35 +178,52 @@ def test_a_model_that_plays_the_user_is_told_its_tools(
     chat_model.http_client().close()
     system, *said = (message["content"] for message in last["messages"])
     assert '<tool_call>{"name": "TOOL"' in system and '"name": "switch"' in system
-    assert said[-2:] == [called("look"), "<tool_response>\non: False, roams: False\n</tool_response>"]
+    assert said[-2:] == [
+        called("look"),
+        "<tool_response>\non: False, roams: False\n</tool_response>",
+    ]
 
 
 def test_the_oracle_uses_the_tools_that_the_agent_names(telecom: ConversationDomain) -> None:
     environment = telecom.open("test", 1, {})
-    environment.reset(user_factory({"kind": "oracle"}, telecom.task("test", 1), seed=0, endpoints={}))
+    environment.reset(
+        user_factory({"kind": "oracle"}, telecom.task("test", 1), seed=0, endpoints={})
+    )
     seen = [environment.step(move).text for move in telecom.task("test", 1).moves[:-2]]
-    assert seen == ["Yes, please go ahead.", "enabled", "I have done that. I see: on: True, roams: True"]
+    assert seen == [
+        "Yes, please go ahead.",
+        "enabled",
+        "I have done that. I see: on: True, roams: True",
+    ]
     while not environment.step(respond("It is all done.")).done:
         pass
     assert environment.grade().reward == 1.0
 
 
-def test_programs_of_the_package_are_left_out_and_no_env_file_is_read(retail: ConversationDomain) -> None:
+def test_programs_of_the_package_are_left_out_and_no_env_file_is_read(
+    retail: ConversationDomain,
+) -> None:
     assert "tau2" not in sys.modules and "tau2.domains.retail.environment" in sys.modules
     assert "PYTHON_DOTENV_DISABLED" not in os.environ
 
 
 def test_the_version_changes_with_the_data(retail: ConversationDomain, fake_tau2: Path) -> None:
     info = install(fake_tau2, "tau2", version="1.0.1")
-    (info / "direct_url.json").write_text('{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "a2c02472"}}')
+    (info / "direct_url.json").write_text(
+        '{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "a2c02472"}}'
+    )
     (fake_tau2 / "data/tau2/domains/retail/policy.md").write_text("Be kinder.")
     changed = tau2.load("retail")
     assert changed.version.startswith("tau2-bench 1.0.1 commit a2c02472 data ")
     assert changed.version[-12:] != retail.version[-12:]
 
 
-def test_what_is_missing_is_named_with_its_remedy(fake_tau2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobFailure, match="has the variants retail, airline, telecom, not 'banking'"):
+def test_what_is_missing_is_named_with_its_remedy(
+    fake_tau2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        JobFailure, match="has the variants retail, airline, telecom, not 'banking'"
+    ):
         tau2.load("banking")
     (fake_tau2 / "data/tau2/domains/retail/tasks.json").unlink()
     (fake_tau2 / "data/tau2/domains/retail").rmdir()
@@ -198,7 +233,9 @@ def test_what_is_missing_is_named_with_its_remedy(fake_tau2: Path, monkeypatch: 
     forget(*PACKAGES)
     with pytest.raises(JobFailure, match=r"nothing_of_that_name.*pip install .*\[tau2\]'"):
         tau2.load("telecom")
-    with pytest.raises(JobFailure, match=r"needs the package of tau2-bench: pip install .*\[tau2\]'"):
+    with pytest.raises(
+        JobFailure, match=r"needs the package of tau2-bench: pip install .*\[tau2\]'"
+    ):
         tau2.load("airline")  # as with the package of that name on PyPI, which has no such folder
     install(fake_tau2, "tau2", version="2.4.0")
     with pytest.raises(JobFailure, match=r"needs tau2-bench 1\.\*, not tau2 2\.4\.0"):

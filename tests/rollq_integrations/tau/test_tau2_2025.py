@@ -17,11 +17,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
 
 
 def test_the_splits_are_the_package_s(tau2_domain, original, variant):
-    sizes = {"retail": {"train": 74, "test": 40, "base": 114}, "airline": {"train": 30, "test": 20, "base": 50}}
+    sizes = {
+        "retail": {"train": 74, "test": 40, "base": 114},
+        "airline": {"train": 30, "test": 20, "base": 50},
+    }
     assert tau2_domain.splits() == sizes[variant]
     samples = original.read_dataset("x")
-    assert [tau2_domain.task("base", i).id for i in range(len(samples))] == [str(s.id) for s in samples]
-    train, test, base = ({tau2_domain.task(s, i).hash for i in range(n)} for s, n in tau2_domain.splits().items())
+    assert [tau2_domain.task("base", i).id for i in range(len(samples))] == [
+        str(s.id) for s in samples
+    ]
+    train, test, base = (
+        {tau2_domain.task(s, i).hash for i in range(n)} for s, n in tau2_domain.splits().items()
+    )
     assert (train | test, train & test) == (base, set())
 
 
@@ -39,7 +46,11 @@ def test_the_tasks_are_the_package_s(tau2_domain, original):
 
 def test_openings_are_unique_and_speak_of_oneself(tau2_domain):
     tasks = [tau2_domain.task(s, i) for s, n in tau2_domain.splits().items() for i in range(n)]
-    assert len({t.opening for t in tasks}) == len({t.hash for t in tasks}) == tau2_domain.splits()["base"]
+    assert (
+        len({t.opening for t in tasks})
+        == len({t.hash for t in tasks})
+        == tau2_domain.splits()["base"]
+    )
     assert all(len(t.replies) >= 3 and STOP_MARKER in t.replies[-1] for t in tasks)
     assert not any(STOP_MARKER in text for t in tasks for text in (t.opening, *t.replies[:-1]))
     assert sum(t.opening.startswith(("I", "My")) for t in tasks) > len(tasks) / 2
@@ -53,7 +64,9 @@ def test_the_tools_are_the_package_s(tau2_domain, original, variant):
     assert len(ours) == {"retail": 15, "airline": 14}[variant]
     for name, tool in ours.items():
         assert tool["description"] == theirs[name].description
-        assert json.loads(json.dumps(tool["parameters"])) == theirs[name].parameters.model_dump(exclude_none=True)
+        assert json.loads(json.dumps(tool["parameters"])) == theirs[name].parameters.model_dump(
+            exclude_none=True
+        )
         assert all(p.get("description") for p in tool["parameters"]["properties"].values())
 
 
@@ -70,7 +83,9 @@ def test_another_variant_is_refused(variant):
 
 
 def test_the_version_names_package_and_data(tau2_domain):
-    assert tau2_domain.version.startswith(f"inspect_evals {metadata.version('inspect_evals')} data ")
+    assert tau2_domain.version.startswith(
+        f"inspect_evals {metadata.version('inspect_evals')} data "
+    )
     assert len(tau2_domain.version.split()[-1]) == 12
 
 
@@ -79,7 +94,9 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(tau2_2025.metadata, "version", missing)
-    with pytest.raises(JobFailure, match=r"needs the package inspect_evals: pip install .*\[tau2-2025\]'"):
+    with pytest.raises(
+        JobFailure, match=r"needs the package inspect_evals: pip install .*\[tau2-2025\]'"
+    ):
         tau2_2025.load("retail")
 
 
@@ -87,7 +104,8 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
 def test_another_version_of_the_package_is_refused(monkeypatch, version):
     monkeypatch.setattr(tau2_2025.metadata, "version", lambda name: version)
     with pytest.raises(
-        JobFailure, match=rf"needs inspect_evals 0\.26\.\*, not {version}: pip install .*\[tau2-2025\]'"
+        JobFailure,
+        match=rf"needs inspect_evals 0\.26\.\*, not {version}: pip install .*\[tau2-2025\]'",
     ):
         tau2_2025.load("retail")
 

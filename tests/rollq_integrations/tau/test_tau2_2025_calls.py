@@ -56,7 +56,9 @@ def test_a_wrong_call_is_an_observation(airline, name, arguments, message):
 
 def test_errors_without_end_are_cut(airline):
     text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
-    assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid")
+    assert text.startswith(
+        "Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid"
+    )
     assert len(text) < 1500
 
 
@@ -67,7 +69,9 @@ def test_whole_floats_are_integers(airline):
 
 def test_a_transfer_leaves_the_last_word_to_the_user():
     environment = begin(domain("tau2_2025:airline"), 0, "ok ###TRANSFER### bye")
-    assert environment.step(Action("transfer_to_human_agents", {"summary": "x"})) == Observation("Transfer successful")
+    assert environment.step(Action("transfer_to_human_agents", {"summary": "x"})) == Observation(
+        "Transfer successful"
+    )
     assert environment.step(respond("You are being transferred.")).done
 
 

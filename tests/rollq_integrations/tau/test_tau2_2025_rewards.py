@@ -75,7 +75,10 @@ def test_what_was_told_counts_as_the_package_s_scorer_has_it(tau2_domain, origin
     tasks = [at for at in every_task(tau2_domain) if tau2_domain.task(*at).outputs]
     for split, index in [*tasks[:3], *tasks[-3:]]:
         task = tau2_domain.task(split, index)
-        for lines in (told, [*told, *(f"{output[:2].upper()},{output[2:]}" for output in task.outputs)]):
+        for lines in (
+            told,
+            [*told, *(f"{output[:2].upper()},{output[2:]}" for output in task.outputs)],
+        ):
             told_all = not tau2_domain.backend.missing_outputs(task.outputs, lines)
             assert told_all == original.tells_all_outputs(task, lines), (task.id, lines)
 
@@ -87,7 +90,9 @@ def test_a_number_of_another_type_is_another_database(original, tau2_domain, var
     for records in (environment._state[name], getattr(toolkit.db, name)):
         payment = records[key].payment_history[0]
         payment.amount = {int: float, float: int}[type(payment.amount)](payment.amount)
-    assert (tau2_domain.backend.database.changes(environment._state) == {}) == (toolkit.db.get_hash() == original.hash)
+    assert (tau2_domain.backend.database.changes(environment._state) == {}) == (
+        toolkit.db.get_hash() == original.hash
+    )
     assert original.hash_of(environment._state) == toolkit.db.get_hash()
 
 
@@ -120,7 +125,9 @@ def sampled_value(rng, name, schema, record):
         return rng.choice(["1+1", "9**9**9", "1/0", "2*(3", "0.1+0.2"])
     if schema["type"] == "array":
         lists = [
-            v for k, v in (vars(record) if record else {}).items() if k in ("flights", "passengers", "payment_history")
+            v
+            for k, v in (vars(record) if record else {}).items()
+            if k in ("flights", "passengers", "payment_history")
         ]
         if name in ("item_ids", "new_item_ids"):
             return [i.item_id for i in getattr(record, "items", [])][: rng.randrange(3)]
@@ -132,11 +139,22 @@ def sampled_value(rng, name, schema, record):
     if "payment" in name and methods:
         return rng.choice(list(methods))
     return rng.choice(
-        ["no longer needed", "ordered by mistake", "SFO", "JFK", "2024-05-20", "2024-05-16", "x", "\ud800"]
+        [
+            "no longer needed",
+            "ordered by mistake",
+            "SFO",
+            "JFK",
+            "2024-05-20",
+            "2024-05-16",
+            "x",
+            "\ud800",
+        ]
     )
 
 
-def test_sampled_calls_do_the_same_and_leave_the_pristine_database_alone(tau2_domain, original, variant):
+def test_sampled_calls_do_the_same_and_leave_the_pristine_database_alone(
+    tau2_domain, original, variant
+):
     rng = random.Random(7)
     environment, toolkit = tau2_domain.open("test", 0, {}), original.fresh()
     environment.reset(FakeUser())

@@ -1,4 +1,6 @@
-"""The tau-bench adapter on a small package of the same shape; test_real_tau_bench.py has the real one."""
+"""The tau-bench adapter on a small package of the same shape; test_real_tau_bench.py has the real
+one.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -14,7 +16,9 @@ from tests.rollq_worker.environments.episodes import begin, play, respond
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setattr(tau_bench.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(JobFailure, match=r"needs the package tau_bench: pip install .*\[tau-bench\]'"):
+    with pytest.raises(
+        JobFailure, match=r"needs the package tau_bench: pip install .*\[tau-bench\]'"
+    ):
         tau_bench.load("retail")
 
 
@@ -51,7 +55,9 @@ def test_litellm_is_used_where_a_process_has_it_already(fake_tau_bench, monkeypa
 def test_the_version_names_the_commit_if_it_is_known(fake_tau_bench, tmp_path):
     info = install(tmp_path, "tau_bench", version="0.1.0")
     assert tau_bench._version() == "tau_bench 0.1.0"
-    (info / "direct_url.json").write_text('{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "59a200c6"}}')
+    (info / "direct_url.json").write_text(
+        '{"url": "u", "vcs_info": {"vcs": "git", "commit_id": "59a200c6"}}'
+    )
     assert tau_bench._version() == "tau_bench 0.1.0 commit 59a200c6"
     assert fake_tau_bench.version.split()[-2] == "data"
 
@@ -59,7 +65,11 @@ def test_the_version_names_the_commit_if_it_is_known(fake_tau_bench, tmp_path):
 def test_tasks_of_the_fake(fake_tau_bench):
     assert fake_tau_bench.splits() == {"test": 3}
     task = fake_tau_bench.task("test", 0)
-    assert (task.id, task.opening, task.outputs) == ("test/0", "I am Ann. My name is now Anna.", ("1234",))
+    assert (task.id, task.opening, task.outputs) == (
+        "test/0",
+        "I am Ann. My name is now Anna.",
+        ("1234",),
+    )
     assert [move.name for move in task.moves] == [RESPOND, "rename", RESPOND, RESPOND]
     moves = [move.name for move in fake_tau_bench.task("test", 1).moves]
     assert moves == [RESPOND, "rename", RESPOND, "transfer_to_human_agents"]
@@ -68,13 +78,22 @@ def test_tasks_of_the_fake(fake_tau_bench):
 
 def test_rewards_of_the_fake(fake_tau_bench):
     moves = [fake_tau_bench.task("test", i).moves for i in range(3)]
-    assert [play(fake_tau_bench, "test", i, moves[i])[0].reward for i in range(3)] == [1.0, 1.0, 1.0]
+    assert [play(fake_tau_bench, "test", i, moves[i])[0].reward for i in range(3)] == [
+        1.0,
+        1.0,
+        1.0,
+    ]
     assert [play(fake_tau_bench, "test", i, [])[0].reward for i in range(3)] == [0.0, 0.0, 1.0]
     calls = [Action("rename", {"key": "u1", "name": "Anna"})]
     untold = {"database": True, "outputs": False, "wrong_records": [], "untold": ["1234"]}
     assert play(fake_tau_bench, "test", 0, calls)[0].info == untold
     assert play(fake_tau_bench, "test", 0, [*calls, respond("It is 1,234.")])[0].reward == 1.0
-    assert play(fake_tau_bench, "test", 0, [*calls, *(respond(text) for text in ("12", "34"))])[0].reward == 0.0
+    assert (
+        play(fake_tau_bench, "test", 0, [*calls, *(respond(text) for text in ("12", "34"))])[
+            0
+        ].reward
+        == 0.0
+    )
     grade, _ = play(fake_tau_bench, "test", 2, calls)
     assert (grade.reward, grade.info["wrong_records"]) == (0.0, ["users/u1"])
 
@@ -85,7 +104,11 @@ def test_rewards_of_the_fake(fake_tau_bench):
         ("fly", {}, "Unknown action fly"),
         ("rename", {"key": "u9", "name": "x"}, "Error: 'u9'"),
         ("rename", {"key": "u1"}, "missing 1 required positional argument: 'name'"),
-        ("rename", {"key": "u1", "name": "x", "data": {}}, "multiple values for keyword argument 'data'"),
+        (
+            "rename",
+            {"key": "u1", "name": "x", "data": {}},
+            "multiple values for keyword argument 'data'",
+        ),
         ("rename", {"key": "u1", "name": 10**30}, "Error: a number in the arguments is too large"),
         ("find", {"name": "Bob"}, "u2"),
         ("think", {"thought": "hm"}, ""),
@@ -118,7 +141,11 @@ def test_a_strange_call_is_an_observation(fake_tau_bench, name, arguments, text)
     ],
 )
 def test_calculations_are_the_tool_s_but_for_those_without_end(fake_tau_bench, expression, value):
-    assert begin(fake_tau_bench, 0).step(Action("calculate", {"expression": expression})).text.startswith(value)
+    assert (
+        begin(fake_tau_bench, 0)
+        .step(Action("calculate", {"expression": expression}))
+        .text.startswith(value)
+    )
 
 
 def test_a_transfer_ends_the_episode_even_when_it_is_called_wrongly(fake_tau_bench):

@@ -39,7 +39,9 @@ TEXT = "It is red."
 
 @pytest.fixture
 def run(ledger: Ledger, redis_url: str, tmp_path: Path) -> Any:
-    """Runs a program in an empty folder, where the trackers keep what they are told; stdout is what it returns."""
+    """Runs a program in an empty folder, where the trackers keep what they are told; stdout is what
+    it returns.
+    """
     finish_groups(ledger, *"abcd", seal=True)
 
     def start(*line: str, **variables: str) -> str:
@@ -58,7 +60,12 @@ def run(ledger: Ledger, redis_url: str, tmp_path: Path) -> Any:
             **variables,
         }
         ended = subprocess.run(
-            [sys.executable, *line], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=150
+            [sys.executable, *line],
+            cwd=tmp_path,
+            env=env,
+            text=True,
+            capture_output=True,
+            timeout=150,
         )
         assert ended.returncode == 0, ended.stderr
         start.err = ended.stderr  # type: ignore[attr-defined]
@@ -80,7 +87,9 @@ with Client(run="e") as client:
 """
 
 
-def test_each_takes_the_result_of_an_evaluation(run: Any, ledger: Ledger, redis_url: str, tmp_path: Path) -> None:
+def test_each_takes_the_result_of_an_evaluation(
+    run: Any, ledger: Ledger, redis_url: str, tmp_path: Path
+) -> None:
     of_run = Ledger(ledger.redis, "e")
     with Client(redis_url, run="e") as client:
         evaluation = client.evaluate([Job(env="shop", task=0)], 1, "7")
@@ -91,7 +100,9 @@ def test_each_takes_the_result_of_an_evaluation(run: Any, ledger: Ledger, redis_
         assert "did not take" not in run.err
     [file] = tmp_path.glob(f"wandb/offline-run-*/run-{run_id(of_run)}.wandb")
     assert b"rollq/eval/shop/train/reward_mean" in file.read_bytes()
-    assert history(f"sqlite:///{tmp_path}/mlflow.db", "rollq/eval/shop/train/reward_mean") == [(7, 1.0)]
+    assert history(f"sqlite:///{tmp_path}/mlflow.db", "rollq/eval/shop/train/reward_mean") == [
+        (7, 1.0)
+    ]
     with closing(sqlite3.connect(tmp_path / "trackio" / "shop.db")) as database:
         [(step, metrics)] = database.execute("select step, metrics from metrics").fetchall()
     assert (step, json.loads(metrics)["rollq/eval/shop/train/pass_hat_1"]) == (7, 1.0)
@@ -101,14 +112,18 @@ def run_id(ledger: Ledger) -> str:
     return f"{ledger.run}-{int(reader(ledger).began())}"
 
 
-def test_wandb_goes_on_with_its_run_and_keeps_the_machine_to_itself(run: Any, ledger: Ledger, tmp_path: Path) -> None:
+def test_wandb_goes_on_with_its_run_and_keeps_the_machine_to_itself(
+    run: Any, ledger: Ledger, tmp_path: Path
+) -> None:
     train(run, "wandb:shop:1", 1)
     train(run, "wandb:shop", 3)
     files = sorted(tmp_path.glob(f"wandb/offline-run-*/run-{run_id(ledger)}.wandb"))
     assert len(files) == 2  # `wandb sync` makes one run of them
     first, second = (file.read_bytes() for file in files)
     assert b"rollq/reward_mean" in first and b"rollq/pass_rate" in second
-    tables = [table.read_text() for table in tmp_path.glob("wandb/offline-run-*/files/media/**/*.json")]
+    tables = [
+        table.read_text() for table in tmp_path.glob("wandb/offline-run-*/files/media/**/*.json")
+    ]
     assert len(tables) == 2 and all(TEXT in table for table in tables)  # of the first process alone
     kept = {file.name for file in tmp_path.glob("wandb/offline-run-*/files/*") if file.is_file()}
     assert kept == set()
@@ -124,13 +139,17 @@ def history(database: str, name: str) -> list[tuple[int, float]]:
     [found] = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED"
     assert {tag for tag in found.data.tags if not tag.startswith("mlflow.")} == {"rollq.run"}
-    return [(point.step, point.value) for point in client.get_metric_history(found.info.run_id, name)]
+    return [
+        (point.step, point.value) for point in client.get_metric_history(found.info.run_id, name)
+    ]
 
 
 def test_mlflow_goes_on_with_its_run_in_a_file(run: Any, tmp_path: Path) -> None:
     train(run, "mlflow:shop:1", 1)
     train(run, "mlflow:shop", 3)
-    assert history(f"sqlite:///{tmp_path}/mlflow.db", "rollq/reward_mean") == [(step, 1.0) for step in range(4)]
+    assert history(f"sqlite:///{tmp_path}/mlflow.db", "rollq/reward_mean") == [
+        (step, 1.0) for step in range(4)
+    ]
     tables = {file.name: file.read_text() for file in tmp_path.glob("mlruns/**/rollouts/*.json")}
     assert {*tables} == {"0.json", "1.json"} and all(TEXT in table for table in tables.values())
 
@@ -150,10 +169,19 @@ def server(tmp_path: Path) -> Iterator[str]:
         "--backend-store-uri",
         "sqlite:///of_server.db",
     ]
-    env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    env = {
+        **os.environ,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
     with open(tmp_path / "server.log", "wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *line], cwd=tmp_path, env=env, stdout=out, stderr=out, start_new_session=True
+            [sys.executable, *line],
+            cwd=tmp_path,
+            env=env,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
@@ -172,7 +200,13 @@ def test_mlflow_on_a_server(run: Any, server: str) -> None:
 
 
 def test_a_server_that_is_away_costs_the_numbers_and_no_batch(run: Any, ledger: Ledger) -> None:
-    train(run, "mlflow:shop", 3, MLFLOW_TRACKING_URI="http://127.0.0.1:1", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    train(
+        run,
+        "mlflow:shop",
+        3,
+        MLFLOW_TRACKING_URI="http://127.0.0.1:1",
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
+    )
     assert "mlflow:shop did not take step 3" in run.err
     assert reader(ledger).stats()["groups_acked"] == 4
 
@@ -181,7 +215,9 @@ def test_trackio_goes_on_with_its_run(run: Any, ledger: Ledger, tmp_path: Path) 
     train(run, "trackio:shop:1", 1)
     train(run, "trackio:shop", 3)
     with closing(sqlite3.connect(tmp_path / "trackio" / "shop.db")) as database:
-        rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
+        rows = database.execute(
+            "select run_name, step, metrics from metrics order by step"
+        ).fetchall()
     assert [(name, step) for name, step, _ in rows] == [(run_id(ledger), step) for step in range(4)]
     assert [TEXT.encode() in bytes(metrics) for _, _, metrics in rows] == [True, True, False, False]
     assert json.loads(rows[0][2])["rollq/reward_mean"] == 1.0
@@ -189,7 +225,17 @@ def test_trackio_goes_on_with_its_run(run: Any, ledger: Ledger, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_pull_keeps_its_stdout(run: Any, name: str) -> None:
-    line = ["--run", "r", "--groups", "4", "--out", "x.jsonl", "--track", f"{name}:shop:2", "--json"]
+    line = [
+        "--run",
+        "r",
+        "--groups",
+        "4",
+        "--out",
+        "x.jsonl",
+        "--track",
+        f"{name}:shop:2",
+        "--json",
+    ]
     found: Mapping[str, Any] = json.loads(run("-m", "rollq", "pull", *line))
     assert found["delivered"] == 8
     assert f"{name}:shop:2 did not take" not in run.err

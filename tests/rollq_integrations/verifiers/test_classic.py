@@ -46,12 +46,18 @@ def played(found: Any, index: int, *actions: Action) -> tuple[list[tuple[str, bo
 def test_a_single_turn() -> None:
     found = domain("verifiers:classic_env")
     assert found.splits() == {"train": 3} and found.task("train", 2).opening == "What is 2+2?"
-    assert found.version == load("single").version.rsplit(" ", 1)[0] + " " + found.version.rsplit(" ", 1)[1]
+    assert (
+        found.version
+        == load("single").version.rsplit(" ", 1)[0] + " " + found.version.rsplit(" ", 1)[1]
+    )
     with closing(found.open("train", 2, {})) as episode:
         assert episode.system_prompt == "Be brief." and list(episode.tools) == []
     seen, grade = played(found, 2, say("4"))
     assert seen == [("", True)]
-    assert grade == Grade(1.5, {"metrics": {"right": 1.0, "short": 1.0, "num_turns": 1.0}, "stop": "max_turns_reached"})
+    assert grade == Grade(
+        1.5,
+        {"metrics": {"right": 1.0, "short": 1.0, "num_turns": 1.0}, "stop": "max_turns_reached"},
+    )
     assert played(found, 2, say("5"))[1].reward == 0.5
 
 
@@ -59,12 +65,25 @@ def test_tools() -> None:
     found = load("tools")
     with closing(found.open("train", 1, {})) as episode:
         [schema] = episode.tools
-    assert schema["function"]["name"] == "double" and schema["function"]["parameters"]["required"] == ["n"]
-    calls = [Action("double", {"n": 1}), Action("double", {"n": [1]}), Action("double", {"m": 1}), Action("halve", {})]
+    assert schema["function"]["name"] == "double" and schema["function"]["parameters"][
+        "required"
+    ] == ["n"]
+    calls = [
+        Action("double", {"n": 1}),
+        Action("double", {"n": [1]}),
+        Action("double", {"m": 1}),
+        Action("halve", {}),
+    ]
     seen, grade = played(found, 1, *calls, say("2"))
     assert [done for _, done in seen] == [False] * 4 + [True]
-    assert seen[0][0] == "2" and "unexpected keyword" in seen[2][0] and seen[3][0] == "Error: there is no tool 'halve'"
-    assert grade.info["metrics"]["total_tool_calls"] == 3 and grade.info["stop"] == "no_tools_called"
+    assert (
+        seen[0][0] == "2"
+        and "unexpected keyword" in seen[2][0]
+        and seen[3][0] == "Error: there is no tool 'halve'"
+    )
+    assert (
+        grade.info["metrics"]["total_tool_calls"] == 3 and grade.info["stop"] == "no_tools_called"
+    )
     assert grade.info["metrics"]["right"] == 1.0
 
 
@@ -73,7 +92,9 @@ def test_tools_with_a_state_that_is_made_again_for_each_episode() -> None:
     with closing(found.open("train", 0, {})) as episode:
         assert set(episode.tools[0]["function"]["parameters"]["properties"]) == {"n"}
     for _ in range(2):
-        seen, _ = played(found, 0, Action("remember", {"n": 1}), Action("remember", {"n": 2}), say("0"))
+        seen, _ = played(
+            found, 0, Action("remember", {"n": 1}), Action("remember", {"n": 2}), say("0")
+        )
         assert [text for text, _ in seen] == ["kept [1]", "kept [1, 2]", ""]
 
 
@@ -88,7 +109,9 @@ def test_several_turns() -> None:
 
 def test_a_reward_that_raises_is_never_a_reward_of_0() -> None:
     found = load("single", reward="broken")
-    with pytest.raises(EnvironmentFailure, match="reward function broken raised KeyError: 'no truth'"):
+    with pytest.raises(
+        EnvironmentFailure, match="reward function broken raised KeyError: 'no truth'"
+    ):
         played(found, 1, say("2"))
 
 
@@ -141,4 +164,9 @@ def test_wrong_questions() -> None:
 
 @pytest.mark.parametrize("kind", ["single", "tools", "stateful", "guess"])
 def test_the_check_of_environments_finds_nothing_wrong(kind: str) -> None:
-    assert check_environment(load(kind, max_turns=4) if kind == "guess" else load(kind), "train", [0]).problems == []
+    assert (
+        check_environment(
+            load(kind, max_turns=4) if kind == "guess" else load(kind), "train", [0]
+        ).problems
+        == []
+    )

@@ -60,7 +60,11 @@ def test_tools_share_the_state_of_their_episode() -> None:
     assert set(schemas) == {"sums_number", "sums_add"}
     assert schemas["sums_add"]["description"] == "Adds to the total."
     assert schemas["sums_add"]["parameters"]["required"] == ["n"]
-    add = [Action("sums_number", {"n": 1}), Action("sums_add", {"n": 1}), Action("sums_add", {"n": 2})]
+    add = [
+        Action("sums_number", {"n": 1}),
+        Action("sums_add", {"n": 1}),
+        Action("sums_add", {"n": 2}),
+    ]
     for _ in range(2):  # a second episode begins afresh
         seen, grade = played(found, 1, *add, say("3"))
         assert [(o.text, o.done) for o in seen] == [
@@ -120,7 +124,9 @@ def test_another_thread_plays_nothing() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert isinstance(raised[0], ForOtherWorkers) and "ROLLQ_ISOLATE=verifiers:maths_tasks" in str(raised[0])
+    assert isinstance(raised[0], ForOtherWorkers) and "ROLLQ_ISOLATE=verifiers:maths_tasks" in str(
+        raised[0]
+    )
 
 
 @pytest.mark.parametrize(("fault", "says"), [("raises", "no truth"), ("counts", "counts tokens")])
@@ -138,7 +144,10 @@ def test_a_reward_that_raises_is_never_a_reward_of_0(fault: str, says: str) -> N
         ({"kind": "Intercepts"}, "needs functions that intercept requests"),
         ({"kind": "ScoresRuntime"}, "needs a runtime, for look"),
         ({"kind": "SetsUpRuntime"}, "needs a runtime, for setup"),
-        ({"kind": "StopsRequests"}, "needs requests and responses, for the stop condition too_long"),
+        (
+            {"kind": "StopsRequests"},
+            "needs requests and responses, for the stop condition too_long",
+        ),
         ({"kind": "ToolsElsewhere"}, "needs the toolset Tools to run elsewhere"),
         ({"kind": "shared"}, "has tool servers that its tasks share"),
         ({"kind": "none"}, "has no tasks"),
@@ -148,7 +157,10 @@ def test_a_reward_that_raises_is_never_a_reward_of_0(fault: str, says: str) -> N
         ({"data": {"prompt": "x", "agent_user": "agent"}}, "needs its agent_user"),
         ({"data": {}}, "needs a prompt that is no text"),
         ({"data": {"prompt": []}}, "needs a prompt of other messages"),
-        ({"data": {"prompt": [{"role": "assistant", "content": "x"}]}}, "needs a prompt of other messages"),
+        (
+            {"data": {"prompt": [{"role": "assistant", "content": "x"}]}},
+            "needs a prompt of other messages",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name(config: dict[str, Any], says: str) -> None:
@@ -176,7 +188,9 @@ def test_wrong_names() -> None:
 
 def test_another_series_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "0.2.1")
-    with pytest.raises(JobFailure, match=r"needs verifiers 0\.3\.\* or 0\.4\.\*, not 0\.2\.1: pip install"):
+    with pytest.raises(
+        JobFailure, match=r"needs verifiers 0\.3\.\* or 0\.4\.\*, not 0\.2\.1: pip install"
+    ):
         load("sums_tasks")
 
 

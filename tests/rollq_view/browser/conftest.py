@@ -1,4 +1,6 @@
-"""A real Chromium without a window, driven by Playwright. A page that logs an error fails its test."""
+"""A real Chromium without a window, driven by Playwright. A page that logs an error
+fails its test.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +26,9 @@ def opens(browser: Any) -> Iterator[Opens]:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text) if is_wrong(message) else None)
+        page.on(
+            "console", lambda message: wrong.append(message.text) if is_wrong(message) else None
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
         page.goto(url)

@@ -47,7 +47,10 @@ def test_on_the_pages_of_a_file(hostile_file: Path, opens: Opens) -> None:
         page.wait_for_selector(".space .row")
         assert WORDS[0][:40] in page.inner_text(".space .row")
         is_unbroken(page)
-        for address, ready in (("/run/r/group/g", ".beside .cell"), ("/run/r/rollout/r%2Fg%2F0", "article.rollout")):
+        for address, ready in (
+            ("/run/r/group/g", ".beside .cell"),
+            ("/run/r/rollout/r%2Fg%2F0", "article.rollout"),
+        ):
             page.goto(f"{server.url}#{address}")
             page.wait_for_selector(ready)
             is_unbroken(page)
@@ -85,7 +88,8 @@ def test_the_policy_stops_a_script_that_gets_into_a_page(hostile_file: Path, bro
         page.goto(server.url)
         page.wait_for_selector(".space .row")
         page.evaluate(
-            "async () => { const s = document.createElement('script'); s.textContent = 'window.broken = 1';"
+            "async () => { const s = document.createElement('script'); s.textContent = "
+            "'window.broken = 1';"
             " document.body.append(s); const i = document.createElement('div');"
             " i.innerHTML = '<img src=x onerror=\"window.broken = 2\">'; document.body.append(i);"
             " await i.firstChild.decode().catch(() => 0); }"
@@ -97,7 +101,9 @@ def test_the_policy_stops_a_script_that_gets_into_a_page(hostile_file: Path, bro
 def test_a_megabyte_of_text_is_cut_until_it_is_asked_for(tmp_path: Path, opens: Opens) -> None:
     made = trajectory()
     events = [
-        replace(event, replies=[{"role": "tool", "content": LONG}]) if isinstance(event, Observed) else event
+        replace(event, replies=[{"role": "tool", "content": LONG}])
+        if isinstance(event, Observed)
+        else event
         for event in made.events
     ]
     with served(ExportedFile(export(tmp_path / "x.jsonl", replace(made, events=events)))) as server:
@@ -109,7 +115,9 @@ def test_a_megabyte_of_text_is_cut_until_it_is_asked_for(tmp_path: Path, opens: 
 
 
 def test_a_reward_that_is_no_number_is_shown_with_the_fault(tmp_path: Path, opens: Opens) -> None:
-    with served(ExportedFile(write(tmp_path / "x.jsonl", record(trajectory()) | {"reward": float("nan")}))) as server:
+    with served(
+        ExportedFile(write(tmp_path / "x.jsonl", record(trajectory()) | {"reward": float("nan")}))
+    ) as server:
         page = opens(server.url)
         page.click(".space .row")
         page.wait_for_selector("article.rollout")
@@ -124,7 +132,10 @@ DAMAGES: tuple[dict[str, Any], ...] = (
     {"reward": "high", "stop": "", "messages": []},
     {"times": [["engine", 1e308, 1e308, 0], ["<b>", 5.0, -3.0, 99]]},
     {"tokens": [], "mask": [], "logprobs": [], "versions": [], "traces": []},
-    {"info": {"a": {"b": [1, {"c": None}]}, "score": float("nan"), "long": "x" * 5000}, "labels": {"a": [1]}},
+    {
+        "info": {"a": {"b": [1, {"c": None}]}, "score": float("nan"), "long": "x" * 5000},
+        "labels": {"a": [1]},
+    },
     {"attempt": 10**30, "sampling": {"stop": ["<b>"]}, "pieces": [[0, "<b>"]]},
 )
 
@@ -135,7 +146,9 @@ def test_damaged_records_break_no_page(tmp_path: Path, opens: Opens) -> None:
     with served(place) as server:
         for found in place.runs():
             for key in place.listing(found["run"]).rows:
-                page = opens(f"{server.url}#/run/{quote(found['run'])}/rollout/{quote(key, safe='')}")
+                page = opens(
+                    f"{server.url}#/run/{quote(found['run'])}/rollout/{quote(key, safe='')}"
+                )
                 page.wait_for_selector("article.rollout, .banner")
             page = opens(f"{server.url}#/run/{quote(found['run'])}/group/g")
             page.wait_for_selector(".beside, .banner")

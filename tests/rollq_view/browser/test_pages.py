@@ -30,7 +30,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("many") / "many.jsonl"
     made = trajectory()
     all = (
-        replace(made, job=job(n % 8, f"g{n // 8}", size=8), events=events(float(n % 8 > 0))) for n in range(MANY)
+        replace(made, job=job(n % 8, f"g{n // 8}", size=8), events=events(float(n % 8 > 0))) for n in range(MANY)  # noqa: E501
     )  # fmt: skip
     return export(path, *all)
 
@@ -87,7 +87,9 @@ def test_a_group_that_is_played_grows_without_a_reload(ledger: Ledger, opens: Op
         rows.wait_for_selector("text=later / 1")
 
 
-def test_what_a_trainer_takes_is_counted_and_its_group_says_where_it_is(ledger: Ledger, opens: Opens) -> None:
+def test_what_a_trainer_takes_is_counted_and_its_group_says_where_it_is(
+    ledger: Ledger, opens: Opens
+) -> None:
     for name in ("g", "h"):
         ledger.submit(group(name))
     with served(RedisPlace(ledger.redis, "redis://here"), run="r") as server:
@@ -100,12 +102,18 @@ def test_what_a_trainer_takes_is_counted_and_its_group_says_where_it_is(ledger: 
         deliveries.take(1, "session/1")
         deliveries.ack("session/1")
         page.wait_for_selector("text=No longer in Redis: 2 acknowledged (see your exported file).")
-        assert [page.inner_text(f".card-{name} b") for name in ("rollouts", "reward")] == ["4", "0.500"]
+        assert [page.inner_text(f".card-{name} b") for name in ("rollouts", "reward")] == [
+            "4",
+            "0.500",
+        ]
         beside = opens(f"{server.url}#/run/r/group/g")
         beside.wait_for_selector(".member")
         assert beside.locator(".member b").all_inner_texts() == ["0.0", "1.0"]
         assert beside.locator(".error, .parts").count() == 0
-        assert beside.locator("text=Acknowledged: its conversation is in your exported file.").count() == 2
+        assert (
+            beside.locator("text=Acknowledged: its conversation is in your exported file.").count()
+            == 2
+        )
         fresh = opens(f"{server.url}#/run/r/group/none")
         fresh.wait_for_selector("text=they are in your exported file only")
 
@@ -166,7 +174,9 @@ def test_a_dead_rollout_is_played_again_with_the_token_of_the_address(
 
 
 @pytest.mark.parametrize("token", ["", "secret"])
-def test_without_the_token_there_is_no_button(redis_url: str, ledger: Ledger, opens: Opens, token: str) -> None:
+def test_without_the_token_there_is_no_button(
+    redis_url: str, ledger: Ledger, opens: Opens, token: str
+) -> None:
     with served(dead_job(ledger, redis_url), run="r", token=token) as server:
         page = opens(f"{server.url}#/run/r?tab=dead")
         page.wait_for_selector(".dead .said")
@@ -185,12 +195,16 @@ def test_a_server_that_is_gone_is_said(tmp_path: Path, browser: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 800)])
-def test_light_and_dark_on_any_screen(ledger: Ledger, tmp_path: Path, opens: Opens, size: tuple[int, int]) -> None:
+def test_light_and_dark_on_any_screen(
+    ledger: Ledger, tmp_path: Path, opens: Opens, size: tuple[int, int]
+) -> None:
     ledger.submit(group())
     for sample in range(2):
         play(ledger, f"r/g/{sample}", float(sample))
     out, grounds = tmp_path / "x.html", set()
-    assert cli.main(["show", str(export(tmp_path / "x.jsonl", trajectory())), "--html", str(out)]) == 0
+    assert (
+        cli.main(["show", str(export(tmp_path / "x.jsonl", trajectory())), "--html", str(out)]) == 0
+    )
     with served(RedisPlace(ledger.redis, "redis://here"), run="r") as server:
         for scheme in ("light", "dark"):
             for address in (
@@ -199,8 +213,14 @@ def test_light_and_dark_on_any_screen(ledger: Ledger, tmp_path: Path, opens: Ope
                 f"{server.url}#/run/r/rollout/r%2Fg%2F0",
                 out.as_uri(),
             ):
-                page = opens(address, color_scheme=scheme, viewport={"width": size[0], "height": size[1]})
+                page = opens(
+                    address, color_scheme=scheme, viewport={"width": size[0], "height": size[1]}
+                )
                 page.wait_for_selector("main h1")
-                assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), address
-                grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
+                assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
+                    address
+                )
+                grounds.add(
+                    (scheme, page.evaluate("getComputedStyle(document.body).backgroundColor"))
+                )
     assert len(grounds) == 2

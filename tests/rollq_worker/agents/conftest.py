@@ -22,7 +22,10 @@ def written(tmp_path: Path) -> Callable[..., str]:
 
     def write(text: str, name: str = "agent.py", function: str = "") -> str:
         path = tmp_path / name
-        path.write_text(textwrap.dedent(ASKS if name.endswith(".py") and not function else "") + textwrap.dedent(text))
+        path.write_text(
+            textwrap.dedent(ASKS if name.endswith(".py") and not function else "")
+            + textwrap.dedent(text)
+        )
         return add_file(f"{path}:{function}" if function else str(path))
 
     return write

@@ -24,7 +24,8 @@ ASKS = """
     import json, os, sys, urllib.request
 
     def post(url, body):
-        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": \
+"application/json"}
         data = None if body is None else json.dumps(body).encode()
         return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))
 
@@ -38,7 +39,14 @@ ASKS = """
 
 
 def job(**options: Any) -> Job:
-    budget = Budget(**{"max_turns": 20, "max_tokens": 10_000, "max_new_tokens": 500, **options.pop("budget", {})})
+    budget = Budget(
+        **{
+            "max_turns": 20,
+            "max_tokens": 10_000,
+            "max_new_tokens": 500,
+            **options.pop("budget", {}),
+        }
+    )
     return Job(
         **{
             "run": "r",
@@ -65,14 +73,19 @@ def play(
     renderer_of: Any = None,
     **options: Any,
 ) -> Trajectory:
-    """The trajectory of an agent, a function or one that is known by its name, whose policy says these texts."""
+    """The trajectory of an agent, a function or one that is known by its name, whose policy says
+    these texts.
+    """
     if not ENDPOINT:
         ENDPOINT.append(AgentEndpoint())
     if isinstance(agent, str):
         played = job(agent=agent, **options)
         start = agent_starter(played)
     else:
-        played, start = job(**options), lambda given, on_end: AgentThread("program", agent, given, {}, on_end)
+        played, start = (
+            job(**options),
+            lambda given, on_end: AgentThread("program", agent, given, {}, on_end),
+        )
     return play_with_agent(
         played,
         start,
@@ -101,7 +114,9 @@ class Refused(Exception):
         self.status, self.error = status, error
 
 
-def post(episode: Episode, body: Any, key: str | None = None, path: str = "/chat/completions") -> dict[str, Any]:
+def post(
+    episode: Episode, body: Any, key: str | None = None, path: str = "/chat/completions"
+) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key or episode.api_key}"}
     got = requests.post(episode.base_url + path, json=body, headers=headers, timeout=60)
     answer: dict[str, Any] = got.json()

@@ -51,7 +51,10 @@ def test_two_calls_of_a_turn_never_share_an_id() -> None:
     def agent(episode: Episode) -> None:
         reply = ask(episode, episode.messages, tools=[TOOL])
         assert len({call["id"] for call in reply["tool_calls"]}) == 2
-        assert len(ask(episode, [user("one")], tools=[TOOL], parallel_tool_calls=False)["tool_calls"]) == 1
+        assert (
+            len(ask(episode, [user("one")], tools=[TOOL], parallel_tool_calls=False)["tool_calls"])
+            == 1
+        )
 
     played = play(agent, calls)
     assert [event.extra_calls for event in played.events if isinstance(event, Observed)] == [0, 1]

@@ -54,12 +54,26 @@ class TestBudgets:
         assert sum(played.mask) == 12 * len("hi\0")  # each turn is trained in one of them
         # Another worker comes to the same end, after any event.
         for count in range(1, len(played.events)):
-            again = play(agent, engine=FakeEngine(["hi"], **contexts), recorded=played.events[:count], budget=budget)
-            assert (again.tokens, again.mask, again.stop) == (played.tokens, played.mask, played.stop)
+            again = play(
+                agent,
+                engine=FakeEngine(["hi"], **contexts),
+                recorded=played.events[:count],
+                budget=budget,
+            )
+            assert (again.tokens, again.mask, again.stop) == (
+                played.tokens,
+                played.mask,
+                played.stop,
+            )
 
     def test_a_turn_that_is_cut(self) -> None:
         def agent(episode: Episode) -> None:
-            assert post(episode, {"messages": [user("?")], "max_tokens": 4})["choices"][0]["finish_reason"] == "length"
+            assert (
+                post(episode, {"messages": [user("?")], "max_tokens": 4})["choices"][0][
+                    "finish_reason"
+                ]
+                == "length"
+            )
 
         assert play(agent, "a long answer").sampled_tokens == 4
 
@@ -67,7 +81,9 @@ class TestBudgets:
         ("limit", "most", "code", "stop"),
         [("STEPS", 4, "steps_spent", Stop.TURNS), ("LARGEST", 2200, "journal_full", Stop.LENGTH)],
     )
-    def test_steps_end(self, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, code: str, stop: Stop) -> None:
+    def test_steps_end(
+        self, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, code: str, stop: Stop
+    ) -> None:
         monkeypatch.setattr(growth, limit, most)  # the opening is a step
 
         def agent(episode: Episode) -> None:
@@ -84,11 +100,17 @@ class TestBudgets:
         assert (played.stop, played.reward) == (stop, 0.0)
 
         # Another worker, whose agent does the same, comes to the same end.
-        again = play(agent, "hi", recorded=[event for event in played.events if not isinstance(event, Closed)])
+        again = play(
+            agent,
+            "hi",
+            recorded=[event for event in played.events if not isinstance(event, Closed)],
+        )
         assert (again.stop, len(again.events)) == (played.stop, len(played.events))
 
     @pytest.mark.parametrize("where", ["messages", "asked"])
-    def test_requests_that_the_journal_has_no_room_for(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def test_requests_that_the_journal_has_no_room_for(
+        self, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
         monkeypatch.setattr(growth, "LARGEST", 30_000)
 
         def agent(episode: Episode) -> None:
@@ -111,10 +133,23 @@ def test_what_was_asked_is_recorded_and_sent() -> None:
         return generate(request)
 
     engine.generate = noted  # type: ignore[method-assign]
-    asked = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["END"], "max_completion_tokens": 50}
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "stop": ["END"],
+        "max_completion_tokens": 50,
+    }
 
     def agent(episode: Episode) -> None:
-        ask(episode, episode.messages, **asked, user="somebody", parallel_tool_calls=True, logit_bias=None)
+        ask(
+            episode,
+            episode.messages,
+            **asked,
+            user="somebody",
+            parallel_tool_calls=True,
+            logit_bias=None,
+        )
 
     played = play(agent, engine=engine, sampling={"temperature": 1.0, "top_k": 5})
     sampling = {"temperature": 0.5, "top_p": 0.9, "sampling_seed": 7, "stop": ["END"]}

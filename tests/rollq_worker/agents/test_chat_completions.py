@@ -51,9 +51,19 @@ def refused(**given: Any) -> RequestRefused:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "?", "audio": {"id": 1}}]}, "messages[0].audio"),
         ({"messages": [{"role": "user", "content": "?", "name": 5}]}, "messages[0].name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls.function"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls.function",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+                    }
+                ]
+            },
             "messages[0].tool_calls.id",
         ),
     ],
@@ -63,7 +73,8 @@ def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any], param: 
 
 
 @pytest.mark.parametrize(
-    "given", [{"temperature": -1}, {"top_p": 2}, {"stop": [""]}, {"seed": -1}, {"logit_bias": {"a": 1}}]
+    "given",
+    [{"temperature": -1}, {"top_p": 2}, {"stop": [""]}, {"seed": -1}, {"logit_bias": {"a": 1}}],
 )
 def test_values_that_the_engine_would_refuse(given: dict[str, Any]) -> None:
     [name] = given
@@ -79,7 +90,10 @@ def test_messages_in_normal_form() -> None:
     shown = read(
         {
             "messages": [
-                {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
+                {
+                    "role": "developer",
+                    "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}],
+                },
                 {
                     "role": "assistant",
                     "content": None,
@@ -87,7 +101,12 @@ def test_messages_in_normal_form() -> None:
                     "audio": None,
                     "annotations": [],
                     "tool_calls": [
-                        {"id": "a", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
+                        {
+                            "id": "a",
+                            "type": "function",
+                            "index": 0,
+                            "function": {"name": "f", "arguments": "{}"},
+                        }
                     ],
                 },
                 {"role": "tool", "tool_call_id": "a", "content": "x"},
@@ -100,7 +119,9 @@ def test_messages_in_normal_form() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
         },
         {"role": "tool", "tool_call_id": "a", "content": "x"},
     ]
@@ -112,15 +133,27 @@ def test_messages_in_normal_form() -> None:
     [
         {"reasoning": "because"},
         {"reasoning_content": "because", "reasoning": "because"},
-        {"reasoning_content": "because", "thinking_blocks": [{"type": "thinking", "thinking": "because"}]},
-        {"reasoning_content": "because", "reasoning_details": [{"type": "reasoning.text", "text": "because"}]},
+        {
+            "reasoning_content": "because",
+            "thinking_blocks": [{"type": "thinking", "thinking": "because"}],
+        },
+        {
+            "reasoning_content": "because",
+            "reasoning_details": [{"type": "reasoning.text", "text": "because"}],
+        },
         {"reasoning_content": "because", "provider_specific_fields": {"refusal": None}},
         {"reasoning_content": "because", "cache_control": {"type": "ephemeral"}},
     ],
 )
 def test_what_frameworks_add_for_other_services_changes_nothing(more: dict[str, Any]) -> None:
-    shown = read({"messages": [*turn(), {"role": "assistant", "content": "I", **more}, *ASK["messages"]]})
-    assert shown.messages[1] == {"role": "assistant", "content": "I", "reasoning_content": "because"}
+    shown = read(
+        {"messages": [*turn(), {"role": "assistant", "content": "I", **more}, *ASK["messages"]]}
+    )
+    assert shown.messages[1] == {
+        "role": "assistant",
+        "content": "I",
+        "reasoning_content": "because",
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,13 +191,28 @@ def test_a_turn_that_comes_back_is_known(other: list[dict[str, Any]], same: bool
 
 def test_a_schema_for_the_reply_becomes_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    asked = read({**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
-    assert asked.asked == {"json_schema": '{"properties": {"a": {"type": "string"}}, "type": "object"}'}
+    asked = read(
+        {
+            **ASK,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": schema},
+            },
+        }
+    )
+    assert asked.asked == {
+        "json_schema": '{"properties": {"a": {"type": "string"}}, "type": "object"}'
+    }
     assert read({**ASK, "response_format": {"type": "text"}}).asked == {}
 
 
 def test_no_tools_when_none_may_be_called() -> None:
-    function = {"name": "f", "strict": True, "cache_control": {"type": "ephemeral"}, "parameters": {"type": "object"}}
+    function = {
+        "name": "f",
+        "strict": True,
+        "cache_control": {"type": "ephemeral"},
+        "parameters": {"type": "object"},
+    }
     tool = {"type": "function", "function": function}
     assert read({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
     assert read({**ASK, "tools": [tool]}).tools == [

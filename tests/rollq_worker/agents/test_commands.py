@@ -1,4 +1,6 @@
-"""Agents as commands: how they are started and stopped, what they are told, and what ends with them."""
+"""Agents as commands: how they are started and stopped, what they are told, and what ends with
+them.
+"""
 
 import os
 import signal
@@ -48,13 +50,17 @@ class TestCommands:
         python = f"{sys.executable} - <<'E'\n{textwrap.dedent(ASKS)}\nask()\nE\n"
         assert run_file(written(python, name="agent.sh")).turns == 1
 
-    def test_the_last_turn_is_the_answer_of_one_that_makes_no_step(self, written: Callable[..., str]) -> None:
+    def test_the_last_turn_is_the_answer_of_one_that_makes_no_step(
+        self, written: Callable[..., str]
+    ) -> None:
         acted = [event for event in run_file(written("ask()")).events if isinstance(event, Acted)]
         assert acted[-1].action["arguments"] == {"content": "hi"}
 
     def test_one_that_fails_is_quoted(self, written: Callable[..., str]) -> None:
         name = written('print("a hint"); sys.exit(7)')
-        with pytest.raises(AgentFailure, match=rf"the agent {name} exited with 7; its last output:\na hint"):
+        with pytest.raises(
+            AgentFailure, match=rf"the agent {name} exited with 7; its last output:\na hint"
+        ):
             run_file(name)
 
     def test_one_that_is_killed(self, written: Callable[..., str]) -> None:
@@ -100,7 +106,9 @@ class TestCommands:
         assert "'ROLLQ_ARG_DEPTH': '3'" in output
         assert "'ROLLQ_ARG_N': '4'" in output
 
-    def test_what_it_left_behind_ends_with_it(self, written: Callable[..., str], tmp_path: Path) -> None:
+    def test_what_it_left_behind_ends_with_it(
+        self, written: Callable[..., str], tmp_path: Path
+    ) -> None:
         name = written(
             f"""
             import subprocess
@@ -124,14 +132,18 @@ class TestCommands:
         worker = f"""if True:
             import os, subprocess
             from rollq_worker.agents.programs.guard import Guard
-            guard, command = Guard(), ["/bin/sh", "-c", "setsid sleep 600 & echo $!; sleep 600 & echo $!; wait"]
-            agent = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "MINE": "{mine}"}})
+            guard, command = Guard(), ["/bin/sh", "-c", "setsid sleep 600 & echo $!; sleep 600 & \
+echo $!; wait"]
+            agent = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "MINE": \
+"{mine}"}})
             guard.watch(agent.pid, "MINE={mine}")
             os.write(1, b"%d\\n" % agent.pid)  # in one piece: the shells write there, too
             input()
             {end}
         """
-        with subprocess.Popen([sys.executable, "-c", worker], stdin=-1, stdout=-1, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", worker], stdin=-1, stdout=-1, text=True
+        ) as process:
             assert process.stdin is not None and process.stdout is not None
             pids = [int(process.stdout.readline()) for _ in range(3)]
             assert all(map(alive, pids))
@@ -148,13 +160,16 @@ class TestCommands:
             os.chmod(folder, 0o755)
             (path := Path(folder) / "agent.sh").write_text(
                 "setsid sleep 600 &\ntouch ./mine\n"
-                'echo "$(id -u) $(id -G) $! $HOME $PWD $(cat /proc/$PPID/environ 2>&1 | tr -d "\\0")"; exit 7\n'
+                'echo "$(id -u) $(id -G) $! $HOME $PWD $(cat /proc/$PPID/environ 2>&1 | '
+                'tr -d "\\0")"; exit 7\n'
             )
             name = add_file(str(path))
             for _ in range(3):
                 with pytest.raises(AgentFailure, match="exited with 7; its last output") as caught:
                     run_file(name)
-                user, group, child, home, folder_inside, *environ = str(caught.value).splitlines()[1].split()
+                user, group, child, home, folder_inside, *environ = (
+                    str(caught.value).splitlines()[1].split()
+                )
                 assert (user, home) == (group, folder_inside)
                 assert " ".join(environ).endswith("Permission denied")
                 seen.append(int(user))
@@ -167,7 +182,9 @@ class TestCommands:
     def test_users_that_are_none(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         monkeypatch.setenv("ROLLQ_AGENT_USERS", text)
         agent_users.cache_clear()
-        with pytest.raises(SettingsError, match="ROLLQ_AGENT_USERS must be numbers of users, as in 300000-300999"):
+        with pytest.raises(
+            SettingsError, match="ROLLQ_AGENT_USERS must be numbers of users, as in 300000-300999"
+        ):
             agent_users()
 
     def test_a_child_that_leaves_its_session_costs_the_worker_nothing(
@@ -184,11 +201,19 @@ class TestCommands:
         before = {thread.name for thread in threading.enumerate()}
         run_file(name)
         try:
-            until(lambda: f"rollq-agent {name}" not in {thread.name for thread in threading.enumerate()} - before, 10)
+            until(
+                lambda: (
+                    f"rollq-agent {name}"
+                    not in {thread.name for thread in threading.enumerate()} - before
+                ),
+                10,
+            )
         finally:
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
-    def test_one_that_does_nothing_ends_with_the_attempt(self, written: Callable[..., str], tmp_path: Path) -> None:
+    def test_one_that_does_nothing_ends_with_the_attempt(
+        self, written: Callable[..., str], tmp_path: Path
+    ) -> None:
         name = written(
             f"""
             open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
@@ -197,7 +222,9 @@ class TestCommands:
         )
         with pytest.raises(Drained):
             run_file(name, journal=FakeJournal(stop=Drained("stopping"), limit=0))
-        pid = (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""  # it may not have come so far
+        pid = (
+            (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""
+        )  # it may not have come so far
         assert not pid or _is_gone(int(pid))
 
 

@@ -1,4 +1,6 @@
-"""Requests as Anthropic's Messages and OpenAI's Responses write them: what is read, and what is refused by name."""
+"""Requests as Anthropic's Messages and OpenAI's Responses write them: what is read, and what is
+refused by name.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -23,25 +25,25 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
     ("dialect", "given", "why"),
     [
         (0, {"messages": []}, "messages must be a list with at least one"),
-        (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),
+        (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),  # noqa: E501
         (0, {"messages": [{"role": "x" * 999, "content": ""}]}, "has the role 'x{79};"),
-        (0, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),
+        (0, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),  # noqa: E501
         (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
         (0, {"messages": [{"role": "user", "content": [1]}]}, "no JSON object"),
-        (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),
+        (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),  # noqa: E501
         (0, {"messages": [{"role": "assistant", "content": "so"}]}, "no prefill"),
-        (0, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "20250305: only custom tools"),
+        (0, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "20250305: only custom tools"),  # noqa: E501
         (0, {"tools": [{"name": "f", "input_schema": {"type": "object"}}] * 2}, "tools: "),
         (0, {"max_tokens": 0}, "max_tokens must be a whole number"),
         (0, {"temperature": -1}, "temperature"),
-        (0, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is"),
+        (0, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is"),  # noqa: E501
         (0, {"betas": ["x"]}, "betas is"),
         (1, {"input": []}, "input must be a text"),
         (1, {"input": [{"type": "item_reference", "id": "x"}]}, "is a item_reference"),
         (1, {"input": [{"role": "robot", "content": ""}]}, "message of robot"),
         (1, {"input": [{"role": ["user"], "content": ""}]}, "is not supported here"),
-        (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),
-        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]}, "text"),
+        (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),  # noqa: E501
+        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]}, "text"),  # noqa: E501
         (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
         (1, {"tools": [{"type": "web_search"}]}, "web_search: only function tools"),
         (0, {"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
@@ -64,13 +66,27 @@ def test_what_is_refused(dialect: int, given: dict[str, Any], why: str) -> None:
     [
         (0, "anthropic.resources.messages:Messages", set(messages.PARAMETERS.without_effect)),
         (1, "openai.resources.responses:Responses", set(RESPONSES.without_effect)),
-        (2, "openai.resources.chat.completions:Completions", set(chat_completions.PARAMETERS.without_effect)),
+        (
+            2,
+            "openai.resources.chat.completions:Completions",
+            set(chat_completions.PARAMETERS.without_effect),
+        ),
     ],
 )
-def test_every_parameter_of_the_packages_is_known_or_refused(dialect: int, owner: str, labels: set[str]) -> None:
+def test_every_parameter_of_the_packages_is_known_or_refused(
+    dialect: int, owner: str, labels: set[str]
+) -> None:
     """A new release may ask for something new; it is then refused, never ignored."""
     read, good = READ[dialect]
-    passed = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "instructions", "system"}
+    passed = {
+        "self",
+        "extra_headers",
+        "extra_query",
+        "extra_body",
+        "timeout",
+        "instructions",
+        "system",
+    }
     for name in set(inspect.signature(resolve_name(owner).create).parameters) - passed - labels:
         with pytest.raises(RequestRefused, match=name.split("_")[0]):
             read({**good, name: {"surely": ["not", "this"]}})
@@ -79,9 +95,23 @@ def test_every_parameter_of_the_packages_is_known_or_refused(dialect: int, owner
 def test_a_turn_of_several_items_is_one_message() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-        {"type": "reasoning", "id": "x", "summary": [], "content": [{"type": "reasoning_text", "text": "because"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
-        {"type": "reasoning", "id": "y", "summary": [], "content": [{"type": "reasoning_text", "text": " of it"}]},
+        {
+            "type": "reasoning",
+            "id": "x",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "because"}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "so"}],
+        },
+        {
+            "type": "reasoning",
+            "id": "y",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": " of it"}],
+        },
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "seen"},
         {"type": "reasoning", "id": "y", "summary": [], "encrypted_content": "..."},
@@ -89,7 +119,12 @@ def test_a_turn_of_several_items_is_one_message() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert Responses().read({"input": items}).messages == [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "so", "reasoning_content": "because of it", "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "content": "so",
+            "reasoning_content": "because of it",
+            "tool_calls": [call],
+        },
         {"role": "tool", "tool_call_id": "c", "content": "seen"},
     ]
 

@@ -1,5 +1,6 @@
-"""The endpoint as the anthropic and openai packages see it: the same turns in each dialect. Tests import the packages,
-which takes seconds, where they need them."""
+"""The endpoint as the anthropic and openai packages see it: the same turns in each dialect. Tests
+import the packages, which takes seconds, where they need them.
+"""
 
 import gc
 import json
@@ -19,15 +20,26 @@ from tests.rollq_worker.agents.played import TOOL, play, post, text_of, user
 
 CALL = '{"name": "look", "arguments": {"at": 1}}'
 FUNCTION: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]
-ANTHROPIC_TOOL: Any = {"name": "look", "input_schema": FUNCTION["parameters"], "cache_control": {"type": "ephemeral"}}
-OPENAI_TOOL: Any = {"type": "function", "name": "look", "parameters": FUNCTION["parameters"], "strict": False}
+ANTHROPIC_TOOL: Any = {
+    "name": "look",
+    "input_schema": FUNCTION["parameters"],
+    "cache_control": {"type": "ephemeral"},
+}
+OPENAI_TOOL: Any = {
+    "type": "function",
+    "name": "look",
+    "parameters": FUNCTION["parameters"],
+    "strict": False,
+}
 ASKED: dict[str, Any] = {"model": "any", "max_tokens": 50}
 
 
 def with_anthropic(episode: Episode) -> Any:
     import anthropic
 
-    return anthropic.Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0)
+    return anthropic.Anthropic(
+        base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0
+    )
 
 
 def with_openai(episode: Episode) -> Any:
@@ -41,25 +53,43 @@ def answer(asked: Any, stream: bool, **options: Any) -> Any:
     if not stream:
         return asked.create(**options)
     with asked.stream(**options) as events:
-        return events.get_final_message() if hasattr(events, "get_final_message") else events.get_final_response()
+        return (
+            events.get_final_message()
+            if hasattr(events, "get_final_message")
+            else events.get_final_response()
+        )
 
 
 def messages_agent(episode: Episode, stream: bool = False) -> None:
     system, *asked = episode.messages
     history: list[Any] = [*asked]
-    options: Any = {**ASKED, "system": [{"type": "text", "text": system["content"]}], "tools": [ANTHROPIC_TOOL]}
+    options: Any = {
+        **ASKED,
+        "system": [{"type": "text", "text": system["content"]}],
+        "tools": [ANTHROPIC_TOOL],
+    }
     with with_anthropic(episode) as client:
         for n in range(2):
             got = answer(client.messages, stream, messages=history, **options)
-            history.append({"role": "assistant", "content": [block.model_dump() for block in got.content]})
+            history.append(
+                {"role": "assistant", "content": [block.model_dump() for block in got.content]}
+            )
             if n == 0:
                 [call] = got.content
                 assert call.type == "tool_use" and (call.name, call.input) == ("look", {"at": 1})
                 assert (got.stop_reason, got.usage.output_tokens) == ("tool_use", len(CALL) + 1)
-                result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "seen"}]}
+                result = {
+                    "type": "tool_result",
+                    "tool_use_id": call.id,
+                    "content": [{"type": "text", "text": "seen"}],
+                }
                 history.append({"role": "user", "content": [result]})
         [text] = got.content
-        assert text.type == "text" and (text.text, got.stop_reason, got.stop_sequence) == ("done", "end_turn", None)
+        assert text.type == "text" and (text.text, got.stop_reason, got.stop_sequence) == (
+            "done",
+            "end_turn",
+            None,
+        )
 
 
 def responses_agent(episode: Episode, stream: bool = False, by_id: bool = False) -> None:
@@ -75,8 +105,13 @@ def responses_agent(episode: Episode, stream: bool = False, by_id: bool = False)
             items += [] if by_id else [item.model_dump(exclude_none=True) for item in got.output]
             if n == 0:
                 [call] = got.output
-                assert call.type == "function_call" and (call.name, json.loads(call.arguments)) == ("look", {"at": 1})
-                items.append({"type": "function_call_output", "call_id": call.call_id, "output": "seen"})
+                assert call.type == "function_call" and (call.name, json.loads(call.arguments)) == (
+                    "look",
+                    {"at": 1},
+                )
+                items.append(
+                    {"type": "function_call_output", "call_id": call.call_id, "output": "seen"}
+                )
         assert got.output_text == "done" and got.usage is not None
         assert got.usage.output_tokens == len("done") + 1
 
@@ -85,19 +120,30 @@ def chat_agent(episode: Episode) -> None:
     history: list[Any] = list(episode.messages)
     with with_openai(episode) as client:
         for _ in range(2):
-            got = client.chat.completions.create(model="any", messages=history, tools=[TOOL]).choices[0]  # type: ignore[list-item]
+            got = client.chat.completions.create(
+                model="any", messages=history, tools=[TOOL]
+            ).choices[0]  # type: ignore[list-item]
             said = got.message
             assert (got.finish_reason, said.content) in (("tool_calls", None), ("stop", "done"))
             history.append(said)
-            history += [{"role": "tool", "tool_call_id": call.id, "content": "seen"} for call in said.tool_calls or ()]
+            history += [
+                {"role": "tool", "tool_call_id": call.id, "content": "seen"}
+                for call in said.tool_calls or ()
+            ]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("agent", [messages_agent, responses_agent])
 def test_every_dialect_samples_the_same_ids(agent: Callable[..., None], stream: bool) -> None:
-    other, own = play(chat_agent, CALL, "done"), play(lambda episode: agent(episode, stream=stream), CALL, "done")
+    other, own = (
+        play(chat_agent, CALL, "done"),
+        play(lambda episode: agent(episode, stream=stream), CALL, "done"),
+    )
     assert own.traces == other.traces and own.tokens == other.tokens
-    assert text_of(own.tokens) == f"[system]policy[user]hello[assistant]{CALL}[tool]seen[assistant]done"
+    assert (
+        text_of(own.tokens)
+        == f"[system]policy[user]hello[assistant]{CALL}[tool]seen[assistant]done"
+    )
 
 
 def test_a_response_goes_on_from_an_earlier_one_also_in_another_attempt() -> None:
@@ -142,7 +188,12 @@ def test_a_response_has_what_its_class_has_and_what_was_asked() -> None:
     from openai.types.responses import Response
 
     def agent(episode: Episode) -> None:
-        asked = {"input": "a", "tools": [OPENAI_TOOL], "tool_choice": "none", "parallel_tool_calls": False}
+        asked = {
+            "input": "a",
+            "tools": [OPENAI_TOOL],
+            "tool_choice": "none",
+            "parallel_tool_calls": False,
+        }
         got = Response.model_validate(post(episode, asked, path="/responses"))
         assert (got.tool_choice, got.parallel_tool_calls) == ("none", False)
 
@@ -192,7 +243,9 @@ def test_reasoning_is_given_and_may_come_back() -> None:
                 got = events.get_final_message()
             assert [block.type for block in got.content] == ["thinking", "text"]
             again: Any = [first, {"role": "assistant", "content": got.content}, more]
-            client.messages.create(messages=again, thinking={"type": "enabled", "budget_tokens": 1024}, **ASKED)
+            client.messages.create(
+                messages=again, thinking={"type": "enabled", "budget_tokens": 1024}, **ASKED
+            )
         with with_openai(episode) as openai_client:
             with openai_client.responses.stream(model="any", input="b") as stream:
                 response = stream.get_final_response()
@@ -210,7 +263,10 @@ def test_a_system_message_behind_a_turn_is_the_users_and_begins_no_trace() -> No
         with with_anthropic(episode) as client:
             for role in ("system", "user"):
                 got = client.messages.create(messages=said, system="policy", **ASKED)
-                said += [{"role": "assistant", "content": got.content}, {"role": role, "content": "changed"}]
+                said += [
+                    {"role": "assistant", "content": got.content},
+                    {"role": role, "content": "changed"},
+                ]
             client.messages.create(messages=said, system="policy", **ASKED)
 
     played = play(agent, "1", "2", "3")
@@ -221,7 +277,11 @@ def test_a_system_message_behind_a_turn_is_the_users_and_begins_no_trace() -> No
 
 def test_tokens_are_counted_and_change_nothing() -> None:
     def agent(episode: Episode) -> None:
-        asked: Any = {"messages": [{"role": "user", "content": "hello"}], "system": "policy", "model": "any"}
+        asked: Any = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "system": "policy",
+            "model": "any",
+        }
         with with_anthropic(episode) as client:
             count = client.messages.count_tokens(**asked).input_tokens
             assert client.messages.create(max_tokens=9, **asked).usage.input_tokens == count
@@ -254,13 +314,16 @@ def test_errors_have_the_form_of_the_dialect() -> None:
     def agent(episode: Episode) -> None:
         hello: Any = [{"role": "user", "content": "a"}]
         with with_anthropic(episode) as client:
-            with pytest.raises(anthropic.BadRequestError, match=r"tool_choice must be auto or none") as caught:
+            with pytest.raises(
+                anthropic.BadRequestError, match=r"tool_choice must be auto or none"
+            ) as caught:
                 client.messages.create(messages=hello, tool_choice={"type": "any"}, **ASKED)
             assert caught.value.body == {
                 "type": "error",
                 "error": {
                     "type": "invalid_request_error",
-                    "message": "tool_choice must be auto or none: the model's calls are sampled freely",
+                    "message": "tool_choice must be auto or none: the model's calls "
+                    "are sampled freely",
                 },
             }
             with pytest.raises(anthropic.AuthenticationError):
@@ -270,7 +333,9 @@ def test_errors_have_the_form_of_the_dialect() -> None:
             client.messages.create(messages=hello, **ASKED)
         with with_openai(episode) as openai_client:
             with pytest.raises(openai.BadRequestError, match="no response resp_9") as refused:
-                openai_client.responses.create(model="any", input="b", previous_response_id="resp_9")
+                openai_client.responses.create(
+                    model="any", input="b", previous_response_id="resp_9"
+                )
             assert refused.value.code == "previous_response_not_found"
 
     play(agent, "hi")

@@ -40,22 +40,40 @@ class TestOpenAI:
             with client(episode) as openai:
                 got = openai.chat.completions.create(model=episode.model, messages=messages)
             [choice] = got.choices
-            assert (choice.message.content, choice.finish_reason, choice.message.tool_calls) == ("hi", "stop", None)
+            assert (choice.message.content, choice.finish_reason, choice.message.tool_calls) == (
+                "hi",
+                "stop",
+                None,
+            )
             assert got.usage is not None
             prompt = len("[system]policy[user]hello[assistant]")
             assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (prompt, 3)
-            assert (got.model, got.object, got.system_fingerprint) == ("rollq", "chat.completion", "v0")
+            assert (got.model, got.object, got.system_fingerprint) == (
+                "rollq",
+                "chat.completion",
+                "v0",
+            )
 
         assert play(agent, "hi").turns == 1
 
     @pytest.mark.parametrize("text", ["hi", CALL])
     def test_a_stream(self, text: str) -> None:
         def agent(episode: Episode) -> None:
-            asked: Any = {"messages": episode.messages, "tools": TOOLS, "stream_options": {"include_usage": True}}
-            with client(episode) as openai, openai.chat.completions.stream(model="any", **asked) as stream:
+            asked: Any = {
+                "messages": episode.messages,
+                "tools": TOOLS,
+                "stream_options": {"include_usage": True},
+            }
+            with (
+                client(episode) as openai,
+                openai.chat.completions.stream(model="any", **asked) as stream,
+            ):
                 final = stream.get_final_completion()
             [choice] = final.choices
-            calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+            calls = [
+                (call.function.name, call.function.arguments)
+                for call in choice.message.tool_calls or ()
+            ]
             if text == CALL:
                 assert (calls, choice.finish_reason) == ([("look", '{"at": 1}')], "tool_calls")
             else:
@@ -72,12 +90,17 @@ class TestOpenAI:
             with client(episode) as mine, client(episode, key="other") as other:
                 assert [model.id for model in mine.models.list()] == [episode.model]
                 assert mine.models.retrieve(episode.model).owned_by == "rollq"
-                with pytest.raises(openai.BadRequestError, match="n is '2': it can be 1 only") as caught:
+                with pytest.raises(
+                    openai.BadRequestError, match="n is '2': it can be 1 only"
+                ) as caught:
                     mine.chat.completions.create(model="m", messages=messages, n=2)
                 assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
                 with pytest.raises(openai.AuthenticationError):
                     other.models.list()
-                with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings is not served here; there is POST"):
+                with pytest.raises(
+                    openai.NotFoundError,
+                    match="POST /v1/embeddings is not served here; there is POST",
+                ):
                     mine.embeddings.create(model="m", input="text")
                 mine.chat.completions.create(model="m", messages=messages)
 
@@ -122,7 +145,12 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("requests", "held", "length", "refusal"),
         [
-            (64, BODIES // LARGEST_BODY, LARGEST_BODY, "2 requests of 16777216 bytes are under way"),
+            (
+                64,
+                BODIES // LARGEST_BODY,
+                LARGEST_BODY,
+                "2 requests of 16777216 bytes are under way",
+            ),
             (3, 3, 9, "3 requests of 27 bytes are under way"),
         ],
     )
@@ -155,7 +183,9 @@ class TestHostile:
         endures(attack)
         assert not caplog.records
 
-    def test_what_is_no_http_is_answered_and_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_what_is_no_http_is_answered_and_not_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def attack(episode: Episode) -> None:
             for text in (b"hello\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n"):
                 with connected(episode) as one:
@@ -171,7 +201,9 @@ class TestHostile:
             mine.auto_open = 0  # it does not come again by itself
             mine.connect()
             for _ in range(2):
-                mine.request("GET", "/v1/models", headers={"Authorization": f"Bearer {episode.api_key}"})
+                mine.request(
+                    "GET", "/v1/models", headers={"Authorization": f"Bearer {episode.api_key}"}
+                )
                 assert json.load(mine.getresponse())["data"]
                 with strangers(episode, CONNECTIONS + 20) as held:
                     until(lambda: not _is_open(held[0]), 10)
@@ -219,10 +251,18 @@ class TestHostile:
         def attack(episode: Episode) -> None:
             for depth in (500, 900, 980, 20_000):
                 deep = '{"a":' * depth + "1" + "}" * depth
-                tools = '[{"type": "function", "function": {"name": "f", "parameters": DEEP}}]'.replace("DEEP", deep)
-                body = '{"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}'.replace("TOOLS", tools)
+                tools = (
+                    '[{"type": "function", "function": {"name": "f", "parameters": DEEP}}]'.replace(
+                        "DEEP", deep
+                    )
+                )
+                body = '{"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}'.replace(
+                    "TOOLS", tools
+                )
                 got = posted(episode, body.encode())
-                assert got.status_code == 200 or (got.status_code == 400 and got.json()["error"]["message"])
+                assert got.status_code == 200 or (
+                    got.status_code == 400 and got.json()["error"]["message"]
+                )
 
         endures(attack)
 
@@ -236,7 +276,9 @@ class TestHostile:
                 return super().open(messages, tools)
 
         def attack(episode: Episode) -> None:
-            with pytest.raises(Refused, match="400 None: the chat template cannot write this conversation"):
+            with pytest.raises(
+                Refused, match="400 None: the chat template cannot write this conversation"
+            ):
                 ask(episode, [user("deep")])
 
         endures(attack, renderer=Deep())
@@ -257,7 +299,9 @@ class TestHostile:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Garbage of other tests that is collected in the depth of a recursion cannot run its finalizers."""
+    """Garbage of other tests that is collected in the depth of a recursion cannot run its
+    finalizers.
+    """
     gc.collect()
     gc.disable()
     yield
@@ -266,7 +310,9 @@ def no_collection() -> Iterator[None]:
 
 def posted(episode: Episode, body: bytes) -> requests.Response:
     headers = {"Authorization": f"Bearer {episode.api_key}"}
-    return requests.post(f"{episode.base_url}/chat/completions", data=body, headers=headers, timeout=30)
+    return requests.post(
+        f"{episode.base_url}/chat/completions", data=body, headers=headers, timeout=30
+    )
 
 
 def connected(episode: Episode) -> socket.socket:
@@ -284,8 +330,14 @@ def strangers(episode: Episode, count: int) -> Iterator[list[socket.socket]]:
 def sent(episode: Episode, body: Any, head: dict[str, Any] | None = None) -> socket.socket:
     """The connection of a request for a turn, whose answer nobody has read."""
     data = b"" if body is None else json.dumps(body).encode()
-    lines = {"Host": "x", "Authorization": f"Bearer {episode.api_key}", **(head or {"Content-Length": len(data)})}
-    text = "POST /v1/chat/completions HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    lines = {
+        "Host": "x",
+        "Authorization": f"Bearer {episode.api_key}",
+        **(head or {"Content-Length": len(data)}),
+    }
+    text = "POST /v1/chat/completions HTTP/1.1\r\n" + "".join(
+        f"{name}: {value}\r\n" for name, value in lines.items()
+    )
     one = connected(episode)
     one.sendall(text.encode() + b"\r\n" + data)
     return one

@@ -37,7 +37,10 @@ print(folder.path, flush=True)
 os._exit(9)
 """
     left = subprocess.run(
-        [sys.executable, "-c", dies], capture_output=True, text=True, env={**os.environ, "TMPDIR": str(below)}
+        [sys.executable, "-c", dies],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(below)},
     )
     path = Path(left.stdout.strip())
     assert (path / "file").exists()

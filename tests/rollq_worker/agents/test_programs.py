@@ -31,7 +31,9 @@ class TestFunctions:
             episode.step("add", {"when": "today"})
 
         events = play(agent, "x", environment=Takes()).events
-        assert [e.action["arguments"] for e in events if isinstance(e, Acted)][1] == {"when": "today"}
+        assert [e.action["arguments"] for e in events if isinstance(e, Acted)][1] == {
+            "when": "today"
+        }
 
     def test_an_end_that_is_no_bool_is_recorded_as_one(self) -> None:
         class Ends(FakeEnvironment):
@@ -42,7 +44,9 @@ class TestFunctions:
             ask(episode, episode.messages)
             episode.step("add", {})
 
-        assert [e.done for e in play(agent, "x", environment=Ends()).events if isinstance(e, Acted)][-1] is True
+        assert [
+            e.done for e in play(agent, "x", environment=Ends()).events if isinstance(e, Acted)
+        ][-1] is True
 
     def test_what_it_says_is_whole_text(self) -> None:
         def agent(episode: Episode) -> str:
@@ -50,7 +54,11 @@ class TestFunctions:
             episode.step("add", {"a\ud83d": ["\ud83d"]})
             return "done\ud83d"
 
-        acted = [event.action["arguments"] for event in play(agent, "x").events if isinstance(event, Acted)]
+        acted = [
+            event.action["arguments"]
+            for event in play(agent, "x").events
+            if isinstance(event, Acted)
+        ]
         assert acted[1:] == [{"a\ufffd": ["\ufffd"]}, {"content": "done\ufffd"}]
 
     def test_one_in_a_file(self, written: Callable[..., str]) -> None:
@@ -88,7 +96,8 @@ class TestFunctions:
             run_file(name, **args)
 
     @pytest.mark.parametrize(
-        "text", ["1 / 0", "def play(: pass", "import no_such_module", "raise SystemExit", "play = 5", ""]
+        "text",
+        ["1 / 0", "def play(: pass", "import no_such_module", "raise SystemExit", "play = 5", ""],
     )
     def test_a_file_that_is_none(self, written: Callable[..., str], text: str) -> None:
         with pytest.raises(JobFailure, match="solver"):
@@ -131,7 +140,9 @@ def test_the_page_shows_the_example() -> None:
 
 
 class TestNames:
-    def test_a_worker_without_the_file(self, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_worker_without_the_file(
+        self, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         name = written("", name="agent.sh")
         other = written("# changed", name="agent.sh")
         assert name != other

@@ -1,5 +1,6 @@
-"""Claude Code and Codex CLI as they come from npm, in a network of their own with nothing but loopback: `make
-test-agents`."""
+"""Claude Code and Codex CLI as they come from npm, in a network of their own with nothing but
+loopback: `make test-agents`.
+"""
 
 import json
 import shutil
@@ -31,14 +32,19 @@ def alone() -> None:
 
 def said(agent: str) -> list[str]:
     tool, key = TOOLS[agent]
-    return [*(json.dumps({"name": tool, "arguments": {key: command}}) for command in COMMANDS), "It is fixed."]
+    return [
+        *(json.dumps({"name": tool, "arguments": {key: command}}) for command in COMMANDS),
+        "It is fixed.",
+    ]
 
 
 def played(agent: str, texts: list[str], **options: Any) -> Trajectory:
     program = {"claude_code": "claude", "codex": "codex"}[agent]
     assert shutil.which(program), "run it by `make test-agents`"
     budget = {"max_turns": 20, "max_tokens": 400_000, "max_new_tokens": 4000}
-    return play(add_file(str(REPO / f"examples/agents/{agent}.sh")), *texts, budget=budget, **options)
+    return play(
+        add_file(str(REPO / f"examples/agents/{agent}.sh")), *texts, budget=budget, **options
+    )
 
 
 @pytest.mark.parametrize("agent", TOOLS)
@@ -57,7 +63,9 @@ def test_another_attempt_of_claude_code_goes_on_after_any_turn() -> None:
     whole = played("claude_code", said("claude_code"))
     ends = [n for n, event in enumerate(whole.events, 1) if type(event).__name__ == "Sampled"]
     for turns, end in enumerate(ends, 1):
-        again = played("claude_code", [*said("claude_code")[turns:], "never"], recorded=whole.events[:end])
+        again = played(
+            "claude_code", [*said("claude_code")[turns:], "never"], recorded=whole.events[:end]
+        )
         assert again.tokens == whole.tokens and again.mask == whole.mask
 
 

@@ -31,7 +31,9 @@ def with_steps(episode: Episode, responds: bool = True) -> str:
     messages.append(user(episode.step("add", {"a": 1}).text))
     sub = said(ask(episode, [user("sub")], tools=[TOOL], temperature=0.5))
     messages.append(said(ask(episode, messages)))
-    messages.append(user(episode.respond(f"sub said {sub['content']}").text if responds else "go on"))
+    messages.append(
+        user(episode.respond(f"sub said {sub['content']}").text if responds else "go on")
+    )
     return str(ask(episode, messages)["content"])
 
 
@@ -39,7 +41,10 @@ def test_after_any_event_the_episode_is_the_same() -> None:
     played = play(with_steps, *TEXTS)
     assert (played.stop, played.turns, len(played.traces)) == ("done", 4, 2)
     opening = played.events[0]
-    assert isinstance(opening, Acted) and (opening.action, opening.text) == ({"name": "", "arguments": {}}, "hello")
+    assert isinstance(opening, Acted) and (opening.action, opening.text) == (
+        {"name": "", "arguments": {}},
+        "hello",
+    )
     events = played.events[:-1]
     for count in range(1, len(events) + 1):
         sampled = sum(isinstance(event, Sampled) for event in events[:count])
@@ -79,7 +84,11 @@ def test_parallel_requests_are_found_in_any_order() -> None:
         return play_it
 
     played = play(agent(range(8)), "answer")
-    journal = [event for event in played.events[:-1] if type(event).__name__ in ("Acted", "Prompt", "Sampled")]
+    journal = [
+        event
+        for event in played.events[:-1]
+        if type(event).__name__ in ("Acted", "Prompt", "Sampled")
+    ]
     engine = FakeEngine(["answer"])
     again = play(agent(random.Random(1).sample(range(8), 8)), engine=engine, recorded=journal)
     assert (again.tokens, len(engine.requests)) == (played.tokens, 0)
@@ -95,7 +104,9 @@ def test_a_request_that_was_refused_is_refused_again() -> None:
     played = play(agent, "one", "two", budget={"max_tokens": 300})
     assert played.stop == Stop.DONE
     for events in range(1, len(played.events)):
-        again = play(agent, "one", "two", recorded=played.events[:events], budget={"max_tokens": 300})
+        again = play(
+            agent, "one", "two", recorded=played.events[:events], budget={"max_tokens": 300}
+        )
         assert (again.stop, again.turns) == (Stop.DONE, 2)
 
 
@@ -112,7 +123,10 @@ DIVERGING: dict[str, tuple[Callable[[Episode], object], str]] = {
         lambda episode: ask(episode, episode.messages, temperature=0.1),
         "asked for {} and asks for {'temperature': 0.1} now",
     ),
-    "other tools": (lambda episode: ask(episode, episode.messages, tools=[TOOL]), "has other tools than before"),
+    "other tools": (
+        lambda episode: ask(episode, episode.messages, tools=[TOOL]),
+        "has other tools than before",
+    ),
     "another step": (
         lambda episode: (ask(episode, episode.messages), episode.step("add", {"a": 2})),
         "the agent's step was add({'a': 1}) and is add({'a': 2}) now",
@@ -121,7 +135,10 @@ DIVERGING: dict[str, tuple[Callable[[Episode], object], str]] = {
         lambda episode: (ask(episode, episode.messages), episode.step("add", {"a": 1}), None)[-1],
         "did not ask again for 3 of the turns in its journal",
     ),
-    "fewer steps": (lambda episode: with_steps(episode, responds=False) and None, "did not repeat 2 of its steps"),
+    "fewer steps": (
+        lambda episode: with_steps(episode, responds=False) and None,
+        "did not repeat 2 of its steps",
+    ),
 }
 
 
@@ -132,14 +149,19 @@ class TestDivergence:
         agent, what = DIVERGING[name]
         with pytest.raises(AgentDiverged, match=re.escape(what)) as caught:
             play(agent, *TEXTS, recorded=played.events[:-1])
-        assert isinstance(caught.value, AgentFailure) and "no clocks, random ids" in str(caught.value)
+        assert isinstance(caught.value, AgentFailure) and "no clocks, random ids" in str(
+            caught.value
+        )
 
     @pytest.mark.parametrize(
         ("seen", "what"),
         [
             (Observation("other"), """Acted.text was '{"a": 1}' and is 'other'"""),
             (Observation('{"a": 1}', done=True), "Acted.done was False and is True"),
-            (Observation('{"a": 1}', reward=0.5), "Acted.action was {'name': 'add', 'arguments': {'a': 1}} and is"),
+            (
+                Observation('{"a": 1}', reward=0.5),
+                "Acted.action was {'name': 'add', 'arguments': {'a': 1}} and is",
+            ),
         ],
     )
     def test_an_environment_that_does_something_else(self, seen: Observation, what: str) -> None:
@@ -158,7 +180,9 @@ def gives_up(episode: Episode) -> None:
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     body = {"model": "m", "messages": list(episode.messages)}  # as `ask` writes it, byte for byte
     with pytest.raises(requests.Timeout):
-        requests.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2)
+        requests.post(
+            f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2
+        )
 
 
 def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> None:
@@ -199,7 +223,8 @@ def test_a_request_that_is_sent_again_while_it_is_under_way_is_sampled_once() ->
             gives_up(episode)
             time.sleep(0.3)  # the endpoint notices that the agent is gone
         assert len(begun) == 1
-        # Two at the same time are two: the first takes the one that is under way, the second is sampled.
+        # Two at the same time are two: the first takes the one that is under way, the second is
+        # sampled.
         with ThreadPoolExecutor(2) as pool:
             answers = [pool.submit(ask, episode, episode.messages) for _ in range(2)]
             until(lambda: len(begun) == 2)

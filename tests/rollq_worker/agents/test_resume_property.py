@@ -1,4 +1,6 @@
-"""An agent that asks in branches and at once, killed after any event: the resumed episode is the undisturbed one."""
+"""An agent that asks in branches and at once, killed after any event: the resumed episode is the
+undisturbed one.
+"""
 
 import json
 import zlib
@@ -22,7 +24,9 @@ HEADER = "[assistant]"
 
 
 class SameAgain(FakeEngine):
-    """Answers a prompt with the same text whenever it is asked, and interrupts every third answer once."""
+    """Answers a prompt with the same text whenever it is asked, and interrupts every third answer
+    once.
+    """
 
     def __init__(self) -> None:
         super().__init__(["unused"])
@@ -31,9 +35,11 @@ class SameAgain(FakeEngine):
         self.requests.append(request.ids[:])
         prompt, _, begun = text_of(request.ids).rpartition(HEADER)
         number = zlib.crc32(prompt.encode())
-        text = (f"said {number}" if number % 4 else json.dumps({"name": "add", "arguments": {"n": number}}))[
-            len(begun) :
-        ]
+        text = (
+            f"said {number}"
+            if number % 4
+            else json.dumps({"name": "add", "arguments": {"n": number}})
+        )[len(begun) :]
         interrupted = number % 3 == 0 and not begun
         out = char_ids(text[:2] if interrupted else text + chr(END))
         return Generated(
@@ -60,14 +66,18 @@ def agent(plan: Sequence[tuple[str, int]]) -> Callable[[Episode], None]:
                 answered(episode, [*messages[: 1 + n], user("edited")])
             else:  # several at once, some of them equal
                 with ThreadPoolExecutor(4) as pool:
-                    list(pool.map(lambda i: answered(episode, [user(f"part {i % 3}")]), range(n + 2)))
+                    list(
+                        pool.map(lambda i: answered(episode, [user(f"part {i % 3}")]), range(n + 2))
+                    )
         answered(episode, [*messages, user("at last")])
 
     return play_it
 
 
 def answered(episode: Episode, messages: Sequence[Message], **options: Any) -> Message:
-    """The reply as it is sent back: a call has its answer in the next message, so it is sent as words."""
+    """The reply as it is sent back: a call has its answer in the next message, so it is sent as
+    words.
+    """
     message = said(ask(episode, messages, **options))
     calls = message.pop("tool_calls", None)
     return {"role": "assistant", "content": json.dumps(calls)} if calls else message
@@ -83,23 +93,37 @@ def traces(played: Trajectory) -> Counter[tuple[bytes, bytes]]:
     return found
 
 
-def played_by(plan: Sequence[tuple[str, int]], recorded: Sequence[Event] = ()) -> tuple[Trajectory, Counter[bytes]]:
+def played_by(
+    plan: Sequence[tuple[str, int]], recorded: Sequence[Event] = ()
+) -> tuple[Trajectory, Counter[bytes]]:
     """The trajectory, and the requests that the engine got."""
     engine = SameAgain()
-    played = play(agent(plan), engine=engine, recorded=recorded, budget={"max_turns": 100, "max_tokens": 100_000})
+    played = play(
+        agent(plan),
+        engine=engine,
+        recorded=recorded,
+        budget={"max_turns": 100, "max_tokens": 100_000},
+    )
     return played, Counter(ids.tobytes() for ids in engine.requests)
 
 
-PLANS = st.lists(st.tuples(st.sampled_from(["ask", "act", "sub", "edit", "at once"]), st.integers(0, 3)), max_size=6)
+PLANS = st.lists(
+    st.tuples(st.sampled_from(["ask", "act", "sub", "edit", "at once"]), st.integers(0, 3)),
+    max_size=6,
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(plan=PLANS, data=st.data())
-def test_a_resumed_episode_equals_the_undisturbed_one(plan: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_a_resumed_episode_equals_the_undisturbed_one(
+    plan: list[tuple[str, int]], data: st.DataObject
+) -> None:
     whole, asked = played_by(plan)
     played = whole
     for attempt in range(2):  # the second one resumes the journal that the first one went on with
-        events = played.events[: data.draw(st.integers(0, len(played.events) - 1), f"events of attempt {attempt}")]
+        events = played.events[
+            : data.draw(st.integers(0, len(played.events) - 1), f"events of attempt {attempt}")
+        ]
         pieces = sum(isinstance(event, Sampled) for event in events)
         played, again = played_by(plan, events)
         assert traces(played) == traces(whole)

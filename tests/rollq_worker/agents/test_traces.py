@@ -1,4 +1,6 @@
-"""An agent's conversations as traces: what was sampled stays ids, and each sampled token is in one segment."""
+"""An agent's conversations as traces: what was sampled stays ids, and each sampled token is in one
+segment.
+"""
 
 from typing import Any
 
@@ -20,9 +22,18 @@ from tests.rollq_worker.episode.episodes import PieceEngine
 def sampled_once(played: Trajectory) -> None:
     """Each sampled token is trained in exactly one segment, with its logprob."""
     sampled = [event for event in played.events if isinstance(event, Sampled)]
-    in_segments = [event for segment in played.segments() for event in segment.events if isinstance(event, Sampled)]
+    in_segments = [
+        event
+        for segment in played.segments()
+        for event in segment.events
+        if isinstance(event, Sampled)
+    ]
     assert sorted(map(id, in_segments)) == sorted(map(id, sampled))
-    assert sum(sum(segment.mask) for segment in played.segments()) == played.sampled_tokens == sum(played.mask)
+    assert (
+        sum(sum(segment.mask) for segment in played.segments())
+        == played.sampled_tokens
+        == sum(played.mask)
+    )
     assert len(played.tokens) == len(played.mask) == len(played.logprobs) == sum(played.traces)
 
 
@@ -35,7 +46,10 @@ def test_replies_extend_a_trace_and_what_was_sampled_stays() -> None:
         call = said(ask(episode, messages, tools=[TOOL]))
         # Frameworks read arguments and write them again.
         call["tool_calls"][0]["function"]["arguments"] = '{"at":1}'
-        messages += [call, {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "seen"}]
+        messages += [
+            call,
+            {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "seen"},
+        ]
         ask(episode, messages, tools=[TOOL])
 
     played = play(agent, engine=engine)
@@ -59,7 +73,9 @@ def test_a_branch_keeps_the_ids_that_were_sampled_before_it() -> None:
 
     played = play(agent, engine=engine)
     left, right = engine.requests[1:]
-    common = len("[system]policy[user]hello[assistant]one") + 1  # with the stop token, which no template wrote
+    common = (
+        len("[system]policy[user]hello[assistant]one") + 1
+    )  # with the stop token, which no template wrote
     assert left[:common] == right[:common]
     assert [isinstance(event, Prompt) for event in played.events].count(True) == 2
     sampled_once(played)
@@ -93,10 +109,16 @@ def test_the_wire_and_the_counts_keep_the_traces() -> None:
 
     played = play(agent, "one", "two", "three")
     again = read_trajectory(
-        played.job, encode_header(played.header), [encode_event(event, "r/g/0") for event in played.events]
+        played.job,
+        encode_header(played.header),
+        [encode_event(event, "r/g/0") for event in played.events],
     )
     assert (again.tokens, again.mask, again.traces) == (played.tokens, played.mask, played.traces)
-    assert [event.asked for event in again.events if isinstance(event, Sampled)] == [{}, {"temperature": 0.5}, {}]
+    assert [event.asked for event in again.events if isinstance(event, Sampled)] == [
+        {},
+        {"temperature": 0.5},
+        {},
+    ]
     stats = count_tokens(again)
     assert (stats.traces, stats.malformed_turns, stats.version_breaks) == (2, 0, 0)
     assert again.messages[:2] == played.messages[:2]
@@ -114,7 +136,10 @@ def test_where_the_template_cannot_be_trusted_with_a_bridge_it_writes_the_conver
 
     def agent(episode: Episode) -> None:
         first = said(ask(episode, episode.messages, tools=[TOOL]))
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": "seen"} for call in first["tool_calls"]]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "seen"}
+            for call in first["tool_calls"]
+        ]
         ask(episode, [*episode.messages, first, *results], tools=[TOOL])
         cut = said(ask(episode, [user("short")], max_tokens=2))
         ask(episode, [user("short"), cut, user("go on")])
@@ -147,15 +172,27 @@ def test_an_interrupted_turn_goes_on_where_it_was() -> None:
         ask(episode, [*episode.messages, first, user("and?")])
 
     played = play(agent, engine=engine)
-    assert [text_of(event.ids) for event in played.events if isinstance(event, Sampled)] == ["on", "e", "two"]
+    assert [text_of(event.ids) for event in played.events if isinstance(event, Sampled)] == [
+        "on",
+        "e",
+        "two",
+    ]
     assert sum(isinstance(event, Observed) for event in played.events) == 2
     sampled_once(played)
 
 
-@given(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1, max_size=15))
+@given(
+    moves=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1, max_size=15
+    )
+)
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_every_request_is_the_conversation_that_was_asked_for(moves: list[tuple[int, int, bool]]) -> None:
-    """`moves`: which conversation to go on with, at which of its turns, and whether to edit its beginning."""
+def test_every_request_is_the_conversation_that_was_asked_for(
+    moves: list[tuple[int, int, bool]],
+) -> None:
+    """`moves`: which conversation to go on with, at which of its turns, and whether to edit its
+    beginning.
+    """
     engine = FakeEngine([f"t{n}" for n in range(20)])
     wanted: list[str] = []
 

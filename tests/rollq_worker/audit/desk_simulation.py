@@ -1,7 +1,8 @@
-"""Files of a confident policy: samples of a group have a prompt in common, and go one of three ways in each turn.
+"""Files of a confident policy: samples of a group have a prompt in common, and go one of three ways
+in each turn.
 
-The first token of a turn decides the way, and is noisy; of the others one in twenty is. The engine that is asked goes
-the same ways. What it says of a token is the same each time.
+The first token of a turn decides the way, and is noisy; of the others one in twenty is. The engine
+that is asked goes the same ways. What it says of a token is the same each time.
 """
 
 from array import array
@@ -36,20 +37,26 @@ class DeskEngine:
 
     def new(self, count: int) -> "array[int]":
         first = len(self._true)
-        off = np.where(self._draw.random(count) < 0.05, 0.09 * self._draw.standard_t(14, count), 0.0)
+        off = np.where(
+            self._draw.random(count) < 0.05, 0.09 * self._draw.standard_t(14, count), 0.0
+        )
         off[0] = 0.06 * self._draw.standard_t(8)
         self._true.extend(-self._draw.exponential(1 / 1.2, count))
         self._off.extend(off)
         return array("I", range(first, first + count))
 
-    def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+    def sample(
+        self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+    ) -> SampledTokens:
         ways = self._ways.setdefault(ids[-1], [])
         while len(ways) < len(WAYS):
             ways.append(self.new(TURN))
         way = ways[self._draw.choice(len(WAYS), p=WAYS)]
         return SampledTokens(way, array("d", [self._true[id] for id in way]), True)
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
+    def score(
+        self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None
+    ) -> Scores:
         logprobs = array("d", [self._true[id] + self._off[id] for id in ids[start + 1 :]])
         return Scores(logprobs, [()] * len(logprobs))
 
@@ -62,7 +69,12 @@ def groups_of(engine: DeskEngine, count: int) -> list[ExportedTrajectory]:
             first = engine.sample(prompt, {})
             bridge = bridges.setdefault(first.ids[0], engine.new(BRIDGE))
             second = engine.sample(bridge, {})
-            logprobs = array("d", bytes(8 * PROMPT)) + first.logprobs + array("d", bytes(8 * BRIDGE)) + second.logprobs
+            logprobs = (
+                array("d", bytes(8 * PROMPT))
+                + first.logprobs
+                + array("d", bytes(8 * BRIDGE))
+                + second.logprobs
+            )
             file.append(
                 ExportedTrajectory(
                     size=0,

@@ -46,30 +46,47 @@ class FakeScorer:
         self.others: set[Adapter] = set()
         """Adapters that stand for other weights than they did."""
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Adapter | None = None) -> Scores:
+    def score(
+        self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Adapter | None = None
+    ) -> Scores:
         self.calls.append((ids.tolist(), start, likeliest))
         self.adapters.append(adapter)
         if self.refusal:
             raise ScoringRefused(self.refusal)
         logprobs = array(
-            "d", [true_logprob(ids, i) + self.noise - (adapter in self.others) for i in range(start + 1, len(ids))]
+            "d",
+            [
+                true_logprob(ids, i) + self.noise - (adapter in self.others)
+                for i in range(start + 1, len(ids))
+            ],
         )
         if not likeliest or not self.lists:
             return Scores(logprobs, [()] * len(logprobs))
         # Two tokens share all the mass: the sampled one and another.
-        return Scores(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
+        return Scores(
+            logprobs,
+            [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs],
+        )
 
-    def score_decoded(self, ids: "array[int]", token: int, temperature: float, adapter: Adapter | None = None) -> float:
+    def score_decoded(
+        self, ids: "array[int]", token: int, temperature: float, adapter: Adapter | None = None
+    ) -> float:
         self.decoded.append((len(ids), temperature))
         if self.refusal_to_decode:
             raise ScoringRefused(self.refusal_to_decode)
         logprob = true_logprob(ids + array("I", [token]), len(ids))
         return at_temperature(logprob, temperature) + self.noise - (adapter in self.others)
 
-    def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Adapter | None = None) -> SampledTokens:
+    def sample(
+        self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Adapter | None = None
+    ) -> SampledTokens:
         """Decodes without noise. No two turns begin alike."""
         self.sampled.append((len(ids), dict(sampling)))
-        new, count, temperature = array("I"), sampling["max_new_tokens"], sampling.get("temperature") or 1.0
+        new, count, temperature = (
+            array("I"),
+            sampling["max_new_tokens"],
+            sampling.get("temperature") or 1.0,
+        )
         for i in range(count):
             new.append((7 * i * i + ids[-1] + len(self.sampled) // 2) % 40)
         known = [true_logprob(ids + new, len(ids) + i) for i in range(count)]
@@ -102,7 +119,14 @@ def record(**changes: Any) -> dict[str, Any]:
         "queue": "rollq",
         "task": 0,
     }
-    of_attempt = {"attempt": 1, "began": 1.0, "stop": "done", "failure": None, "reward": 1.0, "info": {}}
+    of_attempt = {
+        "attempt": 1,
+        "began": 1.0,
+        "stop": "done",
+        "failure": None,
+        "reward": 1.0,
+        "info": {},
+    }
     return {
         **of_job,
         **of_attempt,
@@ -120,17 +144,25 @@ def record(**changes: Any) -> dict[str, Any]:
 
 def write_file(folder: Path, *lines: object) -> Path:
     path = folder / "x.jsonl"
-    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    path.write_text(
+        "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    )
     return path
 
 
-def audit(*records: object, scorer: FakeScorer | None = None, vocabulary: int = 50) -> dict[str, Any]:
-    """The report on these records as JSON, with the `reasons` of the verdict and the tokens skipped `by_reason`."""
+def audit(
+    *records: object, scorer: FakeScorer | None = None, vocabulary: int = 50
+) -> dict[str, Any]:
+    """The report on these records as JSON, with the `reasons` of the verdict and the tokens skipped
+    `by_reason`.
+    """
     scorer = scorer or FakeScorer()
     auditor = Auditor(scorer, frozenset(["v1"]), vocabulary)
     with TemporaryDirectory() as folder:
         trajectories = list(read(write_file(Path(folder), *records)))
-    floor = Floor(auditor.audit_again(*turn) for turn in turns_to_decode(trajectories, len(trajectories)))
+    floor = Floor(
+        auditor.audit_again(*turn) for turn in turns_to_decode(trajectories, len(trajectories))
+    )
     scorer.calls.clear()
     report = Report(floor)
     for trajectory in trajectories:

@@ -11,13 +11,21 @@ TURNS = count()
 
 def scoring_engine() -> AbstractContextManager[ScriptedEngine]:
     """Of weights v1, for up to 89 tokens. Its answers to /generate are the test's."""
-    return scripted_engine(model_info=(200, {"weight_version": "v1"}), server_info=(200, {"max_req_input_len": 90}))
+    return scripted_engine(
+        model_info=(200, {"weight_version": "v1"}), server_info=(200, {"max_req_input_len": 90})
+    )
 
 
 def scores(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
     start = body["logprob_start_len"]
-    entries = [[None if i == start else -0.5, body["input_ids"][i], None] for i in range(start, len(body["input_ids"]))]
-    return {"output_ids": [], "meta_info": {"weight_version": "v1", "input_token_logprobs": entries, **meta}}
+    entries = [
+        [None if i == start else -0.5, body["input_ids"][i], None]
+        for i in range(start, len(body["input_ids"]))
+    ]
+    return {
+        "output_ids": [],
+        "meta_info": {"weight_version": "v1", "input_token_logprobs": entries, **meta},
+    }
 
 
 def decoded(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
@@ -26,10 +34,16 @@ def decoded(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
 
 
 def sampled(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """As many tokens as were asked for, with the logprobs that `scores` gives. No two turns begin alike."""
+    """As many tokens as were asked for, with the logprobs that `scores` gives. No two turns begin
+    alike.
+    """
     ids = [100 + next(TURNS) % 1000] + [7] * (body["sampling_params"]["max_new_tokens"] - 1)
     entries = [[-0.5, id, None] for id in ids]
-    said = {"weight_version": "v1", "output_token_logprobs": entries, "finish_reason": {"type": "stop", "matched": 7}}
+    said = {
+        "weight_version": "v1",
+        "output_token_logprobs": entries,
+        "finish_reason": {"type": "stop", "matched": 7},
+    }
     return {"output_ids": ids, "meta_info": {**said, **meta}}
 
 

@@ -1,9 +1,10 @@
-"""Which faults `rollq audit` finds, by simulation: files of a policy that is sure of most tokens, on a noisy engine.
+"""Which faults `rollq audit` finds, by simulation: files of a policy that is sure of most tokens,
+on a noisy engine.
 
     python -m tests.rollq_worker.audit.simulation [--files N]
 
-prints a table: files of 1,000 trajectories with a fault in a share of them, and in how many of the files it was found.
-docs/audit.md sums it up. Exit code 1 when a good file is called bad.
+prints a table: files of 1,000 trajectories with a fault in a share of them, and in how many of the
+files it was found. docs/audit.md sums it up. Exit code 1 when a good file is called bad.
 """
 
 import argparse
@@ -32,35 +33,47 @@ Plant = Callable[[ExportedTrajectory], None]
 
 
 def deep(draw: Random, n: int) -> Any:
-    """As measured between decoding and prefill of 28 layers in bf16: mean 0.06, 99th percentile 0.21."""
+    """As measured between decoding and prefill of 28 layers in bf16: mean 0.06, 99th percentile
+    0.21.
+    """
     return 0.0715 * draw.standard_t(14, n)
 
 
 def shallow(draw: Random, n: int) -> Any:
-    """As measured of two layers, where few tokens are rounded the other way: mean 0.0011, 99th percentile 0.028."""
+    """As measured of two layers, where few tokens are rounded the other way: mean 0.0011, 99th
+    percentile 0.028.
+    """
     return np.where(draw.random(n) < 0.06, 0.0185 * draw.standard_t(6, n), 0.0001)
 
 
 def logprobs(draw: Random, n: int) -> Any:
     """Of a policy that gives two tokens of three a probability above 0.99."""
-    return -np.where(draw.random(n) < 0.67, draw.exponential(1 / 300, n), draw.exponential(1 / 1.2, n))
+    return -np.where(
+        draw.random(n) < 0.67, draw.exponential(1 / 300, n), draw.exponential(1 / 1.2, n)
+    )
 
 
 class SimulatedEngine:
-    """Decodes with the true logprobs; its prefill is off by the noise. A token's id says where its logprob is."""
+    """Decodes with the true logprobs; its prefill is off by the noise. A token's id says where its
+    logprob is.
+    """
 
     max_tokens = 1 << 30
 
     def __init__(self, draw: Random, noise: Noise) -> None:
         self._draw, self._noise, self._true = draw, noise, array("d")
 
-    def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+    def sample(
+        self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+    ) -> SampledTokens:
         n = sampling["max_new_tokens"]
         first = len(self._true)
         self._true.extend(logprobs(self._draw, n))
         return SampledTokens(array("I", range(first, first + n)), self._true[first:], True)
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
+    def score(
+        self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None
+    ) -> Scores:
         scored = ids[start + 1 :]
         noise = self._noise(self._draw, len(scored))
         true = np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)]
@@ -134,7 +147,9 @@ FAULTS: dict[str, Plant] = {
 }
 
 
-def audited(noise: Noise, seed: int, trajectories: int, *, plant: Plant = shifted, share: float = 0.0) -> Report:
+def audited(
+    noise: Noise, seed: int, trajectories: int, *, plant: Plant = shifted, share: float = 0.0
+) -> Report:
     """The report on a file with the fault in that share of its trajectories."""
     draw = np.random.default_rng(seed)
     engine = SimulatedEngine(draw, noise)
@@ -153,7 +168,9 @@ def report_on(file: Sequence[ExportedTrajectory], auditor: Auditor) -> Report:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=3, help="files for each cell of the table (3)")
     files = range(parser.parse_args().files)
     wrong = 0
@@ -162,7 +179,10 @@ def main() -> int:
         wrong += sum(audited(noise, 1000 + seed, 1000).verdict != "ok" for seed in files)
         for name, plant in FAULTS.items():
             found = [
-                sum(audited(noise, seed, 1000, plant=plant, share=share).verdict == "bad" for seed in files)
+                sum(
+                    audited(noise, seed, 1000, plant=plant, share=share).verdict == "bad"
+                    for seed in files
+                )
                 for share in SHARES
             ]
             print(f"| {name} | {' | '.join(f'{n}/{len(files)}' for n in found)} |", flush=True)

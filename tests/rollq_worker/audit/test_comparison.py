@@ -22,7 +22,12 @@ from tests.rollq_worker.audit.exported import FakeScorer, at_temperature, audit,
 def test_what_was_sampled_is_compared() -> None:
     scorer = FakeScorer(noise=0.002)
     found = audit(record(), record(job="r/g/1"), scorer=scorer)
-    assert (found["trajectories"], found["tokens"], found["skipped"], found["shift"]) == (2, 16, 0, 0)
+    assert (found["trajectories"], found["tokens"], found["skipped"], found["shift"]) == (
+        2,
+        16,
+        0,
+        0,
+    )
     assert found["mean_abs"] == pytest.approx(0.002) and found["max_abs"] == pytest.approx(0.002)
     assert found["verdict"] == "ok" and found["reasons"] == []
     assert scorer.calls[0] == (record()["tokens"], 4, 0)
@@ -37,7 +42,10 @@ def test_other_weights_are_skipped_and_too_many_of_them_are_too_many() -> None:
     assert scorer.calls[0][1] == 11  # nothing before the first comparable token is scored
     many = [record(job=f"r/g/{i}") for i in range(19)]
     found = audit(some, *many)
-    assert found["tokens"] / (found["tokens"] + found["skipped"]) >= MIN_COMPARED and found["verdict"] == "ok"
+    assert (
+        found["tokens"] / (found["tokens"] + found["skipped"]) >= MIN_COMPARED
+        and found["verdict"] == "ok"
+    )
 
 
 def test_each_token_is_scored_by_the_version_of_the_adapter_that_sampled_it() -> None:
@@ -49,25 +57,40 @@ def test_each_token_is_scored_by_the_version_of_the_adapter_that_sampled_it() ->
     assert [len(ids) for ids, _, _ in scorer.calls] == [9, 16]
     scorer.others = {Adapter("math", "6")}
     found = audit(record(adapter="math", versions=versions), scorer=scorer)
-    assert found["verdict"] == "bad" and {token["version"] for token in found["worst"] if token["abs"] > 0.1} == {"6"}
+    assert found["verdict"] == "bad" and {
+        token["version"] for token in found["worst"] if token["abs"] > 0.1
+    } == {"6"}
 
 
-@pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.1}, {"logit_bias": {"5": 1}}, {"regex": "a*"}])
+@pytest.mark.parametrize(
+    "sampling", [{"repetition_penalty": 1.1}, {"logit_bias": {"5": 1}}, {"regex": "a*"}]
+)
 def test_what_a_prefill_does_not_apply_is_skipped(sampling: dict[str, Any]) -> None:
     scorer = FakeScorer()
     found = audit(record(sampling=sampling), scorer=scorer)
-    assert found["skipped"] == 8 and found["by_reason"] == {f"sampled with {next(iter(sampling))}": 8}
+    assert found["skipped"] == 8 and found["by_reason"] == {
+        f"sampled with {next(iter(sampling))}": 8
+    }
     assert not scorer.calls
 
 
 def test_what_saw_images_is_skipped() -> None:
-    part = {"type": "image", "sha256": "ab", "mime": "image/png", "width": 4, "height": 4, "bytes": 70}
+    part = {
+        "type": "image",
+        "sha256": "ab",
+        "mime": "image/png",
+        "width": 4,
+        "height": 4,
+        "bytes": 70,
+    }
     scorer, with_images = FakeScorer(), [{"role": "user", "content": [part]}, *record()["messages"]]
     found = audit(record(messages=with_images), scorer=scorer)
     assert found["by_reason"] == {"sampled with images": 8} and not scorer.calls
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}, {"repetition_penalty": 1.0}])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}, {"repetition_penalty": 1.0}]
+)
 def test_what_changes_no_logprob_is_compared(sampling: dict[str, Any]) -> None:
     assert audit(record(sampling=sampling))["verdict"] == "ok"
 
@@ -84,9 +107,13 @@ def test_another_temperature(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("lists", [True, False])
-def test_where_the_likeliest_tokens_do_not_say_enough_the_engine_decodes_at_that_temperature(lists: bool) -> None:
+def test_where_the_likeliest_tokens_do_not_say_enough_the_engine_decodes_at_that_temperature(
+    lists: bool,
+) -> None:
     class Flat(FakeScorer):
-        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
+        def score(
+            self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None
+        ) -> Scores:
             found = super().score(ids, start, likeliest=likeliest, adapter=adapter)
             return Scores(found.logprobs, [[-7.0, -8.0] if lists else []] * len(found.logprobs))
 
@@ -94,7 +121,9 @@ def test_where_the_likeliest_tokens_do_not_say_enough_the_engine_decodes_at_that
     sampled["logprobs"] = [p and at_temperature(p, 1.5) for p in sampled["logprobs"]]
     scorer = Flat()
     found = audit(sampled, scorer=scorer)
-    assert (found["tokens"], found["skipped"], found["verdict"]) == (8, 0, "ok") and found["max_abs"] < 1e-9
+    assert (found["tokens"], found["skipped"], found["verdict"]) == (8, 0, "ok") and found[
+        "max_abs"
+    ] < 1e-9
     assert scorer.decoded[-8:] == [(i, 1.5) for i in (5, 6, 7, 8, 12, 13, 14, 15)]
     sampled["logprobs"][6] -= 2
     assert audit(sampled, scorer=Flat())["worst"][0]["position"] == 6
@@ -161,7 +190,10 @@ def test_each_reply_of_the_engine_is_scored_at_its_own_temperature() -> None:
 
 
 def test_only_the_replies_that_asked_for_a_parameter_cannot_be_compared() -> None:
-    asked = [[4, "stop", {"frequency_penalty": 0.5, "temperature": 0.3}], [4, "stop", {"max_new_tokens": 9}]]
+    asked = [
+        [4, "stop", {"frequency_penalty": 0.5, "temperature": 0.3}],
+        [4, "stop", {"max_new_tokens": 9}],
+    ]
     report = audit(record(pieces=asked))
     assert report["tokens"] == 4 and report["by_reason"] == {"sampled with frequency_penalty": 4}
 
@@ -181,7 +213,9 @@ def test_turns_are_sampled_anew_as_they_were_sampled() -> None:
 
 def test_a_sampled_id_beyond_those_of_the_file_ends_what_is_scored_of_a_turn() -> None:
     class Higher(FakeScorer):
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+        def sample(
+            self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+        ) -> SampledTokens:
             found = super().sample(ids, sampling)
             found.ids[2] = 50
             return found

@@ -16,7 +16,9 @@ from tests.rollq_worker.audit.simulation import FAULTS, Noise, audited, deep, sh
 
 @pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
 def test_the_spread_of_differences(n: int) -> None:
-    report = spread(array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0]))
+    report = spread(
+        array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0])
+    )
     ordered = [i / n for i in range(n)] if n != 2 else [1.0, 3.0]
     assert report["p99_abs"] == ordered[int(0.99 * (n - 1))] and report["max_abs"] == ordered[-1]
     assert report["mean_abs"] == pytest.approx(sum(ordered) / n) and report["tokens"] == n
@@ -38,7 +40,9 @@ def test_an_engine_that_is_as_noisy_is_no_fault_of_the_file() -> None:
     report = audit(*[record(job=f"r/{i}/0") for i in range(20)], scorer=FakeScorer(noise=0.12))
     assert (report["verdict"], report["reasons"]) == ("ok", [])
     assert report["floor"]["mean_abs"] == pytest.approx(0.12) == report["mean_abs"]
-    assert report["detectable"]["outlier"] == pytest.approx(0.18) == report["detectable"]["mean_abs"]
+    assert (
+        report["detectable"]["outlier"] == pytest.approx(0.18) == report["detectable"]["mean_abs"]
+    )
 
 
 def test_an_engine_that_contradicts_itself() -> None:
@@ -50,11 +54,16 @@ def test_an_engine_that_contradicts_itself() -> None:
 
 def test_noise_that_cannot_be_measured_proves_nothing() -> None:
     class Refuses(FakeScorer):
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+        def sample(
+            self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+        ) -> SampledTokens:
             raise ScoringRefused("no")
 
     report = audit(record(), scorer=Refuses())
-    assert report["verdict"] == "incomplete" and "the engine's own noise could not be measured" in report["reasons"]
+    assert (
+        report["verdict"] == "incomplete"
+        and "the engine's own noise could not be measured" in report["reasons"]
+    )
     assert report["floor"]["tokens"] == 0 and report["detectable"]["mean_abs"] is None
 
 
@@ -74,7 +83,9 @@ class TestSimulatedFiles:
             "other weights, off by 0.2 on average",
         ],
     )
-    def test_a_fault_of_one_trajectory_in_two_hundred_is_found(self, noise: Noise, fault: str) -> None:
+    def test_a_fault_of_one_trajectory_in_two_hundred_is_found(
+        self, noise: Noise, fault: str
+    ) -> None:
         report = audited(noise, 7, 200, plant=FAULTS[fault], share=0.005)
         assert report.verdict == "bad" and [parts[0].job for parts in report.faults] == ["r/g/0"]
 
@@ -88,14 +99,23 @@ class TestGroups:
 
     @pytest.mark.parametrize("fault", DESK_FAULTS)
     def test_a_fault_is_found(self, fault: str) -> None:
-        assert [seed for seed in range(10) if report_of_groups(seed, 16, DESK_FAULTS[fault]).verdict != "bad"] == []
+        assert [
+            seed
+            for seed in range(10)
+            if report_of_groups(seed, 16, DESK_FAULTS[fault]).verdict != "bad"
+        ] == []
 
     def test_chance_is_reckoned_with_what_is_not_repeated_in_a_group(self) -> None:
         def least(*jobs: str) -> int:
-            found: int = audit(*[record(job=job) for job in jobs])["detectable"]["outliers"]["file"]["least"]
+            found: int = audit(*[record(job=job) for job in jobs])["detectable"]["outliers"][
+                "file"
+            ]["least"]
             return found
 
-        together, apart = least(*(f"r/a/{i}" for i in range(8))), least(*(f"r/{i}/0" for i in range(8)))
+        together, apart = (
+            least(*(f"r/a/{i}" for i in range(8))),
+            least(*(f"r/{i}/0" for i in range(8))),
+        )
         assert together > 2 * apart
 
     @pytest.mark.parametrize("right", [0, 3])
@@ -108,7 +128,9 @@ class TestGroups:
 
     def test_turns_that_the_engine_decodes_alike_are_one_observation(self) -> None:
         class Alike(FakeScorer):
-            def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+            def sample(
+                self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+            ) -> SampledTokens:
                 found = super().sample(ids, sampling)
                 self.sampled.clear()
                 return found
@@ -133,16 +155,24 @@ def test_a_shifted_file_is_named_as_such(by: int) -> None:
 
 def test_a_confident_policy_is_not_taken_for_shifted() -> None:
     class Sure(FakeScorer):
-        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None) -> Scores:
+        def score(
+            self, ids: "array[int]", start: int, *, likeliest: int = 0, adapter: Any = None
+        ) -> Scores:
             logprobs = array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))])
             return Scores(logprobs, [()] * len(logprobs))
 
-        def sample(self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None) -> SampledTokens:
+        def sample(
+            self, ids: "array[int]", sampling: Mapping[str, Any], adapter: Any = None
+        ) -> SampledTokens:
             found = super().sample(ids, sampling)
             return SampledTokens(found.ids, array("d", [-1e-6] * len(found.ids)), True)
 
     report = audit(
-        record(logprobs=[-1e-6 * ((i + 1) % 3) if bit else 0.0 for i, bit in enumerate(record()["mask"])]),
+        record(
+            logprobs=[
+                -1e-6 * ((i + 1) % 3) if bit else 0.0 for i, bit in enumerate(record()["mask"])
+            ]
+        ),
         scorer=Sure(),
     )
     assert (report["verdict"], report["shift"]) == ("ok", 0)
@@ -157,7 +187,9 @@ class TestRareFaults:
     """They do not move the mean or the 99th percentile of a whole file."""
 
     def records(self, count: int) -> list[dict[str, Any]]:
-        """Two turns each: 4 sampled tokens and a stop; 3 tokens, an interruption, and 4 more with a stop."""
+        """Two turns each: 4 sampled tokens and a stop; 3 tokens, an interruption, and 4 more with a
+        stop.
+        """
         mask = [0] * 4 + [1] * 5 + [0] * 2 + [1] * 7
         tokens = array("I", [(7 * i * i + 3) % 50 for i in range(len(mask))])
         report = {
@@ -174,7 +206,10 @@ class TestRareFaults:
                 {"role": "assistant"},
             ],
         }
-        return [record(job=f"r/{i}/0", **report | {"logprobs": list(report["logprobs"])}) for i in range(count)]
+        return [
+            record(job=f"r/{i}/0", **report | {"logprobs": list(report["logprobs"])})
+            for i in range(count)
+        ]
 
     PLACES = {"first": 4, "call": 6, "stop": 8, "bridge": 11, "text": 12, "interruption": 14}  # noqa: RUF012
 
@@ -193,7 +228,10 @@ class TestRareFaults:
         report = audit(*records)
         assert report["verdict"] == "bad" and report["p99_abs"] < 0.1 and report["mean_abs"] < 0.01
         total = report["classes"][name]["tokens"]
-        assert f"42 of the tokens of class {name} ({total}) are off by more than 0.125" in report["reasons"]
+        assert (
+            f"42 of the tokens of class {name} ({total}) are off by more than 0.125"
+            in report["reasons"]
+        )
 
     def test_one_shifted_trajectory_of_many_is_found(self) -> None:
         records = self.records(500)
@@ -203,7 +241,10 @@ class TestRareFaults:
             records[77]["logprobs"][i] = true_logprob(tokens, i + 1)
         report = audit(*records)
         assert (report["verdict"], report["faulty"], report["shift"]) == ("bad", 1, 0)
-        assert report["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/77/0"
+        assert (
+            report["reasons"][-1]
+            == "too many tokens are off in 1 of 500 trajectories, first in r/77/0"
+        )
         assert [(fault["job"], fault["turn"]) for fault in report["faults"]] == [("r/77/0", None)]
 
     def test_one_bad_turn_of_a_long_trajectory_is_found(self) -> None:
@@ -213,7 +254,13 @@ class TestRareFaults:
         for i in range(607, 611):
             logprobs[i] += 0.3
         versions = ["v1" if bit else None for bit in mask]
-        fields = {"tokens": tokens.tolist(), "mask": mask, "logprobs": logprobs, "versions": versions, "traces": [626]}
+        fields = {
+            "tokens": tokens.tolist(),
+            "mask": mask,
+            "logprobs": logprobs,
+            "versions": versions,
+            "traces": [626],
+        }
         report = audit(record(**fields))
         assert (report["verdict"], [fault["turn"] for fault in report["faults"]]) == ("bad", [1])
 

@@ -53,17 +53,26 @@ def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     assert list(found.logprobs) == [-0.5, -0.5] and found.likeliest == [(), ()]
     (sent,) = engine.bodies()
     assert sent["input_ids"] == [5, 6, 7, 8] and sent["sampling_params"] == {"max_new_tokens": 0}
-    assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (True, 1, False)
+    assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (
+        True,
+        1,
+        False,
+    )
 
 
 def test_an_adapter_that_the_engine_lacks_is_named_with_the_line_that_loads_it(
     engine: ScriptedEngine, connect: Connect
 ) -> None:
-    missing = "Got LoRA adapter that has never been loaded: math@7\nAll loaded adapters: dict_keys([])."
+    missing = (
+        "Got LoRA adapter that has never been loaded: math@7\nAll loaded adapters: dict_keys([])."
+    )
     engine.answers = [scores, (400, {"error": {"message": missing}})]
     scorer = connect(engine)
     scorer.score(IDS, 1, adapter=Adapter("math", "6"))
-    with pytest.raises(ScoringRefused, match=f"--engine {engine.url} --adapter math --path DIR --version 7` loads it"):
+    with pytest.raises(
+        ScoringRefused,
+        match=f"--engine {engine.url} --adapter math --path DIR --version 7` loads it",
+    ):
         scorer.score(IDS, 1, adapter=Adapter("math", "7"))
     assert [body["lora_path"] for body in engine.bodies()] == ["math@6", "math@7"]
 
@@ -71,7 +80,10 @@ def test_an_adapter_that_the_engine_lacks_is_named_with_the_line_that_loads_it(
 def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:
     tops = [None, [[-0.1, 7, None], [-2.4, 5, None]], [[-0.2, 8, None]]]
     engine.answers = [lambda body: scores(body, input_top_logprobs=tops)]
-    assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [array("d", [-0.1, -2.4]), array("d", [-0.2])]
+    assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [
+        array("d", [-0.1, -2.4]),
+        array("d", [-0.2]),
+    ]
     assert engine.bodies()[0]["top_logprobs_num"] == 2
 
 
@@ -79,11 +91,20 @@ def test_a_score_at_another_temperature(engine: ScriptedEngine, connect: Connect
     engine.answers = [decoded]
     assert connect(engine).score_decoded(IDS, 9, 0.7, Adapter("math", "6")) == -0.5
     [sent] = engine.bodies()
-    assert (sent["input_ids"], sent["token_ids_logprob"], sent["lora_path"]) == ([5, 6, 7, 8], [9], "math@6")
-    assert sent["sampling_params"] == {"max_new_tokens": 1, "temperature": 0.7} and sent["return_logprob"]
+    assert (sent["input_ids"], sent["token_ids_logprob"], sent["lora_path"]) == (
+        [5, 6, 7, 8],
+        [9],
+        "math@6",
+    )
+    assert (
+        sent["sampling_params"] == {"max_new_tokens": 1, "temperature": 0.7}
+        and sent["return_logprob"]
+    )
 
 
-def test_an_engine_that_cannot_score_at_a_temperature(engine: ScriptedEngine, connect: Connect) -> None:
+def test_an_engine_that_cannot_score_at_a_temperature(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
     engine.answers = [sampled, (400, {"error": {"message": "no such field"}})]
     for said in ("reports no logprobs of the tokens that it is asked for", "no such field"):
         with pytest.raises(ScoringRefused, match=said):
@@ -93,13 +114,21 @@ def test_an_engine_that_cannot_score_at_a_temperature(engine: ScriptedEngine, co
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda body: decoded(body, output_token_ids_logprobs=[[[-0.5, 7, None]]]), "of token 7 in place of 9"),
-        (lambda body: decoded(body, output_token_ids_logprobs=[[[math.nan, 9, None]]]), "is not finite"),
+        (
+            lambda body: decoded(body, output_token_ids_logprobs=[[[-0.5, 7, None]]]),
+            "of token 7 in place of 9",
+        ),
+        (
+            lambda body: decoded(body, output_token_ids_logprobs=[[[math.nan, 9, None]]]),
+            "is not finite",
+        ),
         (lambda body: decoded(body, output_token_ids_logprobs=[[]]), "not a scoring reply"),
         (lambda body: decoded(body, output_token_ids_logprobs=[None]), "not a scoring reply"),
     ],
 )
-def test_a_broken_score_at_a_temperature(engine: ScriptedEngine, connect: Connect, answer: Any, said: str) -> None:
+def test_a_broken_score_at_a_temperature(
+    engine: ScriptedEngine, connect: Connect, answer: Any, said: str
+) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure, match=said):
         connect(engine).score_decoded(IDS, 9, 0.7)
@@ -109,17 +138,31 @@ def test_a_broken_score_at_a_temperature(engine: ScriptedEngine, connect: Connec
     ("answer", "said"),
     [
         ((500, {"error": {"message": "broken"}}), "answered 500: broken"),
-        (lambda body: scores(body, input_token_logprobs=[[None, 6], [math.nan, 7], [-1, 8]]), "is not finite"),
+        (
+            lambda body: scores(body, input_token_logprobs=[[None, 6], [math.nan, 7], [-1, 8]]),
+            "is not finite",
+        ),
         ((200, {"meta_info": {}}), "not a scoring reply"),
-        (lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}), "are not those of the 3 ids sent"),
-        (lambda body: scores({**body, "logprob_start_len": 2}), "the 2 logprobs are not those of the 3"),
+        (
+            lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}),
+            "are not those of the 3 ids sent",
+        ),
+        (
+            lambda body: scores({**body, "logprob_start_len": 2}),
+            "the 2 logprobs are not those of the 3",
+        ),
         (lambda body: scores(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
         (lambda body: scores(body, input_top_logprobs=[None]), "1 lists of likeliest tokens for 3"),
-        (lambda body: scores(body, input_top_logprobs=[None, [[None, 7]], [[-1, 8]]]), "not a scoring reply"),
+        (
+            lambda body: scores(body, input_top_logprobs=[None, [[None, 7]], [[-1, 8]]]),
+            "not a scoring reply",
+        ),
         ("reset", "the engine broke"),
     ],
 )
-def test_what_ends_an_audit(engine: ScriptedEngine, connect: Connect, answer: Any, said: str) -> None:
+def test_what_ends_an_audit(
+    engine: ScriptedEngine, connect: Connect, answer: Any, said: str
+) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure) as caught:
         connect(engine).score(IDS, 1, likeliest=2)
@@ -133,11 +176,16 @@ def test_tokens_that_the_engine_samples(engine: ScriptedEngine, connect: Connect
     assert found.ids[0] >= 100 and found.ids.tolist()[1:] == [7]
     assert (found.logprobs.tolist(), found.stopped) == ([-0.5, -0.5], True)
     [sent] = engine.bodies()
-    assert (sent["input_ids"], sent["sampling_params"]) == ([5, 6, 7, 8], {"max_new_tokens": 2, "top_k": 4})
+    assert (sent["input_ids"], sent["sampling_params"]) == (
+        [5, 6, 7, 8],
+        {"max_new_tokens": 2, "top_k": 4},
+    )
     assert sent["return_logprob"]
 
 
-def test_what_was_decoded_is_scored_by_a_prefill_of_its_own(engine: ScriptedEngine, connect: Connect) -> None:
+def test_what_was_decoded_is_scored_by_a_prefill_of_its_own(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
     engine.answers = [sampled, scores, decoded, sampled]
     first, second = connect(engine), connect(engine)
     first.sample(IDS, {"max_new_tokens": 2})
@@ -163,7 +211,9 @@ def test_a_broken_sample(engine: ScriptedEngine, connect: Connect, answer: Any) 
         connect(engine).sample(IDS, {"max_new_tokens": 2})
 
 
-def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine, connect: Connect) -> None:
+def test_a_full_queue_is_waited_for_and_not_for_ever(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
     full = (503, {"object": "error", "message": "The request queue is full.", "code": 503})
     engine.answers = [full, full, scores]
     assert len(connect(engine).score(IDS, 1).logprobs) == 2
@@ -172,7 +222,9 @@ def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine, con
         connect(engine).score(IDS, 1)
 
 
-def test_a_router_says_what_one_of_its_servers_has(engine: ScriptedEngine, connect: Connect) -> None:
+def test_a_router_says_what_one_of_its_servers_has(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
     engine.paths["/get_model_info"] = engine.paths.pop("/model_info")
     assert connect(engine).version == "v1"
 

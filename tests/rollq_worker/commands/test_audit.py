@@ -15,7 +15,12 @@ from tests.rollq_worker.audit.exported import record
 from tests.rollq_worker.audit.scoring_engine import scored_or_sampled, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
-RECORD = record(tokens=[5, 6, 7, 7, 7, 8], mask=[0, 0, 1, 1, 1, 1], logprobs=[0.0, 0.0, *[-0.5] * 4], sampling={})
+RECORD = record(
+    tokens=[5, 6, 7, 7, 7, 8],
+    mask=[0, 0, 1, 1, 1, 1],
+    logprobs=[0.0, 0.0, *[-0.5] * 4],
+    sampling={},
+)
 
 
 @pytest.fixture
@@ -40,33 +45,49 @@ def audit(file: Path, url: str, *flags: str) -> int:
     return cli.main(["audit", str(file), "--engine", url, *flags])
 
 
-def test_a_good_file(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_file(
+    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert audit(file, engine.url) == 0
     shown = capsys.readouterr().out
     assert "r/g/0" in shown and shown.rstrip().endswith("verdict: ok")
     assert audit(file, engine.url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == (
-        "trajectories tokens skipped mean_abs p99_abs max_abs floor detectable shift classes faulty faults worst"
+        "trajectories tokens skipped mean_abs p99_abs max_abs floor detectable shift "
+        "classes faulty faults worst"
         " verdict".split()
     )
     assert found["floor"] == {"tokens": 256, "mean_abs": 0.0, "p99_abs": 0.0, "max_abs": 0.0}
     assert found["detectable"]["outliers"]["file"] == {"of": 4, "least": 3}
-    assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 4, 0.0, "ok")
+    assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (
+        1,
+        4,
+        0.0,
+        "ok",
+    )
 
 
 def test_a_bad_file(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(file, logprobs=[0.0, 0.0, -0.9, -0.8, -0.8, -0.8])
     assert audit(file, engine.url) == 1
     shown = capsys.readouterr().out
-    assert "recorded -0.9000, scored -0.5000\n" in shown and "verdict: bad; 4 of all tokens (4) are off by" in shown
+    assert (
+        "recorded -0.9000, scored -0.5000\n" in shown
+        and "verdict: bad; 4 of all tokens (4) are off by" in shown
+    )
 
 
-def test_weights_by_another_name(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_by_another_name(
+    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(file, versions=[None, None] + ["step-4"] * 4)
     assert audit(file, engine.url) == 1
     shown = capsys.readouterr().out
-    assert "skipped: 4 tokens sampled by other weights" in shown and "verdict: incomplete; 0 of 4" in shown
+    assert (
+        "skipped: 4 tokens sampled by other weights" in shown
+        and "verdict: incomplete; 0 of 4" in shown
+    )
     assert not engine.bodies()
     assert audit(file, engine.url, "--versions", "step-3,step-4") == 0
 
@@ -86,13 +107,22 @@ def test_the_login_of_an_engine_is_not_shown(
     assert audit(file, f"http://ops:s3cret@127.0.0.1:{engine.port}") == 1
     assert audit(file, f"http://ops:s3cret@127.0.0.1:{free_port()}") == 1
     shown = capsys.readouterr()
-    assert "answered 401" in shown.err and "no engine at" in shown.err and "s3cret" not in shown.out + shown.err
+    assert (
+        "answered 401" in shown.err
+        and "no engine at" in shown.err
+        and "s3cret" not in shown.out + shown.err
+    )
 
 
-def test_an_unknown_id_is_not_sent(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_id_is_not_sent(
+    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(file, tokens=[5, 400000, 7, 7, 7, 8])
     assert audit(file, engine.url) == 1
-    assert "holds token id 400000, which the tokenizer of rollq does not know" in capsys.readouterr().err
+    assert (
+        "holds token id 400000, which the tokenizer of rollq does not know"
+        in capsys.readouterr().err
+    )
     assert not engine.bodies()
     write(file, tokens=[5, 6, 400000, 7, 7, 8])  # a model's padding id may well be sampled
     assert audit(file, engine.url) == 1
@@ -101,14 +131,19 @@ def test_an_unknown_id_is_not_sent(engine: ScriptedEngine, file: Path, capsys: p
 
 
 def test_an_engine_that_breaks(
-    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engine: ScriptedEngine,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollq_worker.commands.audit.AT_ONCE", 1)
     file.write_text(file.read_text() * 3)
     engine.answers = [scored_or_sampled] * (2 * TURNS + 2) + ["reset"]
     assert audit(file, engine.url) == 1
     captured = capsys.readouterr()
-    assert "the engine broke" in captured.err and "2 of 3 trajectories were compared" in captured.err
+    assert (
+        "the engine broke" in captured.err and "2 of 3 trajectories were compared" in captured.err
+    )
     assert captured.out.count("r/g/0") == 2 and "verdict" not in captured.out
 
 

@@ -1,4 +1,6 @@
-"""What a demo checks before it starts anything, which jobs it makes, and what it proposes afterwards."""
+"""What a demo checks before it starts anything, which jobs it makes, and what it proposes
+afterwards.
+"""
 
 import sys
 from pathlib import Path
@@ -23,7 +25,10 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
             "template_kwargs: the chat template of the bundled tokenizer does",
         ),
         (("--set", "queue=q"), "there is no key queue"),
-        (("--set", 'context={"kind": "window", "over": 2600}'), "context: context 'window': turns must be"),
+        (
+            ("--set", 'context={"kind": "window", "over": 2600}'),
+            "context: context 'window': turns must be",
+        ),
         (("--set", "reward=nope"), "reward: reward 'nope' is unknown here"),
         (("--set", 'user={"kind": "openai", "endpoint": "sim"}'), "user: "),
     ],
@@ -54,7 +59,9 @@ def test_an_engine_that_does_not_answer_destroys_nothing(tmp_path: Path) -> None
         ("--set tasks=8 --groups 2", [8, 8]),
     ],
 )
-def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tasks: list[int]) -> None:
+def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(
+    line: str, tasks: list[int]
+) -> None:
     _, jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]))
     assert [job.task for job in jobs] == tasks
     assert len({job.group for job in jobs}) == len(tasks)
@@ -80,14 +87,22 @@ def test_the_next_steps_fit_what_was_played() -> None:
 
 
 def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    means = {"reward_mean": None, "pass_hat_k": {}, "turns_mean": None, "stops": {"failed": 2}, "wall_s": 1.0}
+    means = {
+        "reward_mean": None,
+        "pass_hat_k": {},
+        "turns_mean": None,
+        "stops": {"failed": 2},
+        "wall_s": 1.0,
+    }
     counts = dict.fromkeys(
-        ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
+        ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"),
+        0,
     )
     args = cli.parser().parse_args(["demo"])
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
     report(args, demo_jobs(args)[1], means | counts, deaths, sys.stdout)
     said = capsys.readouterr().out
     assert (
-        'dead     r/g/0: env: it broke\nTraceback:\n  File "world.py"\\x1b[2J\ndead     r/g/1: env: it broke\n' in said
+        'dead     r/g/0: env: it broke\nTraceback:\n  File "world.py"\\x1b[2J\ndead     '
+        "r/g/1: env: it broke\n" in said
     )

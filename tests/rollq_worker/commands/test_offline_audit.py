@@ -1,4 +1,6 @@
-"""`rollq audit --offline`: names what is wrong with an exported file, in either format, and counts the rest."""
+"""`rollq audit --offline`: names what is wrong with an exported file, in either format, and counts
+the rest.
+"""
 
 import json
 import tracemalloc
@@ -30,7 +32,11 @@ def damage(file: Path, job: str, **changes: Any) -> None:
     """Changes fields of one job's rows."""
     if file.is_file():
         found = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps(row | (changes if row["job"] == job else {})) + "\n" for row in found))
+        file.write_text(
+            "".join(
+                json.dumps(row | (changes if row["job"] == job else {})) + "\n" for row in found
+            )
+        )
         return
     for part in file.iterdir():
         table = pq.read_table(part)
@@ -45,7 +51,9 @@ def test_a_sound_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said.err.splitlines()[-1] == f"100/100  percent of {file}  trajectories 4  faulty 0"
 
 
-def test_faults_are_named_with_their_place_and_job(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_named_with_their_place_and_job(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage(file, "r/g1/0", reward=None)
     where = "line 3" if file.is_file() else "part-00000002.parquet row 1"
     why = "stop done with reward None: exactly done, length, malformed, turns carry a reward"
@@ -74,7 +82,9 @@ def test_a_job_that_is_there_twice(file: Path, capsys: pytest.CaptureFixture[str
     assert f"{8 if file.is_file() else 6} trajectories, {4 if file.is_file() else 2} faulty" in said
 
 
-def test_only_the_first_faults_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_faults_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = exported(tmp_path / "x.jsonl", groups=1)
     file.write_text("no JSON\n" * (MOST_SHOWN + 5) + file.read_text())
     assert cli.main(["audit", str(file), "--offline"]) == 1
@@ -83,12 +93,16 @@ def test_only_the_first_faults_are_named(tmp_path: Path, capsys: pytest.CaptureF
     assert said[0].startswith(f"{file}: line 1: it is not a line of JSON: ")
 
 
-def test_a_file_of_something_else_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_something_else_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"question": "1 + 1", "answer": "2"}\n' * 30)
     assert cli.main(["audit", str(file), "--offline"]) == 1
     [said] = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"{file}: this is no exported file. line 1: it is no exported trajectory: it has no job, ")
+    assert said.startswith(
+        f"{file}: this is no exported file. line 1: it is no exported trajectory: it has no job, "
+    )
 
 
 def test_a_torn_line_and_lines_that_are_no_trajectories(tmp_path: Path) -> None:
@@ -99,7 +113,9 @@ def test_a_torn_line_and_lines_that_are_no_trajectories(tmp_path: Path) -> None:
     assert first["line 1"] == "it is no trajectory but a list"
     assert first["line 2"].startswith("it is not a line of JSON: ")
     assert first["line 3"].startswith("it is no exported trajectory: it has no job, ")
-    assert first["line 5"].startswith("it is not a line of JSON (torn by a crash: the next pull cuts it off): ")
+    assert first["line 5"].startswith(
+        "it is not a line of JSON (torn by a crash: the next pull cuts it off): "
+    )
 
 
 def test_parts_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None:
@@ -108,7 +124,9 @@ def test_parts_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> Non
     cut.write_bytes(cut.read_bytes()[:-9])
     job = pq.read_metadata(flipped).row_group(0).column(0)
     data = bytearray(flipped.read_bytes())
-    data[job.dictionary_page_offset + job.total_compressed_size - 2] ^= 0xFF  # inside a page, which has a checksum
+    data[job.dictionary_page_offset + job.total_compressed_size - 2] ^= (
+        0xFF  # inside a page, which has a checksum
+    )
     flipped.write_bytes(data)
     table = pq.read_table(other)
     pq.write_table(table.drop_columns(["mask"]).set_column(0, "job", [[1, 2]]), other)
@@ -136,7 +154,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     line = file.read_bytes().splitlines(keepends=True)[0]
     groups = 5_000
     file.write_bytes(
-        b"".join(line.replace(b"r/g0/0", b"r/g%d/0" % n).replace(b'"g0"', b'"g%d"' % n) for n in range(groups))
+        b"".join(
+            line.replace(b"r/g0/0", b"r/g%d/0" % n).replace(b'"g0"', b'"g%d"' % n)
+            for n in range(groups)
+        )
     )
 
     def most() -> int:
@@ -148,7 +169,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
 
-    # An id alone takes more, and a line 500. Threads that other tests left may take memory in one of the tries.
+    # An id alone takes more, and a line 500. Threads that other tests left may take memory in one
+    # of the tries.
     assert any(most() < 40 * groups for _ in range(3))
 
 
@@ -162,6 +184,7 @@ def test_files_that_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
     said = [
-        cli.main(["audit", str(tmp_path / name), "--offline"]) for name in ("empty.jsonl", "empty.parquet", "other")
+        cli.main(["audit", str(tmp_path / name), "--offline"])
+        for name in ("empty.jsonl", "empty.parquet", "other")
     ]
     assert said == [1, 1, 1]

@@ -14,7 +14,10 @@ def taken_port() -> str:
 
 def test_a_port_for_metrics_that_is_in_use(redis_url: str, taken_port: str) -> None:
     done = rollq("worker", "--redis", redis_url, "--metrics", taken_port, code=2)
-    assert f"metrics cannot be served at 127.0.0.1:{taken_port}" in done.stderr and "another port" in done.stderr
+    assert (
+        f"metrics cannot be served at 127.0.0.1:{taken_port}" in done.stderr
+        and "another port" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,5 +29,7 @@ def test_a_port_for_metrics_that_is_in_use(redis_url: str, taken_port: str) -> N
         ("::1:0", ("::1", 0)),
     ],
 )
-def test_metrics_are_for_this_machine_unless_told_otherwise(text: str, address: tuple[str, int]) -> None:
+def test_metrics_are_for_this_machine_unless_told_otherwise(
+    text: str, address: tuple[str, int]
+) -> None:
     assert listen_address(text) == address

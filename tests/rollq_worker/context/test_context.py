@@ -22,10 +22,14 @@ USER: Message = {"role": "user", "content": "hello"}
 
 
 def job(**given: Any) -> Job:
-    return Job(run="r", group="g", env="shop", task=0, context=given, budget=Budget(max_tokens=8000))
+    return Job(
+        run="r", group="g", env="shop", task=0, context=given, budget=Budget(max_tokens=8000)
+    )
 
 
-def last_reply(opening: Sequence[Message], messages: Sequence[Message], tokens: int, *, over: int = 99) -> Any:
+def last_reply(
+    opening: Sequence[Message], messages: Sequence[Message], tokens: int, *, over: int = 99
+) -> Any:
     return [*opening, messages[-1]] if tokens > over else None
 
 
@@ -41,8 +45,13 @@ def odd(opening: Sequence[Message], messages: Sequence[Message], tokens: int, *,
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     here = "tests.rollq_worker.context.test_context"
-    entries = [EntryPoint(name, f"{here}:{name}", context.GROUP) for name in ("last_reply", "odd", "careless")]
-    monkeypatch.setattr(plug_ins, "entry_points", lambda group: entries if group == context.GROUP else [])
+    entries = [
+        EntryPoint(name, f"{here}:{name}", context.GROUP)
+        for name in ("last_reply", "odd", "careless")
+    ]
+    monkeypatch.setattr(
+        plug_ins, "entry_points", lambda group: entries if group == context.GROUP else []
+    )
     plug_ins.function_named.cache_clear()
     yield
     plug_ins.function_named.cache_clear()
@@ -51,11 +60,26 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "window"}, "context 'window': over must be a whole number of at least 1, not None"),
-        ({"kind": "window", "over": True, "turns": 1}, "over must be a whole number of at least 1, not True"),
-        ({"kind": "window", "over": 500, "turns": 0}, "turns must be a whole number of at least 1, not 0"),
-        ({"kind": "window", "over": 8000, "turns": 1}, "over must be below budget.max_tokens, which is 8000"),
-        ({"kind": "window", "over": 500, "turns": 1, "ask": "?"}, "it takes over and turns, not ask"),
+        (
+            {"kind": "window"},
+            "context 'window': over must be a whole number of at least 1, not None",
+        ),
+        (
+            {"kind": "window", "over": True, "turns": 1},
+            "over must be a whole number of at least 1, not True",
+        ),
+        (
+            {"kind": "window", "over": 500, "turns": 0},
+            "turns must be a whole number of at least 1, not 0",
+        ),
+        (
+            {"kind": "window", "over": 8000, "turns": 1},
+            "over must be below budget.max_tokens, which is 8000",
+        ),
+        (
+            {"kind": "window", "over": 500, "turns": 1, "ask": "?"},
+            "it takes over and turns, not ask",
+        ),
         ({"kind": "summary", "over": 500, "ask": ""}, "ask must be a text, not ''"),
         (
             {"kind": "summary", "over": 500, "asks": "?"},
@@ -69,12 +93,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"kind": "summary", "over": 500, "endpoint": "local"}, "summary model needs model"),
         (
             {"kind": "windwo", "over": 500},
-            "context 'windwo' is unknown here; there are careless, last_reply, odd, summary, window",
+            "context 'windwo' is unknown here; there are careless, last_reply, "
+            "odd, summary, window",
         ),
         ({"kind": "last_reply", "most": 1}, "context 'last_reply' with context {'most': 1}"),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_it_is_submitted(given: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_had_is_refused_before_it_is_submitted(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(JobFailure) as raised:
         check(job(**given), [])
     assert message in str(raised.value)
@@ -92,7 +119,12 @@ def test_a_context_has_a_kind(given: dict[str, Any]) -> None:
 
 
 def test_an_agent_program_manages_its_own() -> None:
-    program = Job(env="shop", task=0, agent="solver@0123456789ab", context={"kind": "window", "over": 9, "turns": 1})
+    program = Job(
+        env="shop",
+        task=0,
+        agent="solver@0123456789ab",
+        context={"kind": "window", "over": 9, "turns": 1},
+    )
     with pytest.raises(JobFailure, match="context is not for agent programs"):
         check_agent(program)
 
@@ -147,7 +179,10 @@ END = "ValueError: its messages must end with what the policy answers, not "
         (3, "TypeError: 'int' object is not iterable"),
         (["text"], "TypeError: "),
         (["text", USER], "AttributeError: "),
-        ([{"role": "user", "content": [IMAGE]}], "ValueError: it shows an image that the conversation does not: Im"),
+        (
+            [{"role": "user", "content": [IMAGE]}],
+            "ValueError: it shows an image that the conversation does not: Im",
+        ),
     ],
 )
 def test_what_a_package_returns_fails_the_attempt_by_name(gives: Any, message: str) -> None:

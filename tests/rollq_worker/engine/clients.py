@@ -67,7 +67,9 @@ def port(client: SGLangEngine) -> int:
 
 
 def is_waiting(client: SGLangEngine, engine: ScriptedEngine, requests: int = 1) -> bool:
-    """That many requests have arrived, and their threads wait for a response, so that the waits can be cut."""
+    """That many requests have arrived, and their threads wait for a response, so that the waits can
+    be cut.
+    """
     waiting = [request for request in client._in_flight._by_thread.values() if request.sock]
     return len(engine.bodies()) == len(waiting) == requests
 

@@ -1,4 +1,6 @@
-"""Engines for tests: an HTTP server that gives scripted answers, and the replay engine in a thread."""
+"""Engines for tests: an HTTP server that gives scripted answers, and the replay engine
+in a thread.
+"""
 
 import asyncio
 import json
@@ -15,7 +17,8 @@ from rollq_worker.replay_engine.generate import ReplayOptions
 from rollq_worker.replay_engine.server import run
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | str | Callable[[dict[str, Any]], Any]
-"""Status, body and headers; `reset`; `hang`; or a function of the request's body that gives an answer or a 200's body.
+"""Status, body and headers; `reset`; `hang`; or a function of the request's body that gives an
+answer or a 200's body.
 
 A body is bytes, JSON, or a function that gives it in pieces.
 """
@@ -46,7 +49,9 @@ def reply(ids: list[int], **meta: Any) -> dict[str, Any]:
 
 @dataclass
 class ScriptedEngine:
-    """Answers GENERATING paths by `answers` in turn, then by `then`; other paths by `paths`, else 404."""
+    """Answers GENERATING paths by `answers` in turn, then by `then`; other paths by `paths`, else
+    404.
+    """
 
     answers: list[Answer] = field(default_factory=list)
     paths: dict[str, Answer] = field(default_factory=dict)
@@ -83,7 +88,9 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
             script.connections.add(self.connection)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            body = json.loads(
+                self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"
+            )
             script.requests.append((self.path, body, dict(self.headers)))
             self.play("reset" if script.closed else script.answer(self.path, body), body)
 
@@ -94,7 +101,9 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
                 result = answer(body)
                 answer = result if isinstance(result, tuple | str) else (200, result)
             if answer == "reset":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.connection.close()
                 self.close_connection = True
             elif answer == "hang":
@@ -134,7 +143,9 @@ def scripted_engine(
     *answers: Answer, then: Answer = good_reply, port: int = 0, **paths: Answer
 ) -> Iterator[ScriptedEngine]:
     """`paths` are answers by path, without the slash."""
-    script = ScriptedEngine(list(answers), {"/" + name: answer for name, answer in paths.items()}, then)
+    script = ScriptedEngine(
+        list(answers), {"/" + name: answer for name, answer in paths.items()}, then
+    )
     server = ThreadingHTTPServer(("127.0.0.1", port), _handler(script))
     server.daemon_threads = True
     server.handle_error = lambda *args: None  # type: ignore[method-assign]  # clients hang up in these tests

@@ -27,7 +27,9 @@ class Fleet:
 
     def start(self, port: int) -> ScriptedEngine:
         self.contexts[port] = ExitStack()
-        engine = self.contexts[port].enter_context(scripted_engine(port=port, ready=(200, {}), health=(200, b"")))
+        engine = self.contexts[port].enter_context(
+            scripted_engine(port=port, ready=(200, {}), health=(200, b""))
+        )
         self.running[port] = engine
         return engine
 
@@ -40,7 +42,9 @@ class Fleet:
         before = {port: len(engine.bodies()) for port, engine in self.running.items()}
         generate(self.pool, f"{group}/new")
         self.pool.end(f"{group}/new")
-        [found] = [engine for port, engine in self.running.items() if len(engine.bodies()) > before[port]]
+        [found] = [
+            engine for port, engine in self.running.items() if len(engine.bodies()) > before[port]
+        ]
         return found
 
     def homes(self) -> dict[str, int]:
@@ -48,7 +52,9 @@ class Fleet:
 
     def group_of(self, port: int) -> str:
         """A group whose engine is the one at that port."""
-        return next(group for group in (f"run/x{n}" for n in range(1000)) if self.home(group).port == port)
+        return next(
+            group for group in (f"run/x{n}" for n in range(1000)) if self.home(group).port == port
+        )
 
     def close(self) -> None:
         self.pool.close()

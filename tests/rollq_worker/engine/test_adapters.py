@@ -1,4 +1,6 @@
-"""Engines that lack the LoRA adapter of a request: they were restarted, have missed a sync, or come late."""
+"""Engines that lack the LoRA adapter of a request: they were restarted, have missed a sync, or come
+late.
+"""
 
 from contextlib import ExitStack
 from functools import partial
@@ -13,15 +15,22 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Adapter, Generated
 from tests.rollq_worker.engine.clients import in_background, pool_of, raise_drained
-from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, good_reply, scripted_engine
+from tests.rollq_worker.engine.engine_servers import (
+    Answer,
+    ScriptedEngine,
+    good_reply,
+    scripted_engine,
+)
 from tests.sample_requests import sample_request
 from tests.waiting import until
 
 REFUSALS = [
     "Got LoRA adapter that has never been loaded: math@7\nAll loaded adapters: dict_keys([]).",
-    "The following requested LoRA adapters are not loaded: math@7\nLoaded adapters: odict_keys([]).",
+    "The following requested LoRA adapters are not loaded: math@7\nLoaded "
+    "adapters: odict_keys([]).",
     "Failed to implicitly load LoRA adapter math@7: it is gone",
-    "LoRA adapter 'math@7' was requested, but LoRA is not enabled. Please launch the server with --enable-lora flag",
+    "LoRA adapter 'math@7' was requested, but LoRA is not enabled. Please launch the "
+    "server with --enable-lora flag",
 ]
 """Of SGLang 0.5.23."""
 
@@ -35,7 +44,9 @@ class Loading:
 
     def __init__(self, stack: ExitStack, *served: str) -> None:
         self.served = set(served)
-        self.server: ScriptedEngine = stack.enter_context(scripted_engine(ready=(200, {}), health=(200, b"")))
+        self.server: ScriptedEngine = stack.enter_context(
+            scripted_engine(ready=(200, {}), health=(200, b""))
+        )
         self.server.then = self.reply
 
     def reply(self, body: dict[str, Any]) -> Any:
@@ -54,7 +65,9 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generate(pool: EnginePool, key: str, version: str | list[str], **options: Any) -> Generated:
     """With the version of `math`, or the one that stands first in the list at that time."""
-    asked = sample_request([1, 2, 3], key=key, adapter=lambda: Adapter("math", version[0]), **options)
+    asked = sample_request(
+        [1, 2, 3], key=key, adapter=lambda: Adapter("math", version[0]), **options
+    )
     return pool.generate(asked)
 
 
@@ -65,7 +78,9 @@ def test_a_reply_has_the_version_of_the_adapter(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("text", REFUSALS)
-def test_an_engine_without_it_is_left_alone_and_no_job_is_blamed(stack: ExitStack, text: str) -> None:
+def test_an_engine_without_it_is_left_alone_and_no_job_is_blamed(
+    stack: ExitStack, text: str
+) -> None:
     lacks, has = Loading(stack), Loading(stack, "math@7")
     lacks.reply = lambda body: refusal(text)  # type: ignore[method-assign]
     lacks.server.then = lacks.reply
@@ -90,7 +105,9 @@ def test_a_call_waits_until_it_is_loaded_and_deadlines_stand_still(stack: ExitSt
     assert not pool.usage()[0].engine.policies.outdated
 
 
-def test_a_call_that_waits_goes_on_with_the_version_that_is_published_meanwhile(stack: ExitStack) -> None:
+def test_a_call_that_waits_goes_on_with_the_version_that_is_published_meanwhile(
+    stack: ExitStack,
+) -> None:
     engine = Loading(stack)
     pool = pool_of(stack, engine)
     thread, found = in_background(partial(generate, pool, "r/g/0", version := ["7"]))
@@ -104,14 +121,18 @@ def test_a_call_that_waits_goes_on_with_the_version_that_is_published_meanwhile(
 def test_a_call_that_waits_can_be_stopped(stack: ExitStack) -> None:
     pool = pool_of(stack, Loading(stack))
     with pytest.raises(Drained):
-        generate(pool, "r/g/0", "7", check=lambda: raise_drained() if pool.awaits_weights("r") else None)
+        generate(
+            pool, "r/g/0", "7", check=lambda: raise_drained() if pool.awaits_weights("r") else None
+        )
 
 
 def test_a_crowd_that_waits_does_not_ask_at_once(stack: ExitStack) -> None:
     """Each request carries a whole prompt."""
     engine = Loading(stack)
     pool = pool_of(stack, engine)
-    threads = [in_background(partial(generate, pool, f"r/g{number}/0", "7"))[0] for number in range(8)]
+    threads = [
+        in_background(partial(generate, pool, f"r/g{number}/0", "7"))[0] for number in range(8)
+    ]
     until(lambda: pool.stopped_s("r") > 0.5)
     first = len(engine.asked)
     until(lambda: pool.stopped_s("r") > 1.5)
@@ -124,6 +145,8 @@ def test_a_crowd_that_waits_does_not_ask_at_once(stack: ExitStack) -> None:
 
 def test_any_other_refusal_is_the_jobs_failure(stack: ExitStack) -> None:
     engine = Loading(stack)
-    engine.server.then = refusal("the regex of 'LoRA adapter that has never been loaded' does not compile")
+    engine.server.then = refusal(
+        "the regex of 'LoRA adapter that has never been loaded' does not compile"
+    )
     with pytest.raises(JobFailure):
         generate(pool_of(stack, engine), "r/g/0", "7")

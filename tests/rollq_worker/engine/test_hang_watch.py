@@ -14,11 +14,15 @@ from tests.rollq_worker.engine.engine_servers import scripted_engine
 from tests.waiting import until
 
 
-def test_an_engine_that_does_not_answer_is_an_outage(client: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_answer_is_an_outage(
+    client: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hang_watch, "SLOW_S", 0.0)
     watch, held = HangWatch(client), HeldReply()
     with (
-        scripted_engine(held, port=port(client), ready=(200, {}), server_info=(200, {}), health="hang") as engine,
+        scripted_engine(
+            held, port=port(client), ready=(200, {}), server_info=(200, {}), health="hang"
+        ) as engine,
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(generate, client)
@@ -48,7 +52,9 @@ def test_a_paused_engine_does_not_hang(client: SGLangEngine) -> None:
         assert not client.control.hangs()
 
 
-def test_another_workers_health_check_hides_no_hang(client: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_workers_health_check_hides_no_hang(
+    client: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
     with scripted_engine(port=port(client), ready=(503, {}), ping=(503, {}), server_info="hang"):
         assert client.control.hangs() and not client.control.paused() and not client.ready()
@@ -57,7 +63,9 @@ def test_another_workers_health_check_hides_no_hang(client: SGLangEngine, monkey
 def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: SGLangEngine) -> None:
     paths = {"ready": (503, {}), "ping": (200, {}), "server_info": (200, {})}
     with scripted_engine(port=port(client), health=(503, b""), **paths) as engine:
-        assert not client.ready() and not engine.bodies("/health"), "it is paused, and the check would fail"
+        assert not client.ready() and not engine.bodies("/health"), (
+            "it is paused, and the check would fail"
+        )
         engine.paths["/ping"] = (503, {})
         assert not client.ready() and engine.bodies("/health")
         engine.paths["/health"] = (200, b"")

@@ -80,7 +80,13 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def send(http: EngineHttp) -> Response:
-    return http.generate("/generate", b'{"input_ids": [1], "rid": "rid"}', rid="rid", key=KEY, routing_key="run/group")
+    return http.generate(
+        "/generate",
+        b'{"input_ids": [1], "rid": "rid"}',
+        rid="rid",
+        key=KEY,
+        routing_key="run/group",
+    )
 
 
 def test_a_generation_is_in_flight_until_its_answer() -> None:
@@ -102,7 +108,9 @@ def test_a_generation_is_in_flight_until_its_answer() -> None:
 
 
 def test_a_request_that_still_connects_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine hangs: its backlog is full, then a connection is made, and nothing is ever accepted or answered."""
+    """The engine hangs: its backlog is full, then a connection is made, and nothing is ever
+    accepted or answered.
+    """
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 30.0)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
         address = listener.getsockname()
@@ -119,13 +127,17 @@ def test_a_request_that_still_connects_is_cut_too(monkeypatch: pytest.MonkeyPatc
         thread.start()
         until(lambda: waits.in_flight.rids())
         assert waits.in_flight.cut(KEY, hung=True) == 1
-        listener.accept()[0].close()  # there is room: the kernel completes the connection when it asks again
+        listener.accept()[
+            0
+        ].close()  # there is room: the kernel completes the connection when it asks again
         thread.join(10)
         assert not thread.is_alive() and isinstance(ended[0], WaitCut) and ended[0].hung
         assert waits.in_flight.rids() == []
 
 
-def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_client_keeps_no_connections(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not more than it has requests at once, either."""
     monkeypatch.setattr(http, "MAX_IDLE_S", 1000.0)
     together = threading.Barrier(6, timeout=60)
@@ -177,7 +189,9 @@ def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.Monkey
 
 
 @contextmanager
-def accepted(timeout_s: float = 60.0, prefix: str = "") -> Iterator[tuple[Callable[..., Any], Any, Any]]:
+def accepted(
+    timeout_s: float = 60.0, prefix: str = ""
+) -> Iterator[tuple[Callable[..., Any], Any, Any]]:
     """What posts a body over an open connection, that connection, and its other end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}{prefix}"
@@ -185,7 +199,14 @@ def accepted(timeout_s: float = 60.0, prefix: str = "") -> Iterator[tuple[Callab
         connection = kept.take()
         with server.accept()[0] as there:
             there.settimeout(60)
-            post = partial(kept.exchange, connection, "POST", "/generate", headers={"X": "y"}, timeout_s=timeout_s)
+            post = partial(
+                kept.exchange,
+                connection,
+                "POST",
+                "/generate",
+                headers={"X": "y"},
+                timeout_s=timeout_s,
+            )
             yield post, connection, there
         connection.close()
 
@@ -204,12 +225,25 @@ def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: byt
     ("answer", "found"),
     [
         (OK, (Response(200, b"{}"), True)),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", (Response(200, b"{}"), True)),
-        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", (Response(200, b"{}"), False)),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            (Response(200, b"{}"), True),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+            (Response(200, b"{}"), False),
+        ),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", (Response(200, b"{}"), False)),
-        # The answer itself may come after another status, and would be taken for that to the next request.
-        (b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 2\r\n\r\n{}", (Response(503, b"{}", "3"), False)),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n" + b"x" * 400, (Response(200, b"x" * 400), False)),
+        # The answer itself may come after another status, and would be taken for that to the next
+        # request.
+        (
+            b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 2\r\n\r\n{}",
+            (Response(503, b"{}", "3"), False),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n" + b"x" * 400,
+            (Response(200, b"x" * 400), False),
+        ),
     ],
 )
 def test_what_an_answer_says_of_its_connection(answer: bytes, found: tuple[Response, bool]) -> None:
@@ -218,7 +252,9 @@ def test_what_an_answer_says_of_its_connection(answer: bytes, found: tuple[Respo
         assert post(b"{}") == found
 
 
-@pytest.mark.parametrize("came", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 503 Busy\r\n\r\n"])
+@pytest.mark.parametrize(
+    "came", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 503 Busy\r\n\r\n"]
+)
 def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
     with accepted(0.05) as (post, _, there), pytest.raises(ResponseTimeout):
         there.sendall(came)
@@ -259,10 +295,15 @@ def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
 def test_no_error_holds_a_secret(scheme: str) -> None:
     with pytest.raises(NoResponse) as caught:
         send(EngineHttp(f"{scheme}://user:secret@127.0.0.1:1"))
-    assert "secret" not in str(caught.value) and caught.value.__cause__ is caught.value.__context__ is None
+    assert (
+        "secret" not in str(caught.value)
+        and caught.value.__cause__ is caught.value.__context__ is None
+    )
 
 
-def test_an_address_without_a_server_is_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_server_is_a_failed_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.2)
     for host in ("127.0.0.1", "no-such-host.invalid", "[::1]"):
         with pytest.raises(ConnectFailed):
@@ -272,4 +313,6 @@ def test_an_address_without_a_server_is_a_failed_connection(monkeypatch: pytest.
 def test_a_login_is_sent(connect: Connect) -> None:
     with scripted_engine() as engine:
         generate(connect(engine.url.replace("//", "//user:p%40ss@")))
-        assert {headers["Authorization"] for _, _, headers in engine.requests} == {"Basic dXNlcjpwQHNz"}
+        assert {headers["Authorization"] for _, _, headers in engine.requests} == {
+            "Basic dXNlcjpwQHNz"
+        }

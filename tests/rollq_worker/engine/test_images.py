@@ -29,7 +29,9 @@ def test_the_engine_is_sent_them_and_counts_the_whole_prompt(connect: Connect) -
     shown = [image(2, 3), image(4, 1)]
     ids = array("I", [1, PAD, PAD, PAD, 2, PAD, PAD, 3])
     images = PromptImages(PAD, shown)
-    with scripted_engine(lambda body: reply([7, 8, 9], prompt_tokens=len(ids), id=body["rid"])) as engine:
+    with scripted_engine(
+        lambda body: reply([7, 8, 9], prompt_tokens=len(ids), id=body["rid"])
+    ) as engine:
         client = connect(engine)
         client.generate(sample_request(ids, images=images))
     body = engine.bodies()[0]

@@ -49,17 +49,27 @@ class TestContext:
             assert len(engine.bodies("/server_info")) == 1
 
     def test_learnt_from_a_refusal(self, connect: Connect) -> None:
-        message = "Requested token count exceeds the model's maximum context length of 8 tokens. You requested ..."
+        message = (
+            "Requested token count exceeds the model's maximum context length of 8 "
+            "tokens. You requested ..."
+        )
         with scripted_engine((400, {"error": {"message": message}})) as engine:
             client = connect(engine)
             generate(client)
-            assert [body["sampling_params"]["max_new_tokens"] for body in engine.bodies()] == [10, 5]
+            assert [body["sampling_params"]["max_new_tokens"] for body in engine.bodies()] == [
+                10,
+                5,
+            ]
             assert client.room(3) == 5
 
     def test_one_odd_refusal_does_not_shorten_every_episode(self, connect: Connect) -> None:
-        """Of a smaller server behind the same address, say: what the engine reports of itself stays."""
+        """Of a smaller server behind the same address, say: what the engine reports of itself
+        stays.
+        """
         message = "The input (9999 tokens) is longer than the model's context length (5 tokens)."
-        with scripted_engine((400, {"error": {"message": message}}), server_info=(200, INFO)) as engine:
+        with scripted_engine(
+            (400, {"error": {"message": message}}), server_info=(200, INFO)
+        ) as engine:
             client = connect(engine)
             with pytest.raises(JobFailure, match=r"context length \(5 tokens\)"):
                 generate(client)
@@ -74,8 +84,14 @@ class TestContext:
             prompt, new = len(body["input_ids"]) + 8, body["sampling_params"]["max_new_tokens"]
             if prompt + new <= 100:
                 return good_reply(body)
-            total = f"You requested a total of {prompt + new} tokens: {prompt} tokens from the input messages and ..."
-            longest = f"Requested token count exceeds the model's maximum context length of 100 tokens. {total}"
+            total = (
+                f"You requested a total of {prompt + new} tokens: {prompt} tokens from the "
+                "input messages and ..."
+            )
+            longest = (
+                "Requested token count exceeds the model's maximum context length of "
+                f"100 tokens. {total}"
+            )
             return 400, {"error": {"message": longest}}
 
         info = {"context_length": 100, "max_req_input_len": 94}
@@ -86,9 +102,14 @@ class TestContext:
             assert len(engine.bodies()) <= 2 and client.room(50) == 42
 
     def test_a_refusal_that_leaves_as_much_room_is_final(self, connect: Connect) -> None:
-        message = "Requested token count exceeds the model's maximum context length of 100 tokens. You requested ..."
+        message = (
+            "Requested token count exceeds the model's maximum context length of 100 "
+            "tokens. You requested ..."
+        )
         info = {"context_length": 100, "max_req_input_len": 94}
-        with scripted_engine(then=(400, {"error": {"message": message}}), server_info=(200, info)) as engine:
+        with scripted_engine(
+            then=(400, {"error": {"message": message}}), server_info=(200, info)
+        ) as engine:
             with pytest.raises(JobFailure, match="of 100 tokens"):
                 generate(connect(engine), ids=[1] * 92)
             assert len(engine.bodies()) == 1
@@ -152,4 +173,6 @@ class TestTokenizer:
         tokenize = FakeTokenize(NoResponse("away"), None)
         check = TokenizerCheck(tokenize, one_text(*OURS))
         assert not check.differs() and not check.differs() and not check.differs()
-        assert tokenize.calls == 2 and not check.shows_ids  # away: once more; a router's 404: never again
+        assert (
+            tokenize.calls == 2 and not check.shows_ids
+        )  # away: once more; a router's 404: never again

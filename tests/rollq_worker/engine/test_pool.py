@@ -1,4 +1,6 @@
-"""Several engines as one: which one a request goes to, and what happens when engines come and go."""
+"""Several engines as one: which one a request goes to, and what happens when engines
+come and go.
+"""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +31,9 @@ class TestRouting:
             generate(fleet.pool, f"run/group/{sample}")
         assert sorted(len(engine.bodies()) for engine in fleet.running.values()) == [0, 0, 5]
 
-    def test_only_the_groups_of_an_engine_that_is_away_move_and_they_come_back(self, fleet: Fleet) -> None:
+    def test_only_the_groups_of_an_engine_that_is_away_move_and_they_come_back(
+        self, fleet: Fleet
+    ) -> None:
         before = fleet.homes()
         gone = fleet.ports[0]
         fleet.stop(gone)
@@ -64,7 +68,9 @@ LEFT: list[Answer] = [
 
 class TestLeaving:
     @pytest.mark.parametrize("answer", LEFT)
-    def test_an_engine_that_takes_no_requests_or_fails_them_is_left(self, fleet: Fleet, answer: Answer) -> None:
+    def test_an_engine_that_takes_no_requests_or_fails_them_is_left(
+        self, fleet: Fleet, answer: Answer
+    ) -> None:
         home, before = fleet.home("run/group"), fleet.pool.outage_s
         home.then = answer
         assert generate(fleet.pool).finish is Finish.STOP
@@ -87,7 +93,9 @@ class TestLeaving:
 
         home.then = dies
         with ThreadPoolExecutor(8) as pool:
-            waiting = [pool.submit(generate, fleet.pool, f"run/group/{sample}") for sample in range(8)]
+            waiting = [
+                pool.submit(generate, fleet.pool, f"run/group/{sample}") for sample in range(8)
+            ]
             until(lambda: len(home.bodies()) == sent + 8)
             home.closed = True
             dead.set()
@@ -102,9 +110,16 @@ class TestLeaving:
         [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, fleet.pool)
-            until(lambda: client.longest_wait_s() and any(r.sock for r in client._in_flight._by_thread.values()))
+            until(
+                lambda: (
+                    client.longest_wait_s()
+                    and any(r.sock for r in client._in_flight._by_thread.values())
+                )
+            )
             client.give_up()
-            assert waiting.result(20).finish is Finish.STOP  # at once, not after /health has failed to answer
+            assert (
+                waiting.result(20).finish is Finish.STOP
+            )  # at once, not after /health has failed to answer
         monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
         assert not client.ready()
         assert fleet.home("run/group") is not home
@@ -114,7 +129,9 @@ class TestLeaving:
     def test_a_lost_connection_to_an_engine_that_lives_is_no_death(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.engine.sglang_client.CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
+        monkeypatch.setattr(
+            "rollq_worker.engine.sglang_client.CONNECTION_LOST_BACKOFF_S", (0.0, 0.0)
+        )
         home = fleet.home("run/group")
         [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
 
@@ -171,7 +188,9 @@ class Countdown:
 
 
 class TestAborts:
-    def test_the_rest_of_an_aborted_turn_goes_where_its_start_was_sampled(self, fleet: Fleet) -> None:
+    def test_the_rest_of_an_aborted_turn_goes_where_its_start_was_sampled(
+        self, fleet: Fleet
+    ) -> None:
         home = fleet.home("run/group")
         [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
         client._availability.mark_down("as a test wants it")
@@ -193,7 +212,9 @@ class TestAborts:
         stopping = threading.Event()
         with ThreadPoolExecutor(3) as pool:
             check = lambda: raise_drained() if stopping.is_set() else None  # noqa: E731
-            waiting = [pool.submit(generate, fleet.pool, f"{group}/0", check=check) for group in groups]
+            waiting = [
+                pool.submit(generate, fleet.pool, f"{group}/0", check=check) for group in groups
+            ]
             until(lambda: sum(len(engine._in_flight.rids()) for engine in fleet.pool.engines) == 3)
             assert fleet.pool.abort_running() == 0  # these engines know no aborts
             stopping.set()
@@ -231,7 +252,9 @@ class TestChangingLists:
         fleet.pool.update(others)
         assert not fleet.pool._retired
 
-    def test_a_removed_engine_that_hangs_is_given_up(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_removed_engine_that_hangs_is_given_up(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, seconds in (("INTERVAL_S", 0.02), ("AWAY_S", 0.02), ("SLOW_S", 0.0)):
             monkeypatch.setattr(hang_watch, name, seconds)
         home = fleet.home("run/group")
@@ -250,7 +273,9 @@ class TestChangingLists:
         fleet.pool.update(others)
         assert removed not in fleet.pool._watches
 
-    def test_a_request_that_waits_for_a_removed_engine_leaves_it(self, make_fleet: Callable[[int], Fleet]) -> None:
+    def test_a_request_that_waits_for_a_removed_engine_leaves_it(
+        self, make_fleet: Callable[[int], Fleet]
+    ) -> None:
         fleet = make_fleet(2)
         gone, new = fleet.ports
         fleet.stop(gone)
@@ -264,7 +289,9 @@ class TestChangingLists:
         fleet.home("run/group")
         assert fleet.pool.outage_s == before > 0
 
-    def test_when_one_engine_cannot_be_opened_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_when_one_engine_cannot_be_opened_nothing_changes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(hang_watch, "AWAY_S", 0.02)
         pool = EnginePool(["http://old"])
         pool.watch()
@@ -323,7 +350,9 @@ class TestPoison:
         for engine in fleet.running.values():
             engine.then = partial(answer, engine)
         with ThreadPoolExecutor(5) as pool:
-            siblings = [pool.submit(generate, fleet.pool, f"run/group/{sample}") for sample in range(4)]
+            siblings = [
+                pool.submit(generate, fleet.pool, f"run/group/{sample}") for sample in range(4)
+            ]
             guilty = pool.submit(generate, fleet.pool, "run/group/4", [1, POISON])
             with pytest.raises(PoisonJob, match="run/group/4: this job kills engines"):
                 guilty.result(60)

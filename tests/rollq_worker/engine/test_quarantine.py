@@ -22,9 +22,13 @@ POISON = 666
 
 
 class MortalEngine:
-    """An engine that dies of requests with the id POISON and is started again by a supervisor, on the same port."""
+    """An engine that dies of requests with the id POISON and is started again by a supervisor, on
+    the same port.
+    """
 
-    def __init__(self, client: SGLangEngine, *, dies_of_every_request: bool = False, lives_s: float = 0.05) -> None:
+    def __init__(
+        self, client: SGLangEngine, *, dies_of_every_request: bool = False, lives_s: float = 0.05
+    ) -> None:
         """`lives_s` is how many seconds it lives on with a request that kills it."""
         self.port = port(client)
         self.dies_of_every_request = dies_of_every_request
@@ -55,8 +59,13 @@ class MortalEngine:
         while not self._over.is_set():
             self._broken.clear()
             self._live_once()
-            # Away until every thread has seen it: one that comes late would take it for a connection that broke.
-            until(lambda: self._over.is_set() or (not self._requests and self._broken <= self._noticed))
+            # Away until every thread has seen it: one that comes late would take it for a
+            # connection that broke.
+            until(
+                lambda: (
+                    self._over.is_set() or (not self._requests and self._broken <= self._noticed)
+                )
+            )
 
     def _live_once(self) -> None:
         dead = threading.Event()  # one for each life: a late request sees that its own is over
@@ -88,7 +97,9 @@ class MortalEngine:
                 if not dead.is_set():
                     return good_reply(body)
                 [thread] = [
-                    thread for thread, request in self._in_flight._by_thread.items() if request.rid == body["rid"]
+                    thread
+                    for thread, request in self._in_flight._by_thread.items()
+                    if request.rid == body["rid"]
                 ]
                 self._noticed.discard(thread)
                 self._broken.add(thread)
@@ -201,7 +212,9 @@ def quarantine() -> Quarantine:
     return Quarantine(OutageClock())
 
 
-def test_another_engine_is_entered_while_one_that_waits_looks_around(quarantine: Quarantine) -> None:
+def test_another_engine_is_entered_while_one_that_waits_looks_around(
+    quarantine: Quarantine,
+) -> None:
     def look() -> None:
         quarantine.enter("b", None, raise_drained)
         quarantine.leave("b")
@@ -220,7 +233,9 @@ def test_others_are_tried_between_two_deaths_of_a_suspect(quarantine: Quarantine
         assert waits(quarantine, suspect)
         assert not waits(quarantine, None)
         quarantine.answered("a")
-        assert waits(quarantine, None)  # the engine works for others, and now it is the suspect's turn
+        assert waits(
+            quarantine, None
+        )  # the engine works for others, and now it is the suspect's turn
         with pytest.raises(PoisonJob, match="r/g/0"):
             dies(quarantine, suspect)
 

@@ -30,14 +30,18 @@ PROMPT, MOST, VOCABULARY, RID = 3, 10, 100, "x"
 
 
 def read(body: bytes, max_new_tokens: int = MOST) -> Generated:
-    return read_reply(body, rid=RID, key=KEY, prompt=PROMPT, max_new_tokens=max_new_tokens, vocabulary=VOCABULARY)
+    return read_reply(
+        body, rid=RID, key=KEY, prompt=PROMPT, max_new_tokens=max_new_tokens, vocabulary=VOCABULARY
+    )
 
 
 def encoded(ids: tuple[int, ...] = (7, 8, 9), **meta: Any) -> bytes:
     return json.dumps(reply(list(ids), **meta)).encode()
 
 
-def abort(status: int | None, message: str = "queue timeout", kind: str | None = "Timeout") -> dict[str, Any]:
+def abort(
+    status: int | None, message: str = "queue timeout", kind: str | None = "Timeout"
+) -> dict[str, Any]:
     return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
 
 
@@ -53,7 +57,10 @@ class TestReplies:
     def test_versions(self) -> None:
         spans = [{"version": "a", "start": 0, "end": 0}, {"version": "b", "start": 0, "end": 2}]
         spans.append({"version": "c", "start": 2, "end": 3})
-        assert read(encoded(weight_versions=spans)).versions == (VersionSpan("b", 0, 2), VersionSpan("c", 2, 3))
+        assert read(encoded(weight_versions=spans)).versions == (
+            VersionSpan("b", 0, 2),
+            VersionSpan("c", 2, 3),
+        )
 
     def test_a_server_without_spans(self) -> None:
         body = json.loads(encoded())
@@ -65,12 +72,28 @@ class TestReplies:
         [
             ({"completion_tokens": 2}, "3 output ids, but completion_tokens is 2"),
             ({"output_token_logprobs": None}, "no output_token_logprobs"),
-            ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 logprobs do not belong to the 3 output ids"),
+            (
+                {"output_token_logprobs": [[-1.0, 7, None]]},
+                "1 logprobs do not belong to the 3 output ids",
+            ),
             ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 8)]}, "do not belong"),
-            ({"output_token_logprobs": [[0.01, i, None] for i in (7, 8, 9)]}, "a logprob is above 0"),
-            ({"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]}, "unreadable output_token_logprobs"),
+            (
+                {"output_token_logprobs": [[0.01, i, None] for i in (7, 8, 9)]},
+                "a logprob is above 0",
+            ),
+            (
+                {"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]},
+                "unreadable output_token_logprobs",
+            ),
             ({"output_token_logprobs": [[math.nan, i, None] for i in (7, 8, 9)]}, "not finite"),
-            ({"output_token_logprobs": [[p, i, None] for i, p in ((7, -1), (8, -9999), (9, -1))]}, "logprob -9999"),
+            (
+                {
+                    "output_token_logprobs": [
+                        [p, i, None] for i, p in ((7, -1), (8, -9999), (9, -1))
+                    ]
+                },
+                "logprob -9999",
+            ),
             ({"weight_versions": [{"version": "a", "start": 0, "end": 2}]}, "do not tile 3 tokens"),
             (
                 {"weight_versions": [{"version": "a", "start": i, "end": i + 1} for i in (0, 2)]},
@@ -86,7 +109,9 @@ class TestReplies:
             read(encoded(**meta))
 
     def test_a_reply_without_tokens(self) -> None:
-        with pytest.raises(RequestFailed, match="no token was sampled, but the finish reason is length"):
+        with pytest.raises(
+            RequestFailed, match="no token was sampled, but the finish reason is length"
+        ):
             read(encoded((), finish_reason={"type": "length", "length": MOST}))
 
     def test_more_tokens_than_were_asked_for(self) -> None:
@@ -121,7 +146,7 @@ class TestErrors:
             (b'{"error": {"message": "too long"}}', "too long"),
             (b'{"error": "unknown field `max_tokens`"}', "unknown field `max_tokens`"),
             (
-                b'{"object": "error", "message": "1 validation error:\\n  x\\n\\n  File \\"/srv/a.py\\", line 3"}',
+                b'{"object": "error", "message": "1 validation error:\\n  x\\n\\n  File \\"/srv/a.py\\", line 3"}',  # noqa: E501
                 "1 validation error: x",
             ),
             (b'{"detail": "Not Found"}', "Not Found"),
@@ -139,20 +164,34 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("message", "limit", "prompt"),
         [
-            ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", 4096, 9000),
             (
-                "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total"
-                " of 5000 tokens: 4000 tokens from the input messages and 1000 tokens for the completion. Please ...",
+                "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+                4096,
+                9000,
+            ),
+            (
+                "Requested token count exceeds the model's maximum context length of "
+                "4096 tokens. You requested a total"
+                " of 5000 tokens: 4000 tokens from the input messages and 1000 tokens "
+                "for the completion. Please ...",
                 4096,
                 4000,
             ),
-            ("Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens). Use ...", 4090, 4090),
+            (
+                "Input length (4090 tokens) exceeds the maximum allowed length "
+                "(4090 tokens). Use ...",
+                4090,
+                4090,
+            ),
             ("The context length is exceeded.", 0, 0),
         ],
     )
     def test_a_context_limit_is_found(self, message: str, limit: int, prompt: int) -> None:
         refusal = read_refusal(Response(400, json.dumps({"error": message}).encode()), KEY)
-        assert isinstance(refusal, ContextExceeded) and (refusal.limit, refusal.prompt) == (limit, prompt)
+        assert isinstance(refusal, ContextExceeded) and (refusal.limit, refusal.prompt) == (
+            limit,
+            prompt,
+        )
 
     def test_other_refusals_blame_the_job(self) -> None:
         refusal = read_refusal(Response(400, b'{"error": "temperature must be positive"}'), KEY)
@@ -161,7 +200,9 @@ class TestErrors:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 GOOD = reply([7, 8, 9], prompt_tokens=PROMPT, id=RID)
@@ -170,7 +211,13 @@ GOOD = reply([7, 8, 9], prompt_tokens=PROMPT, id=RID)
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path to every value inside, itself first."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield from paths(inner, (*path, key))
 
@@ -194,7 +241,23 @@ def bodies(draw: st.DrawFn) -> bytes:
     body = GOOD
     for _ in range(draw(st.integers(1, 2))):
         path = draw(st.sampled_from(list(paths(body))))
-        interesting = [-1, 0, 1, 2**32 - 1, 2**63, 10**400, -0.0, 1e300, math.nan, math.inf, True, "", [], {}, None]
+        interesting = [
+            -1,
+            0,
+            1,
+            2**32 - 1,
+            2**63,
+            10**400,
+            -0.0,
+            1e300,
+            math.nan,
+            math.inf,
+            True,
+            "",
+            [],
+            {},
+            None,
+        ]
         body = changed(body, path, draw(JSON | st.sampled_from(interesting)))
     text = json.dumps(body).encode()
     return text[: draw(st.integers(0, len(text)))] if kind == "cut" else text
@@ -205,7 +268,9 @@ def assert_valid(generated: Generated) -> None:
     assert all(0 <= id < VOCABULARY for id in generated.ids)
     assert all(math.isfinite(p) and p <= 1e-6 for p in generated.logprobs)
     ends = [0, *(span.end for span in generated.versions)]
-    assert [span.start for span in generated.versions] == ends[:-1] and ends[-1] == len(generated.ids)
+    assert [span.start for span in generated.versions] == ends[:-1] and ends[-1] == len(
+        generated.ids
+    )
     assert all(isinstance(span.version, str) for span in generated.versions)
     assert isinstance(generated.text, str) and 0 <= generated.cached_tokens <= PROMPT
 
@@ -228,4 +293,6 @@ class TestGarbage:
         assert isinstance(refusal, EngineUnavailable | RequestFailed | ContextExceeded | JobFailure)
         assert len(read_error(body)) <= MAX_MESSAGE + 4 and "\n" not in read_error(body)
         blamed = isinstance(refusal, ContextExceeded | JobFailure)
-        assert not blamed or 400 <= status < 500  # only an engine that looked at the request may refuse it
+        assert (
+            not blamed or 400 <= status < 500
+        )  # only an engine that looked at the request may refuse it

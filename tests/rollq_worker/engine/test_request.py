@@ -79,18 +79,35 @@ def test_what_was_written_goes_with_the_array() -> None:
     assert not writer._written
 
 
-JSON = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+JSON = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 
 
-@given(IDS, st.dictionaries(st.sampled_from(["temperature", "top_p", "stop", "custom_params"]), JSON), st.text())
+@given(
+    IDS,
+    st.dictionaries(st.sampled_from(["temperature", "top_p", "stop", "custom_params"]), JSON),
+    st.text(),
+)
 def test_a_body_says_what_it_was_given(ids: list[int], sampling: dict[str, Any], rid: str) -> None:
     prompt = write_ids(array("I", ids))
     body = json.loads(write_request(prompt, sampling, stop_ids=[1, 2], max_new_tokens=5, rid=rid))
     own = {"max_new_tokens": 5, "stop_token_ids": [1, 2], "skip_special_tokens": False}
-    assert body == {"input_ids": ids, "rid": rid, "return_logprob": True, "sampling_params": {**sampling, **own}}
+    assert body == {
+        "input_ids": ids,
+        "rid": rid,
+        "return_logprob": True,
+        "sampling_params": {**sampling, **own},
+    }
 
 
 def test_what_orjson_does_not_write_is_written() -> None:
     sampling = {"stop": "\ud83d", "custom_params": {"n": 2**70}}
-    body = write_request(write_ids(array("I", [1])), sampling, stop_ids=(), max_new_tokens=1, rid="r")
+    body = write_request(
+        write_ids(array("I", [1])), sampling, stop_ids=(), max_new_tokens=1, rid="r"
+    )
     assert json.loads(body)["sampling_params"].items() >= sampling.items()

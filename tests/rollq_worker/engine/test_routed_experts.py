@@ -39,22 +39,34 @@ def meta(rows: int, shape: ExpertShape = SHAPE, **changes: int) -> dict[str, Any
 
 
 shapes = st.builds(
-    ExpertShape, layers=st.integers(1, 4), top_k=st.integers(1, 3), experts=st.sampled_from([3, 256, 257])
+    ExpertShape,
+    layers=st.integers(1, 4),
+    top_k=st.integers(1, 3),
+    experts=st.sampled_from([3, 256, 257]),
 )
 
 
 @given(shapes, st.integers(0, LENGTH - 2), st.randoms(use_true_random=False))
-def test_what_is_read_is_what_was_routed(shape: ExpertShape, start: int, rng: random.Random) -> None:
+def test_what_is_read_is_what_was_routed(
+    shape: ExpertShape, start: int, rng: random.Random
+) -> None:
     rows = LENGTH - 1 - start
-    ids = [rng.randrange(shape.experts) for _ in range(rows * shape.layers * shape.top_k - 1)] + [shape.experts - 1]
+    ids = [rng.randrange(shape.experts) for _ in range(rows * shape.layers * shape.top_k - 1)] + [
+        shape.experts - 1
+    ]
     ids[:: shape.top_k * shape.layers] = [1] * rows
-    part = read_routed_experts({"routed_experts": encoded(ids)}, Routing(start=start, shape=shape), KEY, LENGTH)
+    part = read_routed_experts(
+        {"routed_experts": encoded(ids)}, Routing(start=start, shape=shape), KEY, LENGTH
+    )
     assert part.shape == (rows, shape.layers, shape.top_k) and part.dtype == shape.dtype
     assert array_of(part).ravel().tolist() == ids
 
 
 def test_an_engine_without_the_flag_is_told_of_it() -> None:
-    with pytest.raises(EngineFailure, match="reports no routed experts: start SGLang with --enable-return-routed-exp"):
+    with pytest.raises(
+        EngineFailure,
+        match="reports no routed experts: start SGLang with --enable-return-routed-exp",
+    ):
         read_routed_experts({}, Routing(start=0, shape=SHAPE), KEY, LENGTH)
 
 
@@ -62,7 +74,10 @@ def test_an_engine_without_the_flag_is_told_of_it() -> None:
     ("found", "message"),
     [
         (meta(5), "are 20 for 6 tokens, and the job says 2 layers x top 2 = 4"),
-        (meta(6, ExpertShape(layers=3, top_k=2, experts=200)), "are 6 a token, and the job says 2 layers x top 2 = 4"),
+        (
+            meta(6, ExpertShape(layers=3, top_k=2, experts=200)),
+            "are 6 a token, and the job says 2 layers x top 2 = 4",
+        ),
         ({"routed_experts": encoded([])}, "are 0 a token"),
         ({"routed_experts": "AAAA!"}, "are not base64"),
         ({"routed_experts": [1, 2]}, "are not base64"),
@@ -86,7 +101,9 @@ def test_more_than_256_experts_are_bounded_too() -> None:
 
 def test_a_row_of_zeros_is_fine_where_one_expert_is_picked() -> None:
     shape = ExpertShape(layers=2, top_k=1, experts=4)
-    part = read_routed_experts({"routed_experts": encoded([0, 0])}, Routing(start=0, shape=shape), KEY, 2)
+    part = read_routed_experts(
+        {"routed_experts": encoded([0, 0])}, Routing(start=0, shape=shape), KEY, 2
+    )
     assert part.data == b"\0\0"
 
 
@@ -112,7 +129,9 @@ def test_a_client_asks_only_where_it_is_told_to(connect: Connect) -> None:
         client = connect(engine)
         ids = array("I", range(1, PROMPT + 1))
         assert client.generate(sample_request(ids)).routed_experts is None
-        found = client.generate(sample_request(ids, routing=Routing(start=2, shape=SHAPE))).routed_experts
+        found = client.generate(
+            sample_request(ids, routing=Routing(start=2, shape=SHAPE))
+        ).routed_experts
         assert found is not None and found.shape == (4, 2, 2)
         plain, asking = engine.bodies()
         assert not {"return_routed_experts", "routed_experts_start_len"} & plain.keys()

@@ -41,14 +41,18 @@ def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestRequest:
     @pytest.mark.parametrize(("least", "sent"), [(3, 3), (20, 10)])
-    def test_it_never_asks_for_more_tokens_than_it_allows(self, connect: Connect, least: int, sent: int) -> None:
+    def test_it_never_asks_for_more_tokens_than_it_allows(
+        self, connect: Connect, least: int, sent: int
+    ) -> None:
         with scripted_engine() as engine:
             generate(connect(engine), min_new_tokens=least)  # of at most 10
         assert engine.bodies()[0]["sampling_params"]["min_new_tokens"] == sent
 
     def test_it_carries_ids_and_everything_that_shapes_the_sampling(self, connect: Connect) -> None:
         with scripted_engine() as engine:
-            generated = generate(connect(engine, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11])
+            generated = generate(
+                connect(engine, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11]
+            )
             path, body, headers = engine.requests[-1]
         assert path == "/generate"
         assert body.pop("rid").startswith(f"{KEY}/")  # the engine's log names the job
@@ -76,7 +80,10 @@ class TestRequest:
     def test_what_a_router_drops_in_silence_fails_the_job(self, connect: Connect) -> None:
         lost: dict[str, Any] = {"logit_bias": {"5": 1.0}, "stop_regex": "a+"}
         then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])  # noqa: E731
-        with scripted_engine(then=then) as engine, pytest.raises(JobFailure, match="drop logit_bias and stop_regex"):
+        with (
+            scripted_engine(then=then) as engine,
+            pytest.raises(JobFailure, match="drop logit_bias and stop_regex"),
+        ):
             generate(connect(engine), **lost)
         assert [body["sampling_params"]["max_new_tokens"] for body in engine.bodies()] == [1]
         with scripted_engine(server_info=(200, {"context_length": 1000})) as engine:
@@ -84,12 +91,18 @@ class TestRequest:
         assert engine.bodies()[0]["sampling_params"].items() >= lost.items()
 
     @pytest.mark.parametrize("status", [401, 404])
-    def test_a_wrong_key_or_address_is_not_taken_for_a_router(self, connect: Connect, status: int) -> None:
+    def test_a_wrong_key_or_address_is_not_taken_for_a_router(
+        self, connect: Connect, status: int
+    ) -> None:
         wrong = (status, {})
         with scripted_engine(then=wrong, server_info=wrong) as engine:
             client = connect(engine)
             with pytest.raises(Drained):
-                generate(client, logit_bias={"5": 1.0}, check=lambda: None if client.available else raise_drained())
+                generate(
+                    client,
+                    logit_bias={"5": 1.0},
+                    check=lambda: None if client.available else raise_drained(),
+                )
 
     @pytest.mark.parametrize("sampling", [{}, {"logit_bias": {"5": 1.0}}])
     @pytest.mark.parametrize("status", [401, 404])
@@ -108,7 +121,10 @@ class TestRequest:
             client = connect(engine)
             assert client.room(10) > 1000
             assert len(generate(client, **sampling).ids) == 3
-            assert client.room(10) == 990 and engine.bodies()[-1]["sampling_params"]["max_new_tokens"] == 10
+            assert (
+                client.room(10) == 990
+                and engine.bodies()[-1]["sampling_params"]["max_new_tokens"] == 10
+            )
 
     def test_so_is_what_it_told_at_the_start(self, connect: Connect) -> None:
         wrong = (401, {})
@@ -125,7 +141,9 @@ class TestRequest:
                 generate(connect(engine, vocab_size=100), ids=ids)
             assert engine.bodies() == []
 
-    def test_ids_that_the_engine_sampled_are_valid_whatever_the_tokenizer_says(self, connect: Connect) -> None:
+    def test_ids_that_the_engine_sampled_are_valid_whatever_the_tokenizer_says(
+        self, connect: Connect
+    ) -> None:
         with scripted_engine(lambda body: reply([120], prompt_tokens=3)) as engine:
             shared = Shared(vocab_size=100, engines=1)
             client = connect(engine, share=shared)
@@ -136,7 +154,9 @@ class TestRequest:
             shared.vocabulary.admit([121])
             generate(client, ids=[121])
 
-    def test_ids_outside_every_vocabulary_are_a_failure_of_the_engine_and_admit_nothing(self, connect: Connect) -> None:
+    def test_ids_outside_every_vocabulary_are_a_failure_of_the_engine_and_admit_nothing(
+        self, connect: Connect
+    ) -> None:
         garbage = (200, reply([7, 4_000_000_000, 9], prompt_tokens=3))
         with scripted_engine(*[garbage] * (RETRIES + 1)) as engine:
             shared = Shared(vocab_size=100, engines=1)
@@ -161,11 +181,19 @@ class TestUnavailable:
             (404, {"detail": "Not Found"}),
             (307, b""),
             lambda body: reply(
-                [], finish_reason={"type": "abort", "message": "full", "status_code": 503, "err_type": "x"}
+                [],
+                finish_reason={
+                    "type": "abort",
+                    "message": "full",
+                    "status_code": 503,
+                    "err_type": "x",
+                },
             ),
         ],
     )
-    def test_it_is_asked_again_until_it_takes_the_request(self, connect: Connect, answer: Answer) -> None:
+    def test_it_is_asked_again_until_it_takes_the_request(
+        self, connect: Connect, answer: Answer
+    ) -> None:
         checks: list[bool] = []
         with scripted_engine(*[answer] * (RETRIES + 3)) as engine:
             client = connect(engine)
@@ -178,7 +206,10 @@ class TestUnavailable:
 
     def test_a_refusal_that_blames_the_job_ends_an_outage(self, connect: Connect) -> None:
         """Else deadlines would stand still while an engine answers."""
-        full, wrong = (503, {"error": {"message": "The request queue is full."}}), (400, {"error": {"message": "no"}})
+        full, wrong = (
+            (503, {"error": {"message": "The request queue is full."}}),
+            (400, {"error": {"message": "no"}}),
+        )
         with scripted_engine(full, then=wrong) as engine:
             client = connect(engine)
             for _ in range(2):
@@ -217,7 +248,9 @@ class TestUnavailable:
             assert not client.ready() and client.vocabulary.differs()
             generated = generate(client, check=check)
             assert list(generated.ids) == [7, 8, 9] and checks > 3
-            assert len(engine.bodies()) == 1 and client.available and client._shared.clock.seconds > 0
+            assert (
+                len(engine.bodies()) == 1 and client.available and client._shared.clock.seconds > 0
+            )
 
     def test_a_lasting_outage_is_logged_once_and_without_secrets(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -242,12 +275,20 @@ class TestFailing:
             (500, b"Internal Server Error"),
             (400, {"error": {"message": "Duplicate request ID detected: x"}}),
             lambda body: reply(
-                [], finish_reason={"type": "abort", "message": "CUDA", "status_code": 500, "err_type": "Internal"}
+                [],
+                finish_reason={
+                    "type": "abort",
+                    "message": "CUDA",
+                    "status_code": 500,
+                    "err_type": "Internal",
+                },
             ),
         ],
         ids=lambda answer: "abort" if callable(answer) else repr(answer),
     )
-    def test_it_is_retried_and_then_an_engine_failure(self, connect: Connect, answer: Answer) -> None:
+    def test_it_is_retried_and_then_an_engine_failure(
+        self, connect: Connect, answer: Answer
+    ) -> None:
         with scripted_engine(*[answer] * RETRIES) as engine:
             assert generate(connect(engine)).finish is Finish.STOP
             engine.answers = [answer] * (RETRIES + 1)
@@ -257,7 +298,9 @@ class TestFailing:
         assert len(bodies) == 2 * (RETRIES + 1)
         assert len({body["rid"] for body in bodies}) == len(bodies)
 
-    def test_after_a_timeout_the_request_is_aborted(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_timeout_the_request_is_aborted(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("rollq_worker.engine.api.http.READ_TIMEOUT_S", 1.0)
         over = threading.Event()
 
@@ -281,28 +324,40 @@ class TestFailing:
             assert waiting.result(60).finish is Finish.STOP
 
     def test_a_refused_request_is_never_sent_twice(self, connect: Connect) -> None:
-        with scripted_engine((400, {"error": {"message": "top_p must be in (0, 1], got 3."}})) as engine:
+        with scripted_engine(
+            (400, {"error": {"message": "top_p must be in (0, 1], got 3."}})
+        ) as engine:
             with pytest.raises(JobFailure, match=rf"{KEY}: the engine answered 400: top_p must be"):
                 generate(connect(engine))
             assert len(engine.bodies()) == 1
 
-    def test_an_engine_that_comes_back_with_other_weights_and_limits(self, client: SGLangEngine) -> None:
+    def test_an_engine_that_comes_back_with_other_weights_and_limits(
+        self, client: SGLangEngine
+    ) -> None:
         def dies(body: dict[str, Any]) -> dict[str, Any]:
-            engine.closed = True  # set here, so that the next request gets no answer, however soon it comes
+            engine.closed = (
+                True  # set here, so that the next request gets no answer, however soon it comes
+            )
             raise ConnectionAbortedError  # the connection ends without an answer
 
         def other(body: dict[str, Any]) -> dict[str, Any]:
-            return good_reply(body, weight_version="v2", weight_versions=[{"version": "v2", "start": 0, "end": 3}])
+            return good_reply(
+                body, weight_version="v2", weight_versions=[{"version": "v2", "start": 0, "end": 3}]
+            )
 
         info = {"context_length": 1000, "max_req_input_len": 994}
         with ThreadPoolExecutor(1) as pool:
-            with scripted_engine(dies, port=port(client), ready=(200, {}), server_info=(200, info)) as engine:
+            with scripted_engine(
+                dies, port=port(client), ready=(200, {}), server_info=(200, info)
+            ) as engine:
                 assert client.room(10) == 990
                 waiting = pool.submit(generate, client)
                 until(lambda: engine.closed)
             until(lambda: not client.available)
             info = {"context_length": 500, "max_req_input_len": 494}
-            with scripted_engine(other, port=port(client), ready=(200, {}), server_info=(200, info)):
+            with scripted_engine(
+                other, port=port(client), ready=(200, {}), server_info=(200, info)
+            ):
                 generated = waiting.result(60)
                 assert [span.version for span in generated.versions] == ["v2"]
                 assert client.room(10) == 490
@@ -311,7 +366,10 @@ class TestFailing:
 class TestAborting:
     def test_all_running_requests_are_aborted_by_id(self, connect: Connect) -> None:
         held = HeldReply()
-        with scripted_engine(held, held, abort_request=(200, b"")) as engine, ThreadPoolExecutor(2) as pool:
+        with (
+            scripted_engine(held, held, abort_request=(200, b"")) as engine,
+            ThreadPoolExecutor(2) as pool,
+        ):
             client = connect(engine)
             assert client.abort_running() == 0
             waiting = [pool.submit(generate, client) for _ in range(2)]
@@ -329,7 +387,9 @@ class TestAborting:
 
 
 class TestCutting:
-    def test_a_wait_ends_and_the_attempt_is_asked_whether_it_must_stop(self, client: SGLangEngine) -> None:
+    def test_a_wait_ends_and_the_attempt_is_asked_whether_it_must_stop(
+        self, client: SGLangEngine
+    ) -> None:
         stop, held = threading.Event(), HeldReply()
 
         def check() -> None:

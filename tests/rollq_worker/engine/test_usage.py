@@ -59,7 +59,9 @@ def test_a_thread_that_played_a_job_leaves_its_next_attempt_alone() -> None:
         pool.close()
 
 
-@pytest.mark.parametrize(("ready", "paused"), [((503, {}), True), ((200, {}), False), ((404, {}), False)])
+@pytest.mark.parametrize(
+    ("ready", "paused"), [((503, {}), True), ((200, {}), False), ((404, {}), False)]
+)
 def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
     ready: Any, paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,6 @@
-"""Whether an engine's vocabulary is ours: every token is touched, and only what changes a text's meaning counts."""
+"""Whether an engine's vocabulary is ours: every token is touched, and only what changes a text's
+meaning counts.
+"""
 
 import json
 from collections.abc import Mapping
@@ -49,12 +51,17 @@ def test_two_ids_exchanged(pair: tuple[str, str]):
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
     found = difference(with_vocabulary(vocabulary))
     here, there = sorted([vocabulary[one], vocabulary[other]])
-    assert found in [f"{OURS.decode([a])!r} is [{a}] here and [{b}] there" for a, b in ((here, there), (there, here))]
+    assert found in [
+        f"{OURS.decode([a])!r} is [{a}] here and [{b}] there"
+        for a, b in ((here, there), (there, here))
+    ]
 
 
 def test_another_order_of_merges_spells_the_same_texts():
     model = json.loads(SPEC)["model"]
-    theirs = tokenizer(model={**model, "merges": model["merges"][:2000] + model["merges"][2000:][::-1]})
+    theirs = tokenizer(
+        model={**model, "merges": model["merges"][:2000] + model["merges"][2000:][::-1]}
+    )
     assert any(theirs.encode(text) != ids for text, ids in PROOF.texts)
     assert difference(theirs) == ""
 
@@ -77,4 +84,6 @@ def test_an_engine_that_came_back_is_asked_for_two_texts():
     check = TokenizerCheck(tokenize, PROOF)
     assert not check.differs() and len(asked) == len(PROOF.texts)
     check.forget()
-    assert not check.differs() and asked[len(PROOF.texts) :] == [text for text, _ in PROOF.texts[:2]]
+    assert not check.differs() and asked[len(PROOF.texts) :] == [
+        text for text, _ in PROOF.texts[:2]
+    ]

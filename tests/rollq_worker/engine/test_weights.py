@@ -1,4 +1,6 @@
-"""Engines that serve older weights than a call accepts: they were restarted, have missed an update, or come late."""
+"""Engines that serve older weights than a call accepts: they were restarted, have missed an update,
+or come late.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +14,12 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.clients import in_background, pool_of, raise_drained
-from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, reply, scripted_engine
+from tests.rollq_worker.engine.engine_servers import (
+    ScriptedEngine,
+    good_reply,
+    reply,
+    scripted_engine,
+)
 from tests.sample_requests import sample_request
 from tests.waiting import until
 
@@ -31,7 +38,12 @@ class Served:
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         tokens = min(3, body["sampling_params"]["max_new_tokens"])
         spans = [{"version": self.version, "start": 0, "end": tokens}]
-        return reply([7, 8, 9][:tokens], prompt_tokens=len(body["input_ids"]), id=body["rid"], weight_versions=spans)
+        return reply(
+            [7, 8, 9][:tokens],
+            prompt_tokens=len(body["input_ids"]),
+            id=body["rid"],
+            weight_versions=spans,
+        )
 
     @property
     def asked(self) -> list[int]:
@@ -54,7 +66,9 @@ def generate(
     pinned: str = "",
 ) -> Generated:
     """At most ten tokens."""
-    return pool.generate(sample_request([1, 2, 3], key=key, check=check, accepts=accepts, pinned=pinned))
+    return pool.generate(
+        sample_request([1, 2, 3], key=key, check=check, accepts=accepts, pinned=pinned)
+    )
 
 
 def version(found: Generated) -> str:
@@ -105,7 +119,9 @@ def test_a_pinned_call_does_not_wait(stack: ExitStack) -> None:
     engine = Served(stack, "4")
     pool = pool_of(stack, engine)
     assert pool.serves("4") and not pool.serves("5")
-    with pytest.raises(OtherWeights, match="r/g/0 is pinned to weights '5', and no engine serves them"):
+    with pytest.raises(
+        OtherWeights, match="r/g/0 is pinned to weights '5', and no engine serves them"
+    ):
         generate(pool, "r/g/0", accepts="5".__eq__, pinned="5")
     assert engine.asked == [] and not pool.awaits_weights("r") and pool.stopped_s("r") < 0.1
 
@@ -142,7 +158,9 @@ def test_a_reply_with_a_part_of_older_weights_is_not_kept(stack: ExitStack) -> N
     assert version(generate(pool, "r/g/0", accepts={"5"}.__contains__)) == "5"
 
 
-def test_a_router_is_asked_for_single_tokens_until_its_engines_are_up_to_date(stack: ExitStack) -> None:
+def test_a_router_is_asked_for_single_tokens_until_its_engines_are_up_to_date(
+    stack: ExitStack,
+) -> None:
     router = Served(stack, "default", tells=False)
     pool = pool_of(stack, router)
     thread, found = in_background(partial(generate, pool, "r/g/0", {"5"}.__contains__))

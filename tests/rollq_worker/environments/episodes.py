@@ -15,8 +15,12 @@ def begin(domain: Domain, index: int = 0, *lines: str, split: str = "test") -> C
     return environment
 
 
-def play(domain: Domain, split: str, index: int, moves: Iterable[Action]) -> tuple[Grade, list[str]]:
-    """Grade and observations of the moves; after them the agent makes small talk until the episode is over."""
+def play(
+    domain: Domain, split: str, index: int, moves: Iterable[Action]
+) -> tuple[Grade, list[str]]:
+    """Grade and observations of the moves; after them the agent makes small talk until the episode
+    is over.
+    """
     task, environment = domain.task(split, index), domain.open(split, index, {})
     assert environment.reset(FakeUser([task.opening, *task.replies])) == task.opening
     left, texts, done = iter(moves), list[str](), False
@@ -40,7 +44,9 @@ def messages_of(task: Task) -> list[Action]:
 
 
 def mistaken(calls: Sequence[Action]) -> Iterable[Sequence[Action]]:
-    """Ground truths without a call, done twice, in reverse, and with two arguments of a call swapped."""
+    """Ground truths without a call, done twice, in reverse, and with two arguments of a call
+    swapped.
+    """
     yield calls[:-1]
     yield calls[1:]
     yield [*calls, *calls]
@@ -49,6 +55,10 @@ def mistaken(calls: Sequence[Action]) -> Iterable[Sequence[Action]]:
         names = [name for name, value in call.arguments.items() if isinstance(value, str)]
         if len(names) > 1:
             first, second = names[:2]
-            swapped = {**call.arguments, first: call.arguments[second], second: call.arguments[first]}
+            swapped = {
+                **call.arguments,
+                first: call.arguments[second],
+                second: call.arguments[first],
+            }
             yield [*calls[:at], Action(call.name, swapped), *calls[at + 1 :]]
             return

@@ -19,14 +19,19 @@ from rollq_worker.fakes import FakeUser
 ROWS = [
     {"question": "2+2?", "answer": "2+2 is 4. #### 4", "level": 1},
     {"prompt": "3*1000?", "ground_truth": 3000, "system": "Be brief.", "response": "It is 3,000."},
-    {"problem": [{"role": "system", "content": "Think."}, {"role": "user", "content": "7-9?"}], "solution": "-2"},
+    {
+        "problem": [{"role": "system", "content": "Think."}, {"role": "user", "content": "7-9?"}],
+        "solution": "-2",
+    },
 ]
 
 
 ARGUMENTS = pyarrow.struct({"n": pyarrow.int64()})
 SCHEMA = {
     "question": pyarrow.string(),
-    "prompt": pyarrow.list_(pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})),
+    "prompt": pyarrow.list_(
+        pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})
+    ),
     "answer": pyarrow.string(),
     "ground_truth": pyarrow.string(),
     "system": pyarrow.string(),
@@ -49,7 +54,9 @@ def load(*args: Any, **options: Any) -> Dataset:
     return dataset(*args, **options)(None)
 
 
-def played(domain: Dataset, index: int, answer: str, split: str = "train") -> tuple[str, str, Grade]:
+def played(
+    domain: Dataset, index: int, answer: str, split: str = "train"
+) -> tuple[str, str, Grade]:
     """System prompt, question and grade."""
     episode = domain.open(split, index, {})
     opening = episode.reset(FakeUser([domain.task(split, index).opening]))
@@ -68,13 +75,18 @@ def test_rows_are_tasks(path: Path) -> None:
 
 
 def test_a_reward_function_sees_the_answer_and_the_row(path: Path) -> None:
-    domain = load(path, reward=lambda answer, row: Grade(len(answer) / 10, {"level": row.get("level")}))
+    domain = load(
+        path, reward=lambda answer, row: Grade(len(answer) / 10, {"level": row.get("level")})
+    )
     assert played(domain, 0, "four!")[2] == Grade(0.5, {"level": 1})
 
 
 def test_a_call_where_there_are_no_tools_is_the_policys_mistake(path: Path) -> None:
     episode = load(path).open("train", 0, {})
-    assert episode.step(Action(RESPOND, {"text": "4"})).text == "Error: respond needs a text as its content"
+    assert (
+        episode.step(Action(RESPOND, {"text": "4"})).text
+        == "Error: respond needs a text as its content"
+    )
     observed = episode.step(Action("search", {}))
     assert observed.text.startswith("Error") and not observed.done
 
@@ -98,9 +110,24 @@ def test_a_file_for_each_split(path: Path, tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "maths.parquet"
     rows = [
-        {"question": "2+2?", "answer": "4", "system": "Add.", "calls": None, "labels": {"level": 1}},
-        {"question": "2+3?", "ground_truth": "5", "response": "5!", "calls": [{"name": "f", "arguments": {"n": 1}}]},
-        {"prompt": [{"role": "user", "content": "2+4?"}], "answer": "6", "extra": {"a": [b"x", None]}},
+        {
+            "question": "2+2?",
+            "answer": "4",
+            "system": "Add.",
+            "calls": None,
+            "labels": {"level": 1},
+        },
+        {
+            "question": "2+3?",
+            "ground_truth": "5",
+            "response": "5!",
+            "calls": [{"name": "f", "arguments": {"n": 1}}],
+        },
+        {
+            "prompt": [{"role": "user", "content": "2+4?"}],
+            "answer": "6",
+            "extra": {"a": [b"x", None]},
+        },
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows, pyarrow.schema(SCHEMA)), path)
     domain = load(path, system="Default.")
@@ -110,7 +137,12 @@ def test_parquet(tmp_path: Path) -> None:
     assert [len(domain.task("train", index).moves) for index in range(3)] == [1, 2, 1]
     assert domain.task("train", 1).moves[-1] == Action(RESPOND, {"content": "5!"})
     # A reward function may ask for a column that is null.
-    assert played(load(path, reward=lambda answer, row: float(row["response"] is None)), 0, "")[2].reward == 1.0
+    assert (
+        played(load(path, reward=lambda answer, row: float(row["response"] is None)), 0, "")[
+            2
+        ].reward
+        == 1.0
+    )
 
 
 def test_a_parquet_file_without_rows_or_that_is_none(tmp_path: Path) -> None:
@@ -132,7 +164,9 @@ def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("returned", [None, "1.0", "yes", object()])
 def test_what_is_no_reward_is_no_grade(path: Path, returned: Any) -> None:
     domain = load(path, reward=lambda answer, row: returned)
-    with pytest.raises((TypeError, ValueError), match=r"not a number or a Grade|float\(\) argument"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"not a number or a Grade|float\(\) argument"
+    ):
         played(domain, 0, "4")
 
 
@@ -152,13 +186,20 @@ def test_a_truth_that_nothing_can_be_compared_with_is_never_a_reward_of_0(
         load(path, reward=reward).task("train", 0)
 
 
-def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_an_environment_by_its_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(files.FILES.variable, "")
     names = [files.add_file(f"{path}{reward}") for reward in ("", ":exact", ":number")]
-    assert names[0] == names[1] and names[0].startswith("maths@") and names[2].startswith("maths.number@")
+    assert (
+        names[0] == names[1]
+        and names[0].startswith("maths@")
+        and names[2].startswith("maths.number@")
+    )
     assert files.load_of(files.FILES.of(names[2]))(None).splits() == {"train": 3}
     with pytest.raises(
-        JobFailure, match=r"there is no reward 'nearly' of answers; there are exact, number, boxed, math"
+        JobFailure,
+        match=r"there is no reward 'nearly' of answers; there are exact, number, boxed, math",
     ):
         files.load_of(files.FILES.of(files.add_file(f"{path}:nearly")))
 
@@ -169,7 +210,10 @@ def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest
         {"prompt": "2+3?", "label": 5},
         {"messages": [{"role": "user", "content": "2+3?"}], "label": "5"},
         {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
-        {"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+3?"}]}], "answer": "5"},
+        {
+            "prompt": [{"role": "user", "content": [{"type": "text", "text": "2+3?"}]}],
+            "answer": "5",
+        },
         {
             "data_source": "sums",
             "prompt": [{"role": "user", "content": "2+3?"}],
@@ -208,17 +252,32 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"answer": "y"}, "the row has no prompt or question or problem or messages; it has answer"),
+        (
+            {"answer": "y"},
+            "the row has no prompt or question or problem or messages; it has answer",
+        ),
         ({"prompt": "x"}, "has no answer or ground_truth or solution or label; it has prompt$"),
-        ({"prompt": "x", "answer": None}, "has no answer or ground_truth or solution or label; it has prompt$"),
-        ({"prompt": "x", "answer": "y", "calls": 7}, "calls are a list of objects with name and arguments, not 7"),
+        (
+            {"prompt": "x", "answer": None},
+            "has no answer or ground_truth or solution or label; it has prompt$",
+        ),
+        (
+            {"prompt": "x", "answer": "y", "calls": 7},
+            "calls are a list of objects with name and arguments, not 7",
+        ),
         ({"prompt": "x", "answer": "y", "calls": [{"name": "f"}]}, "calls are a list of objects"),
         ({"prompt": "", "answer": "y"}, "must be texts"),
         ({"prompt": 7, "answer": "y"}, "must be texts"),
         ({"prompt": "x", "system": 7, "answer": "y"}, "must be texts"),
         ({"prompt": [], "answer": "y"}, "one message of the user's"),
-        ({"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"}, "one message of the user's"),
-        ({"prompt": ["x", {"role": "user", "content": "x"}], "answer": "y"}, "one message of the user's"),
+        (
+            {"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"},
+            "one message of the user's",
+        ),
+        (
+            {"prompt": ["x", {"role": "user", "content": "x"}], "answer": "y"},
+            "one message of the user's",
+        ),
     ],
 )
 def test_a_wrong_row_fails_its_own_job(path: Path, row: dict[str, Any], says: str) -> None:

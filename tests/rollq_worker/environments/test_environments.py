@@ -1,4 +1,6 @@
-"""The registry: builtins, entry points of installed packages, one load a process, errors that say what to do."""
+"""The registry: builtins, entry points of installed packages, one load a process, errors that say
+what to do.
+"""
 
 import re
 import sys
@@ -29,7 +31,9 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Package = Callable[[str, str, str], None]
-"""Installs a module of that name with this source, as the environments NAME = MODULE:FUNCTION of these lines."""
+"""Installs a module of that name with this source, as the environments NAME = MODULE:FUNCTION of
+these lines.
+"""
 
 
 @pytest.fixture
@@ -67,14 +71,16 @@ def test_names_are_all_there_is(package: Package) -> None:
     assert environments.names() == ["another", *builtin]
 
 
-@pytest.mark.parametrize("name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:banking", "Shop", "shop:retail:x"])
+@pytest.mark.parametrize(
+    "name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:banking", "Shop", "shop:retail:x"]
+)
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
     with pytest.raises(JobFailure, match=r"shop") as caught:
         environments.domain(name)
     if not name.startswith("shop:retail"):
         assert (
-            "there are harbor, shop, tau2:airline, tau2:retail, tau2:telecom, tau2_2025:airline, tau2_2025:retail, "
-            in str(caught.value)
+            "there are harbor, shop, tau2:airline, tau2:retail, tau2:telecom, "
+            "tau2_2025:airline, tau2_2025:retail, " in str(caught.value)
         )
         assert repr(name) in str(caught.value)
 
@@ -97,7 +103,11 @@ def test_the_example_is_found_and_played(package: Package) -> None:
 
 def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def load(" in block]
+    [code] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if "def load(" in block
+    ]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 32
     package("doubles", code, "doubles = doubles:load")
     domain = environments.domain("doubles")
@@ -107,7 +117,9 @@ def test_the_environment_in_the_documents_is_played(package: Package) -> None:
 
 def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text().partition("## Datasets")[2]
-    rows, code = (text.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("json", "python"))
+    rows, code = (
+        text.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("json", "python")
+    )
     (tmp_path / "maths.jsonl").write_text(rows)
     (tmp_path / "maths.py").write_text(code)
     domain = environments.domain(files.add_file(str(tmp_path / "maths.py")))
@@ -118,7 +130,11 @@ def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:
 
 
 def test_the_tools_in_the_documents_are_played(tmp_path: Path) -> None:
-    text = (EXAMPLES.parent / "docs" / "environments.md").read_text().partition("## Tools of an MCP server")[2]
+    text = (
+        (EXAMPLES.parent / "docs" / "environments.md")
+        .read_text()
+        .partition("## Tools of an MCP server")[2]
+    )
     rows = text.partition("```json\n")[2].partition("```")[0]
     sums, server = (part.partition("```")[0] for part in text.split("```python\n")[1:3])
     for name, written in (("sums.jsonl", rows), ("sums.py", sums), ("server.py", server)):
@@ -130,14 +146,28 @@ def test_the_tools_in_the_documents_are_played(tmp_path: Path) -> None:
 def test_the_example_takes_no_nonsense(package: Package) -> None:
     package("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
     domain = environments.domain("guess")
-    for split, index, args in (("test", 0, {}), ("train", 100, {}), ("train", -1, {}), ("train", 0, {"seed": 1})):
+    for split, index, args in (
+        ("test", 0, {}),
+        ("train", 100, {}),
+        ("train", -1, {}),
+        ("train", 0, {"seed": 1}),
+    ):
         with pytest.raises(JobFailure):
             domain.open(split, index, args)
     environment = domain.open("train", 0, {})
     environment.reset(FakeUser(["Hi", "Bye ###STOP###"]))
-    for name, arguments in (("guess", {}), ("guess", {"number": "5"}), ("guess", {"number": True}), ("add", {})):
+    for name, arguments in (
+        ("guess", {}),
+        ("guess", {"number": "5"}),
+        ("guess", {"number": True}),
+        ("add", {}),
+    ):
         assert environment.step(Action(name, arguments)).text.startswith("Error: ")
-    assert [environment.step(Action("guess", {"number": n})).text for n in (0, 2, 1)] == ["higher", "lower", "right"]
+    assert [environment.step(Action("guess", {"number": n})).text for n in (0, 2, 1)] == [
+        "higher",
+        "lower",
+        "right",
+    ]
     environment.step(respond("1 or 2 or 3"))
     assert environment.grade().reward == 0.0
 
@@ -151,11 +181,15 @@ def test_the_part_behind_the_colon_reaches_the_package(package: Package) -> None
     assert mine.calls == [None, "hard", "a:b", "name"]
 
 
-def test_64_threads_find_and_load_it_once(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_threads_find_and_load_it_once(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package("slow", "import time\ntime.sleep(0.2)\n" + DOMAIN, "slow = slow:load")
     start = Barrier(64)
     find, found_names = environments._find, []
-    monkeypatch.setattr(environments, "_find", lambda name: (found_names.append(name), find(name))[1])
+    monkeypatch.setattr(
+        environments, "_find", lambda name: (found_names.append(name), find(name))[1]
+    )
 
     def ask(_: int) -> object:
         start.wait()
@@ -205,7 +239,10 @@ def flaky(variant):
 """
     package("flaky", DOMAIN + flaky, "flaky = flaky:flaky")
     for name, words in (
-        ("broken", r"'broken' \(broken:load\): ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (
+            "broken",
+            r"'broken' \(broken:load\): ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
         ("odd", "odd:load returned no Domain: a int lacks name, version, splits, task, open"),
         ("lost", "'lost' .*AttributeError"),
         ("flaky", "'flaky' .*ZeroDivisionError"),
@@ -216,7 +253,10 @@ def flaky(variant):
 
 
 def test_an_adapter_says_itself_what_is_missing(package: Package) -> None:
-    source = "from rollq.errors import SettingsError\ndef load(v): raise SettingsError('pip install it')\n"
+    source = (
+        "from rollq.errors import SettingsError\ndef load(v): raise "
+        "SettingsError('pip install it')\n"
+    )
     package("needy", source, "needy = needy:load")
     with pytest.raises(SettingsError, match="pip install it"):
         environments.domain("needy")
@@ -224,7 +264,9 @@ def test_an_adapter_says_itself_what_is_missing(package: Package) -> None:
 
 def test_two_packages_cannot_claim_one_name(package: Package) -> None:
     package("usurper", DOMAIN, "shop = usurper:load")
-    with pytest.raises(JobFailure, match=r"claimed by rollq_worker\.environments\.shop:load and usurper:load"):
+    with pytest.raises(
+        JobFailure, match=r"claimed by rollq_worker\.environments\.shop:load and usurper:load"
+    ):
         environments.domain("shop")
 
 

@@ -74,7 +74,9 @@ def test_a_name_has_the_hash_of_the_file(game: Path) -> None:
 
 
 def test_only_the_same_file_is_played(game: Path) -> None:
-    with pytest.raises(ForOtherWorkers, match=r"game@0123456789ab.*no such file here; .*rollq worker --env FILE"):
+    with pytest.raises(
+        ForOtherWorkers, match=r"game@0123456789ab.*no such file here; .*rollq worker --env FILE"
+    ):
         domain("game@0123456789ab")
     name = files.add_file(str(game))
     with pytest.raises(ForOtherWorkers, match=f"no such file here, but {name}"):
@@ -83,12 +85,16 @@ def test_only_the_same_file_is_played(game: Path) -> None:
     with pytest.raises(ForOtherWorkers, match=f"{name}.*no such file here, but game@"):
         domain(name)
     game.unlink()
-    with pytest.raises(ForOtherWorkers, match=r"no such file here, and the environment '.*' cannot be read"):
+    with pytest.raises(
+        ForOtherWorkers, match=r"no such file here, and the environment '.*' cannot be read"
+    ):
         domain(name)
 
 
 def test_what_is_run_is_what_has_the_name(game: Path) -> None:
-    """Also when the file changes between the two, or a compiled file of another version has the same time and size."""
+    """Also when the file changes between the two, or a compiled file of another version has the
+    same time and size.
+    """
     first = files.add_file(str(game))
     assert domain(first).version == "game 1"
     at = game.stat()
@@ -132,7 +138,9 @@ def test_a_file_beside_it_is_not_imported(game: Path, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("number = 7\n")
     game.write_text("import helper\n" + GAME)
     name = files.add_file(str(game))
-    with pytest.raises(JobFailure, match=r"game\.py imports helper\.py from beside it.*rollq env new"):
+    with pytest.raises(
+        JobFailure, match=r"game\.py imports helper\.py from beside it.*rollq env new"
+    ):
         domain(name)
 
 

@@ -1,4 +1,6 @@
-"""Every prompt of these tests is also written as for a real engine, which keeps what it wrote of an array before."""
+"""Every prompt of these tests is also written as for a real engine, which keeps what it wrote of an
+array before.
+"""
 
 import pytest
 
@@ -14,7 +16,9 @@ def _arrays_only_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def written(self: FakeEngine, request: SampleRequest) -> Generated:
         sent = b"".join(prompts.write(request.ids).pieces)
-        assert sent == b"".join(write_ids(request.ids).pieces), "the array that was given to generate did not only grow"
+        assert sent == b"".join(write_ids(request.ids).pieces), (
+            "the array that was given to generate did not only grow"
+        )
         return generate(self, request)
 
     monkeypatch.setattr(FakeEngine, "generate", written)

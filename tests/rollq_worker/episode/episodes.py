@@ -9,7 +9,15 @@ from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.context import context_factory
 from rollq_worker.episode.loop import play
-from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
+from rollq_worker.fakes import (
+    END,
+    FakeEngine,
+    FakeEnvironment,
+    FakeJournal,
+    FakeRenderer,
+    FakeUser,
+    char_ids,
+)
 from rollq_worker.protocols import Context, Generated, SampleRequest
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -30,7 +38,9 @@ def play_with_fakes(
     context: Any = None,
     **fields: Any,
 ) -> Trajectory:
-    """Play an episode whose engine samples `texts`. `context`: the job's, or what its factory made."""
+    """Play an episode whose engine samples `texts`. `context`: the job's, or what its
+    factory made.
+    """
     if not isinstance(context, Context):
         fields["context"] = context or {}
     job = Job(run="r", group="g", env="fake", task=0, budget=Budget(**(budget or {})), **fields)
@@ -48,7 +58,9 @@ def play_with_fakes(
 
 
 def run(*texts: str, engine: Any = None, **options: Any) -> Trajectory:
-    """Play an episode and check that the trajectory is, id for id, what the engine was sent and what it returned."""
+    """Play an episode and check that the trajectory is, id for id, what the engine was sent and
+    what it returned.
+    """
     engine = engine or FakeEngine(texts)
     trajectory = play_with_fakes(engine=engine, **options)
     sent, sampled = engine.requests, engine.replies
@@ -57,9 +69,16 @@ def run(*texts: str, engine: Any = None, **options: Any) -> Trajectory:
     assert trajectory.tokens == sent[-1] + sampled[-1]
     trained = [t for t, m in zip(trajectory.tokens, trajectory.mask, strict=True) if m]
     assert trained == [t for reply in sampled for t in reply]
-    assert len(trajectory.tokens) == len(trajectory.logprobs) == len(trajectory.versions) == sum(trajectory.traces)
+    assert (
+        len(trajectory.tokens)
+        == len(trajectory.logprobs)
+        == len(trajectory.versions)
+        == sum(trajectory.traces)
+    )
     assert [v is not None for v in trajectory.versions] == [bool(m) for m in trajectory.mask]
-    assert all(lp == 0.0 for lp, m in zip(trajectory.logprobs, trajectory.mask, strict=True) if not m)
+    assert all(
+        lp == 0.0 for lp, m in zip(trajectory.logprobs, trajectory.mask, strict=True) if not m
+    )
     return trajectory
 
 
@@ -78,4 +97,6 @@ class PieceEngine(FakeEngine):
         out = char_ids(text)
         self.replies.append(out)
         logprobs = array("f", [-0.5] * len(out))
-        return Generated(ids=out, logprobs=logprobs, versions=[VersionSpan("v", 0, len(out))], finish=finish)
+        return Generated(
+            ids=out, logprobs=logprobs, versions=[VersionSpan("v", 0, len(out))], finish=finish
+        )

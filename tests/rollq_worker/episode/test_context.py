@@ -1,4 +1,6 @@
-"""A conversation that has grown long is shortened: what is sent, what is recorded, and what an interruption leaves."""
+"""A conversation that has grown long is shortened: what is sent, what is recorded, and what an
+interruption leaves.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +60,12 @@ def test_a_window_keeps_whole_turns_behind_the_first_prompt() -> None:
     assert trained(played) == [FIRST] * 4 + [f"bye{chr(END)}"]
     assert (played.stop, played.reward, played.turns) == (Stop.DONE, 1.0, 5)
     [_, second] = played.segments()
-    assert [message.get("tool_call_id") for message in second.prompt_messages] == [None, None, None, "call_2"]
+    assert [message.get("tool_call_id") for message in second.prompt_messages] == [
+        None,
+        None,
+        None,
+        "call_2",
+    ]
     assert [call["id"] for call in second.prompt_messages[2]["tool_calls"]] == ["call_2"]
     assert [message.get("tool_call_id") for message in second.messages[:2]] == [None, "call_3"]
     assert [sent for sent in engine.requests if sent[:1] != engine.requests[0][:1]] == []
@@ -66,11 +73,16 @@ def test_a_window_keeps_whole_turns_behind_the_first_prompt() -> None:
 
 def test_a_window_never_parts_a_turn_from_any_of_its_results() -> None:
     played = play_with_fakes(
-        *[TWO_CALLS] * 3, "bye", context={"kind": "window", "over": 120, "turns": 1}, agent_args={"calls": "all"}
+        *[TWO_CALLS] * 3,
+        "bye",
+        context={"kind": "window", "over": 120, "turns": 1},
+        agent_args={"calls": "all"},
     )
     for segment in played.segments()[1:]:
         [turn, *results] = segment.prompt_messages[2:]
-        assert [call["id"] for call in turn["tool_calls"]] == [result["tool_call_id"] for result in results]
+        assert [call["id"] for call in turn["tool_calls"]] == [
+            result["tool_call_id"] for result in results
+        ]
 
 
 def test_the_policy_writes_a_summary_that_begins_a_new_trace() -> None:
@@ -100,7 +112,15 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
 
 def test_a_summary_without_words_is_asked_for_again_and_then_ends_it() -> None:
     environment = FakeEnvironment()
-    talk = (CALL, CALL, CALL, " ", "did things", "{oops", "bye")  # two without words, and after them one that is odd
+    talk = (
+        CALL,
+        CALL,
+        CALL,
+        " ",
+        "did things",
+        "{oops",
+        "bye",
+    )  # two without words, and after them one that is odd
     played = play_with_fakes(*talk, context=SHORT, environment=environment)
     assert (played.stop, len(environment.actions)) == (Stop.DONE, 3)  # two calls and the farewell
     assert texts(played)[0].count("Error: write the summary as plain text, without a call.") == 2
@@ -121,7 +141,9 @@ def model(said: list[Sequence[Mapping[str, str]]], text: str = "they added") -> 
         said.append(messages)
         return f"{text} {len(said)}"
 
-    return Context(shorten=ModelSummary(100, "Sum up.", answer), over=100, failure=errors.UserFailure)
+    return Context(
+        shorten=ModelSummary(100, "Sum up.", answer), over=100, failure=errors.UserFailure
+    )
 
 
 def test_another_model_writes_the_summary() -> None:
@@ -149,7 +171,9 @@ def test_a_model_that_fails_is_a_failure_of_users() -> None:
         raise OSError("away")
 
     with pytest.raises(errors.UserFailure, match="away"):
-        play_with_fakes(CALL, context=Context(shorten=ModelSummary(60, "", fail), failure=errors.UserFailure))
+        play_with_fakes(
+            CALL, context=Context(shorten=ModelSummary(60, "", fail), failure=errors.UserFailure)
+        )
 
 
 def test_a_first_prompt_over_the_limit_is_the_jobs_failure() -> None:
@@ -203,22 +227,43 @@ def test_credit_by_turn_counts_the_turn_of_a_summary() -> None:
 
 @pytest.mark.parametrize("context", [SHORT, {"kind": "window", "over": 150, "turns": 1}])
 def test_an_export_has_the_conversation_of_each_trace(context: dict[str, Any]) -> None:
-    played = play_with_fakes(CALL, CALL, "did things", CALL, "bye", user=FakeUser(["hello", "go on"]), context=context)
+    played = play_with_fakes(
+        CALL, CALL, "did things", CALL, "bye", user=FakeUser(["hello", "go on"]), context=context
+    )
     line = record(played)
     assert faults(line) == []
     assert [trace["messages"] for trace in line["conversations"]] == played.conversations
-    assert [turn for trace in line["conversations"] for turn in trace["turns"]] == [*range(played.turns)]
+    assert [turn for trace in line["conversations"] for turn in trace["turns"]] == [
+        *range(played.turns)
+    ]
     assert [what for what, *_ in line["times"]].count("user") == 2
     back, wrong = record_of(rows(played, digest=0))
-    assert (wrong, back["conversations"], back["tokens"]) == ([], line["conversations"], line["tokens"])
+    assert (wrong, back["conversations"], back["tokens"]) == (
+        [],
+        line["conversations"],
+        line["tokens"],
+    )
 
 
 KINDS = ("window", "summary", "model")
-TALK = ("{oops", CALL, "and now?", CALL, "", TWO_CALLS, "one more", f"{REFUSED}?", "so far so good", "bye")
+TALK = (
+    "{oops",
+    CALL,
+    "and now?",
+    CALL,
+    "",
+    TWO_CALLS,
+    "one more",
+    f"{REFUSED}?",
+    "so far so good",
+    "bye",
+)
 
 
 class Scripted(FakeEngine):
-    """Replies to the n-th request of the episode with the n-th text, also where an earlier attempt made the first."""
+    """Replies to the n-th request of the episode with the n-th text, also where an earlier attempt
+    made the first.
+    """
 
     def __init__(self, talk: Sequence[str], made: int) -> None:
         super().__init__(talk)
@@ -234,7 +279,10 @@ def requests_in(events: Sequence[Event]) -> int:
 def test_any_episode_is_trained_once_and_goes_on_from_any_event(data: st.DataObject) -> None:
     kind, over = data.draw(st.sampled_from(KINDS)), data.draw(st.integers(40, 400))
     talk = data.draw(st.lists(st.sampled_from(TALK), min_size=1, max_size=14))
-    most = {"max_turns": data.draw(st.integers(1, 16)), "max_tokens": data.draw(st.integers(over + 1, 900))}
+    most = {
+        "max_turns": data.draw(st.integers(1, 16)),
+        "max_tokens": data.draw(st.integers(over + 1, 900)),
+    }
     history = data.draw(st.sampled_from(list(History)))
     asked: list[Sequence[Mapping[str, str]]] = []
 
@@ -242,7 +290,11 @@ def test_any_episode_is_trained_once_and_goes_on_from_any_event(data: st.DataObj
         asked.append(messages)
         return f"{len(messages[1]['content'])} characters"
 
-    more = {"turns": data.draw(st.integers(1, 3), "turns")} if kind == "window" else {"ask": "In short?"}
+    more = (
+        {"turns": data.draw(st.integers(1, 3), "turns")}
+        if kind == "window"
+        else {"ask": "In short?"}
+    )
     of_model = Context(shorten=ModelSummary(over, "Sum up.", answer), over=over)
     context = of_model if kind == "model" else {"kind": kind, "over": over, **more}
 
@@ -271,17 +323,28 @@ def test_any_episode_is_trained_once_and_goes_on_from_any_event(data: st.DataObj
     assert (again.messages, again.stop, again.reward) == (whole.messages, whole.stop, whole.reward)
     assert len(other.requests) == len(engine.requests) - requests_in(recorded)  # none twice
     assert journal.events == list(again.events[cut:-1])
-    answered = [event for event in recorded[1:] if isinstance(event, Prompt) and len(event.messages) == 2]
+    answered = [
+        event for event in recorded[1:] if isinstance(event, Prompt) and len(event.messages) == 2
+    ]
     assert len(asked) == (times - len(answered) if kind == "model" else 0)
 
 
 def check_trained_once(played: Trajectory, engine: FakeEngine) -> None:
     """Every sampled token is trained in one row, right behind what was sent for it."""
-    rows = [(row.prompt_ids + row.response_ids, bytes(len(row.prompt_ids)) + row.mask) for row in played.segments()]
+    rows = [
+        (row.prompt_ids + row.response_ids, bytes(len(row.prompt_ids)) + row.mask)
+        for row in played.segments()
+    ]
     taken: set[tuple[int, int]] = set()
     for sent, said in zip(engine.requests, engine.replies, strict=True):
         start, end = len(sent), len(sent) + len(said)
-        homes = [row for row, (ids, mask) in enumerate(rows) if ids[:end] == sent + said and all(mask[start:end])]
+        homes = [
+            row
+            for row, (ids, mask) in enumerate(rows)
+            if ids[:end] == sent + said and all(mask[start:end])
+        ]
         taken.add(next((row, start) for row in homes if (row, start) not in taken))
     assert len(taken) == len(engine.replies)
-    assert sum(sum(mask) for _, mask in rows) == sum(map(len, engine.replies)) == played.sampled_tokens
+    assert (
+        sum(sum(mask) for _, mask in rows) == sum(map(len, engine.replies)) == played.sampled_tokens
+    )

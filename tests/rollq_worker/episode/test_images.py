@@ -1,4 +1,6 @@
-"""Images in an episode: by reference in messages, all of them in every request, their files beside the journal."""
+"""Images in an episode: by reference in messages, all of them in every request, their files beside
+the journal.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +70,11 @@ class TestRequests:
         engine = FakeEngine([CALL, CALL, "done"])
         window = {"kind": "window", "over": 150, "turns": 1}
         trajectory = play_with_fakes(engine=engine, environment=Gallery(), context=window)
-        assert [list(sent.images) if sent else [] for sent in engine.images] == [[ONE], [ONE, TWO], [ONE, THREE]]
+        assert [list(sent.images) if sent else [] for sent in engine.images] == [
+            [ONE],
+            [ONE, TWO],
+            [ONE, THREE],
+        ]
         assert [ids.count(FakeRenderer.image_token) for ids in engine.requests] == [6, 6 + 4, 6 + 9]
         assert images_of_segments(trajectory) == [[ONE.data, TWO.data], [ONE.data, THREE.data]]
 
@@ -92,7 +98,11 @@ class TestRequests:
         engine = FakeEngine([f"I see {PIXEL}", "more"])
         user = FakeUser(("hello", "go on"))
         trajectory = play_with_fakes(engine=engine, environment=Gallery(), user=user)
-        assert trajectory.stop is Stop.LENGTH and trajectory.reward == 0.0 and len(engine.requests) == 1
+        assert (
+            trajectory.stop is Stop.LENGTH
+            and trajectory.reward == 0.0
+            and len(engine.requests) == 1
+        )
 
     def test_without_images_it_is_a_token_like_others(self) -> None:
         assert run(f"I see {PIXEL}", CALL, "done").stop is Stop.DONE
@@ -105,7 +115,10 @@ class TestJournal:
         assert kept(trajectory) == [ONE.reference, TWO.reference]
         prompt = journal.events[0]
         assert isinstance(prompt, Prompt)
-        assert prompt.messages[-1]["content"] == [{"type": "text", "text": "hello"}, ONE.reference.part]
+        assert prompt.messages[-1]["content"] == [
+            {"type": "text", "text": "hello"},
+            ONE.reference.part,
+        ]
         assert text_of(prompt.messages[-1]["content"]) == "hello"
         replies = next(event.replies for event in journal.events if isinstance(event, Observed))
         assert replies[0]["content"][1] == TWO.reference.part
@@ -113,21 +126,32 @@ class TestJournal:
     @pytest.mark.parametrize("events", [1, 2, 3, 4])
     def test_an_episode_is_resumed_after_any_event(self, events: int) -> None:
         whole = play_with_fakes(CALL, "done", environment=Gallery())
-        engine = FakeEngine([CALL, "done"][sum(isinstance(event, Sampled) for event in whole.events[:events]) :])
-        resumed = play_with_fakes(engine=engine, environment=Gallery(), recorded=whole.events[:events])
+        engine = FakeEngine(
+            [CALL, "done"][sum(isinstance(event, Sampled) for event in whole.events[:events]) :]
+        )
+        resumed = play_with_fakes(
+            engine=engine, environment=Gallery(), recorded=whole.events[:events]
+        )
         assert resumed.tokens == whole.tokens and resumed.extras == whole.extras
 
     def test_another_image_is_a_divergence(self) -> None:
         whole = play_with_fakes(CALL, "done", environment=Gallery())
         with pytest.raises(Diverged, match=r"Observed\.replies"):
-            play_with_fakes("done", environment=Gallery(shown=(ONE, image(4, 1, seed=1))), recorded=whole.events[:3])
+            play_with_fakes(
+                "done",
+                environment=Gallery(shown=(ONE, image(4, 1, seed=1))),
+                recorded=whole.events[:3],
+            )
 
 
 class TestFiles:
     def test_each_is_kept_once_and_found_by_its_hash(self) -> None:
         trajectory = play_with_fakes(CALL, CALL, "done", environment=Gallery(shown=(ONE, TWO, ONE)))
         assert trajectory.extras[IMAGES].data == ONE.data + TWO.data
-        assert images_by_hash(trajectory) == {ONE.reference.sha256: ONE.data, TWO.reference.sha256: TWO.data}
+        assert images_by_hash(trajectory) == {
+            ONE.reference.sha256: ONE.data,
+            TWO.reference.sha256: TWO.data,
+        }
         assert images_of_segments(trajectory) == [[ONE.data, TWO.data, ONE.data]]
 
     def test_the_wire_gives_them_back(self) -> None:
@@ -140,13 +164,17 @@ class TestFiles:
     def test_rows_have_the_images_of_their_own_trace(self) -> None:
         user = FakeUser(("hello", "and then?"))
         texts = (CALL, "what else?", CALL, "done")
-        trajectory = play_with_fakes(*texts, environment=Gallery(), user=user, history=History.TEMPLATE)
+        trajectory = play_with_fakes(
+            *texts, environment=Gallery(), user=user, history=History.TEMPLATE
+        )
         rows, files = trajectory.segments(), images_of_segments(trajectory)
         assert [len(shown) for shown in files] == [2, 3]
         for row, shown in zip(rows, files, strict=True):
             tokens = row.prompt_ids + row.response_ids
             refs = [Image(data).reference for data in shown]
-            assert tokens.count(FakeRenderer.image_token) == sum(ref.width * ref.height for ref in refs)
+            assert tokens.count(FakeRenderer.image_token) == sum(
+                ref.width * ref.height for ref in refs
+            )
 
     def test_a_trainer_that_did_not_ask_is_told_how(self) -> None:
         played = play_with_fakes(CALL, "done", environment=Gallery())
@@ -157,7 +185,9 @@ class TestFiles:
     def test_other_bytes_than_the_references_are_found(self) -> None:
         played = play_with_fakes(CALL, "done", environment=Gallery())
         other = play_with_fakes(CALL, "done", environment=Gallery(shown=(TWO, ONE)))
-        mixed = Trajectory(job=played.job, header=played.header, events=played.events, extras=other.extras)
+        mixed = Trajectory(
+            job=played.job, header=played.header, events=played.events, extras=other.extras
+        )
         with pytest.raises(ContractError, match="not that image"):
             images_by_hash(mixed)
 
@@ -195,5 +225,8 @@ def test_the_users_reply_may_show_one(events: int) -> None:
     trajectory = play("hi", "bye")
     if events:
         trajectory = play("bye", recorded=trajectory.events[:events])
-    assert trajectory.messages[-3]["content"] == [{"type": "text", "text": "like this"}, ONE.reference.part]
+    assert trajectory.messages[-3]["content"] == [
+        {"type": "text", "text": "like this"},
+        ONE.reference.part,
+    ]
     assert trajectory.tokens.count(FakeRenderer.image_token) == 6 and trajectory.stop is Stop.DONE

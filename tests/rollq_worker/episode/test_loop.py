@@ -31,13 +31,35 @@ from tests.rollq_worker.episode.episodes import CALL, play_with_fakes, run
 
 def test_a_call_then_a_farewell():
     trajectory = run(CALL, "done, bye")
-    assert [type(e) for e in trajectory.events] == [Prompt, Sampled, Observed, Sampled, Observed, Closed]
+    assert [type(e) for e in trajectory.events] == [
+        Prompt,
+        Sampled,
+        Observed,
+        Sampled,
+        Observed,
+        Closed,
+    ]
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.DONE, 1.0, 2)
-    assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
-    assert trajectory.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert [m["role"] for m in trajectory.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert trajectory.messages[2]["tool_calls"][0]["function"] == {
+        "name": "add",
+        "arguments": '{"a": 1}',
+    }
     assert trajectory.messages[-1]["content"] == STOP_MARKER
     assert "".join(map(chr, trajectory.tokens)) == (
-        "[system]policy[user]hello[assistant]" + CALL + chr(END) + '[tool]{"a": 1}[assistant]' + "done, bye" + chr(END)
+        "[system]policy[user]hello[assistant]"
+        + CALL
+        + chr(END)
+        + '[tool]{"a": 1}[assistant]'
+        + "done, bye"
+        + chr(END)
     )
 
 
@@ -55,7 +77,11 @@ def test_the_turn_budget_ends_it_ungraded_by_the_environment():
 
 def test_malformed_turns_are_shown_to_the_policy_then_end_it_graded():
     trajectory = run("{oops")
-    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, MAX_MALFORMED)
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (
+        Stop.MALFORMED,
+        0.0,
+        MAX_MALFORMED,
+    )
     assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "tool"] * 2 + ["assistant"]
     assert trajectory.messages[3]["content"].startswith("Error: not a call")
 
@@ -93,32 +119,54 @@ def test_a_turn_that_hands_over_to_the_wrong_speaker_is_malformed():
 def test_history_by_the_template_opens_a_trace_where_it_rewrites():
     """The fake template rewrites whenever the user speaks."""
     engine = FakeEngine([CALL, "and?", CALL, "bye"])
-    trajectory = play_with_fakes(engine=engine, user=FakeUser(["hello", "go on"]), history=History.TEMPLATE)
+    trajectory = play_with_fakes(
+        engine=engine, user=FakeUser(["hello", "go on"]), history=History.TEMPLATE
+    )
     assert len(trajectory.traces) == 2
     assert sum(trajectory.traces) == len(trajectory.tokens)
-    first, second = trajectory.tokens[: trajectory.traces[0]], trajectory.tokens[trajectory.traces[0] :]
+    first, second = (
+        trajectory.tokens[: trajectory.traces[0]],
+        trajectory.tokens[trajectory.traces[0] :],
+    )
     assert first == engine.requests[1] + engine.replies[1]
     assert second == engine.requests[3] + engine.replies[3]
     assert trajectory.sampled_tokens == sum(map(len, engine.replies)) == sum(trajectory.mask)
     rows = trajectory.segments()
     assert [row.prompt_ids for row in rows] == [engine.requests[0], engine.requests[2]]
     assert [row.prompt_ids + row.response_ids for row in rows] == [first, second]
-    trained = [token for row in rows for token, bit in zip(row.response_ids, row.mask, strict=True) if bit]
+    trained = [
+        token for row in rows for token, bit in zip(row.response_ids, row.mask, strict=True) if bit
+    ]
     assert trained == [token for reply in engine.replies for token in reply]  # each once
     assert [m["role"] for m in trajectory.messages] == (
-        ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"]
+        [
+            "system",
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+        ]
     )
 
 
 def test_a_turn_that_the_template_refuses_ends_the_episode_and_not_the_job():
     texts = [CALL, f"{REFUSED} and?", CALL]
-    trajectory = play_with_fakes(engine=FakeEngine(texts), user=FakeUser(["hello", "go on"]), history=History.TEMPLATE)
+    trajectory = play_with_fakes(
+        engine=FakeEngine(texts), user=FakeUser(["hello", "go on"]), history=History.TEMPLATE
+    )
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
     last = trajectory.events[-2]
     assert isinstance(last, Observed) and not last.ids and last.errors == (f"{REFUSED} is refused",)
     assert [reply["content"] for reply in last.replies] == ["go on"]
     kept = play_with_fakes(engine=FakeEngine(texts), user=FakeUser(["hello", "go on"]))
-    assert kept.turns > 2 and not any(event.errors for event in kept.events if isinstance(event, Observed))
+    assert kept.turns > 2 and not any(
+        event.errors for event in kept.events if isinstance(event, Observed)
+    )
 
 
 def odd(**methods: Any) -> FakeEnvironment:
@@ -134,9 +182,18 @@ def odd(**methods: Any) -> FakeEnvironment:
     [
         (odd(step=lambda action: 1 / 0), "environment.step(respond): ZeroDivisionError"),
         (odd(step=lambda action: Observation(None)), "the observation is a NoneType, not a string"),
-        (odd(step=lambda action: Observation("", reward=math.nan)), "step(respond): TypeError: the reward is nan"),
-        (odd(step=lambda action: Observation("", reward="1")), "the reward is '1', not a finite number"),
-        (odd(step=lambda action: Observation("", reward=True)), "the reward is True, not a finite number"),
+        (
+            odd(step=lambda action: Observation("", reward=math.nan)),
+            "step(respond): TypeError: the reward is nan",
+        ),
+        (
+            odd(step=lambda action: Observation("", reward="1")),
+            "the reward is '1', not a finite number",
+        ),
+        (
+            odd(step=lambda action: Observation("", reward=True)),
+            "the reward is True, not a finite number",
+        ),
         (odd(grade=lambda: Grade(math.nan)), "environment.grade: TypeError: the reward is nan"),
         (odd(grade=lambda: Grade(1.0, {"seen": {1, 2}})), "environment.grade: TypeError"),
         (odd(grade=lambda: None), "grade() returns a NoneType, not Grade"),
@@ -169,7 +226,9 @@ class SlowEngine(FakeEngine):
         raise DeadlineExceeded("past the deadline of 1 s")
 
 
-@pytest.mark.parametrize("engine", [DeadEngine([""]), SlowEngine([""])], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "engine", [DeadEngine([""]), SlowEngine([""])], ids=lambda e: type(e).__name__
+)
 def test_what_the_engine_breaks_is_an_engine_failure(engine):
     with pytest.raises(errors.EngineFailure):
         run(engine=engine)
@@ -198,7 +257,10 @@ def test_an_opening_that_is_not_the_users_own_is_the_environments_failure():
             self.user = user
             return "Ticket 7"
 
-    assert run("bye", environment=Mute(), user=FakeUser(["never said"])).messages[1]["content"] == "Ticket 7"
+    assert (
+        run("bye", environment=Mute(), user=FakeUser(["never said"])).messages[1]["content"]
+        == "Ticket 7"
+    )
 
 
 def test_an_environment_that_changes_arguments_changes_nothing_that_is_recorded():
@@ -209,7 +271,9 @@ def test_an_environment_that_changes_arguments_changes_nothing_that_is_recorded(
             return super().step(action)
 
     arguments = {"items": [1], "when": "today"}
-    trajectory = run(json.dumps({"name": "add", "arguments": arguments}), "bye", environment=Takes())
+    trajectory = run(
+        json.dumps({"name": "add", "arguments": arguments}), "bye", environment=Takes()
+    )
     assert trajectory.events[2].actions == [{"name": "add", "arguments": arguments}]
     assert json.loads(trajectory.messages[2]["tool_calls"][0]["function"]["arguments"]) == arguments
 

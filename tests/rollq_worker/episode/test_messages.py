@@ -5,7 +5,8 @@ from tests.rollq_worker.episode.episodes import CALL, run
 
 def test_calls_keep_the_ids_that_the_model_gave_them():
     texts = [
-        '[{"id": "x1", "name": "add", "arguments": {}}, {"id": "x1", "name": "add", "arguments": {}}]',
+        '[{"id": "x1", "name": "add", "arguments": {}}, {"id": "x1", "name": '
+        '"add", "arguments": {}}]',
         CALL,
         "{oops",
         '{"id": "x1", "name": "add", "arguments": {}}',

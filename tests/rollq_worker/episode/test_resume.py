@@ -1,4 +1,6 @@
-"""Resume: an episode that is interrupted anywhere ends as if it had not been, and nothing is asked twice."""
+"""Resume: an episode that is interrupted anywhere ends as if it had not been, and nothing is asked
+twice.
+"""
 
 from dataclasses import replace
 
@@ -60,7 +62,9 @@ def test_a_cut_anywhere_changes_nothing(data, interrupts):
     whole = run(engine=FakeEngine(TEXTS, interrupts=interrupts))
     cut = data.draw(st.integers(0, len(whole.events) - 1))
     recorded = read_back(whole.events[:cut])
-    turns = [event.turn for event in recorded if isinstance(event, Sampled) and event.finish != "abort"]
+    turns = [
+        event.turn for event in recorded if isinstance(event, Sampled) and event.finish != "abort"
+    ]
     engine = FakeEngine(TEXTS[len(turns) :] or ["never"])
     partial = [event for event in recorded if isinstance(event, Sampled)]
     open_turn = bool(partial) and partial[-1].finish == "abort" and recorded[-1] is partial[-1]
@@ -70,7 +74,9 @@ def test_a_cut_anywhere_changes_nothing(data, interrupts):
     user, journal = CountingUser(LINES), FakeJournal()
     again = run(recorded, engine=engine, user=user, journal=journal)
     assert seen(again) == seen(whole)
-    replies = sum(isinstance(e, Observed) and any(a["name"] == "respond" for a in e.actions) for e in recorded)
+    replies = sum(
+        isinstance(e, Observed) and any(a["name"] == "respond" for a in e.actions) for e in recorded
+    )
     assert user.asked == 1 + 3 - replies - bool(recorded)
     assert len(journal.events) == len(again.events) - 1 - cut  # nothing is journaled twice
 
@@ -81,7 +87,9 @@ class Fickle(FakeEnvironment):
 
 
 @pytest.mark.parametrize(
-    "environment", [Fickle(), FakeEnvironment(system_prompt="another policy")], ids=["observation", "prompt"]
+    "environment",
+    [Fickle(), FakeEnvironment(system_prompt="another policy")],
+    ids=["observation", "prompt"],
 )
 def test_a_replay_that_diverges_is_the_environments_failure(environment):
     whole = run()
@@ -178,7 +186,9 @@ def test_an_environment_that_answers_for_its_user():
     class Answers(FakeEnvironment):
         def step(self, action: Action) -> Observation:
             return (
-                Observation("noted", done=len(self.actions) > 2) if action.name == "respond" else super().step(action)
+                Observation("noted", done=len(self.actions) > 2)
+                if action.name == "respond"
+                else super().step(action)
             )
 
     texts = ("hm", CALL, "hm", CALL, CALL, "bye")
@@ -186,7 +196,9 @@ def test_an_environment_that_answers_for_its_user():
     for cut in range(len(whole.events)):
         recorded = read_back(whole.events[:cut])
         turns = sum(isinstance(event, Sampled) for event in recorded)
-        assert seen(consult(recorded, texts[turns:] or ("never",), environment=Answers())) == seen(whole)
+        assert seen(consult(recorded, texts[turns:] or ("never",), environment=Answers())) == seen(
+            whole
+        )
 
 
 @pytest.mark.parametrize("history", list(History))

@@ -1,4 +1,6 @@
-"""Routed experts of an episode: each turn asks for what is new to the engine, and each token gets its row."""
+"""Routed experts of an episode: each turn asks for what is new to the engine, and each token gets
+its row.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +26,9 @@ class Asked(FakeEngine):
         return super().generate(request)
 
 
-def play(engine: FakeEngine, journal: FakeJournal, recorded: Sequence[Event] = (), **job: Any) -> Trajectory:
+def play(
+    engine: FakeEngine, journal: FakeJournal, recorded: Sequence[Event] = (), **job: Any
+) -> Trajectory:
     user = FakeUser(list(LINES))
     options = {"engine": engine, "journal": journal, "user": user, "recorded": recorded, **job}
     return play_with_fakes(CALL, "words", **options, routed_experts=ASKED)
@@ -77,5 +81,7 @@ def test_a_resumed_episode_goes_on_behind_its_rows(cut: int) -> None:
 def test_a_piece_that_is_not_kept_leaves_no_rows() -> None:
     engine, journal = Asked(["words"], interrupts=1), FakeJournal()
     trajectory = play(engine, journal, sampling={"regex": "w.*"})
-    assert not any(event.finish is Finish.ABORT for event in trajectory.events if hasattr(event, "finish"))
+    assert not any(
+        event.finish is Finish.ABORT for event in trajectory.events if hasattr(event, "finish")
+    )
     check(trajectory)

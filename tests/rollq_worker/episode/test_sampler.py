@@ -49,34 +49,59 @@ def test_a_turn_ended_by_a_stop_string_is_closed_with_the_templates_token():
         def close(self, message, replies):
             return ord("#")
 
-    engine = PieceEngine(("hm STOP", Finish.STOP), ("hm#", Finish.STOP), ("bye" + END_TEXT, Finish.STOP))
+    engine = PieceEngine(
+        ("hm STOP", Finish.STOP), ("hm#", Finish.STOP), ("bye" + END_TEXT, Finish.STOP)
+    )
     trajectory = run(
-        engine=engine, renderer=Closes(), user=FakeUser(["hello", "go on", "well?"]), sampling={"stop": ["STOP", "#"]}
+        engine=engine,
+        renderer=Closes(),
+        user=FakeUser(["hello", "go on", "well?"]),
+        sampling={"stop": ["STOP", "#"]},
     )
     assert (trajectory.stop, trajectory.turns) == (Stop.DONE, 3)
     assert "".join(map(chr, trajectory.events[2].ids)) == "#[user]go on[assistant]"
-    assert "".join(map(chr, trajectory.events[4].ids)) == "[user]well?[assistant]"  # a close of its own is enough
+    assert (
+        "".join(map(chr, trajectory.events[4].ids)) == "[user]well?[assistant]"
+    )  # a close of its own is enough
 
 
 def test_what_was_sampled_of_a_turn_counts_for_its_least_length():
     engine = PieceEngine(
-        ("12345", Finish.ABORT), ("", Finish.ABORT), ("678", Finish.ABORT), ("9" + END_TEXT, Finish.STOP)
+        ("12345", Finish.ABORT),
+        ("", Finish.ABORT),
+        ("678", Finish.ABORT),
+        ("9" + END_TEXT, Finish.STOP),
     )
-    run(engine=engine, sampling={"min_new_tokens": 7}, budget={"max_turns": 1, "max_new_tokens": 20})
-    assert [(asked["min_new_tokens"], room) for asked, room in engine.asked] == [(7, 20), (2, 15), (2, 15), (0, 12)]
+    run(
+        engine=engine, sampling={"min_new_tokens": 7}, budget={"max_turns": 1, "max_new_tokens": 20}
+    )
+    assert [(asked["min_new_tokens"], room) for asked, room in engine.asked] == [
+        (7, 20),
+        (2, 15),
+        (2, 15),
+        (0, 12),
+    ]
 
 
 @pytest.mark.parametrize(("seed", "sample", "asked"), [(5, 0, 5), (5, 3, 8), (2**63 - 1, 1, 0)])
 def test_the_samples_of_a_group_do_not_share_their_seed(seed: int, sample: int, asked: int):
     engine = PieceEngine(("1" + END_TEXT, Finish.STOP))
-    run(engine=engine, sampling={"sampling_seed": seed}, budget={"max_turns": 1}, size=4, sample=sample)
+    run(
+        engine=engine,
+        sampling={"sampling_seed": seed},
+        budget={"max_turns": 1},
+        size=4,
+        sample=sample,
+    )
     assert [sampling["sampling_seed"] for sampling, _ in engine.asked] == [asked]
 
 
 def test_an_abort_at_a_stop_token_ends_the_turn_unless_the_job_ignores_those():
     engine = PieceEngine(("12" + END_TEXT, Finish.ABORT))
     assert run(engine=engine).stop is Stop.DONE
-    engine = PieceEngine(("12" + END_TEXT, Finish.ABORT), ("34" + END_TEXT + "5" + END_TEXT, Finish.LENGTH))
+    engine = PieceEngine(
+        ("12" + END_TEXT, Finish.ABORT), ("34" + END_TEXT + "5" + END_TEXT, Finish.LENGTH)
+    )
     trajectory = run(engine=engine, sampling={"ignore_eos": True}, budget={"max_turns": 2})
     assert (trajectory.stop, trajectory.turns) == (Stop.LENGTH, 1)
     assert [len(e.ids) for e in trajectory.events if isinstance(e, Sampled)] == [3, 5]
@@ -84,14 +109,18 @@ def test_an_abort_at_a_stop_token_ends_the_turn_unless_the_job_ignores_those():
 
 def test_an_abort_at_the_jobs_own_stop_token_ends_the_turn():
     engine = PieceEngine(("12#", Finish.ABORT), ("bye" + END_TEXT, Finish.STOP))
-    trajectory = run(engine=engine, sampling={"stop_token_ids": [ord("#")]}, user=FakeUser(["hello", "go on"]))
+    trajectory = run(
+        engine=engine, sampling={"stop_token_ids": [ord("#")]}, user=FakeUser(["hello", "go on"])
+    )
     assert (trajectory.stop, trajectory.turns) == (Stop.DONE, 2)
 
 
 def test_a_turn_under_a_grammar_is_sampled_again_when_it_is_interrupted():
     """The engine would start the grammar again in the middle of the turn."""
     engine = PieceEngine(('{"a', Finish.ABORT), ("", Finish.ABORT), ('{"a": 1}', Finish.STOP))
-    trajectory = play_with_fakes(engine=engine, sampling={"json_schema": "{}"}, budget={"max_turns": 1})
+    trajectory = play_with_fakes(
+        engine=engine, sampling={"json_schema": "{}"}, budget={"max_turns": 1}
+    )
     assert engine.requests[0] == engine.requests[1] == engine.requests[2]
     assert [(e.ids, e.finish) for e in trajectory.events if isinstance(e, Sampled)] == [
         (char_ids('{"a": 1}'), Finish.STOP)

@@ -51,7 +51,10 @@ def test_several_calls_refused_are_malformed():
         {"agent": "act", "agent_args": {"calls": "all"}},
         {"agent": "react", "agent_args": {"examples": ["user: hi"]}},
         {"agent": "few-shot"},
-        *({"agent": "few-shot", "agent_args": {"examples": wrong}} for wrong in ([], "hi", [""], [1], None)),
+        *(
+            {"agent": "few-shot", "agent_args": {"examples": wrong}}
+            for wrong in ([], "hi", [""], [1], None)
+        ),
         {"agent": "few-shot", "agent_args": {"examples": ["user: hi"], "calls": "some"}},
     ],
 )
@@ -66,8 +69,14 @@ def test_the_single_tool_instruction_is_part_of_the_prompt():
 
 
 def test_examples_follow_the_policy():
-    args = {"examples": ["user: hi\nassistant: bye", "user: ho"], "single_tool": True, "calls": "all"}
+    args = {
+        "examples": ["user: hi\nassistant: bye", "user: ho"],
+        "single_tool": True,
+        "calls": "all",
+    }
     trajectory = run(TWO_CALLS, "bye", agent="few-shot", agent_args=args)
     prompt = trajectory.messages[0]["content"]
-    assert prompt.startswith("policy\n\nExample 1:\nuser: hi\nassistant: bye\n\nExample 2:\nuser: ho\n\nIn each turn")
+    assert prompt.startswith(
+        "policy\n\nExample 1:\nuser: hi\nassistant: bye\n\nExample 2:\nuser: ho\n\nIn each turn"
+    )
     assert [m["role"] for m in trajectory.messages[2:5]] == ["assistant", "tool", "tool"]

@@ -1,4 +1,6 @@
-"""Actions written as text: what a turn does, what is wrong with it, and the prompt that asks for them."""
+"""Actions written as text: what a turn does, what is wrong with it, and the prompt that asks for
+them.
+"""
 
 import json
 from array import array
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 from rollq.env import RESPOND, Action
 from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
-from rollq_worker.episode.text_actions import INSTRUCTIONS, TextForm, form_of, read_action, write_action
+from rollq_worker.episode.text_actions import (
+    INSTRUCTIONS,
+    TextForm,
+    form_of,
+    read_action,
+    write_action,
+)
 from rollq_worker.fakes import FakeEnvironment, FakeRenderer, FakeUser
 from rollq_worker.protocols import ReadTurn
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
@@ -24,12 +32,18 @@ json_values = st.recursive(
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@given(st.sampled_from(FORMS), st.text(min_size=1, max_size=9), st.dictionaries(st.text(max_size=5), json_values))
+@given(
+    st.sampled_from(FORMS),
+    st.text(min_size=1, max_size=9),
+    st.dictionaries(st.text(max_size=5), json_values),
+)
 def test_what_is_written_is_read_back(form, name, arguments):
     try:
         json.dumps([name, arguments], ensure_ascii=False).encode()
@@ -76,7 +90,10 @@ def test_the_last_action_counts(text):
         ('Action:\n{"name": "add", "arguments": {"a": 1, "a": 2}}', "twice"),
         ('Action:\n{"name": "respond", "arguments": {}}', "takes one argument"),
         ('Action:\n{"name": "respond", "arguments": {"content": 1}}', "takes one argument"),
-        ('Action:\n{"name": "respond", "arguments": {"content": "a", "to": "b"}}', "takes one argument"),
+        (
+            'Action:\n{"name": "respond", "arguments": {"content": "a", "to": "b"}}',
+            "takes one argument",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_turn(text, wrong):
@@ -95,7 +112,9 @@ def test_a_prompt_tells_its_form():
 def test_an_action_then_a_farewell(form):
     environment, user = FakeEnvironment(), FakeUser()
     first = write_action(ADD, form)
-    trajectory = run(first, write_action(BYE, form), agent=form.value, environment=environment, user=user)
+    trajectory = run(
+        first, write_action(BYE, form), agent=form.value, environment=environment, user=user
+    )
     assert (trajectory.stop, trajectory.reward, user.heard) == (Stop.DONE, 1.0, ["bye"])
     assert environment.actions == [ADD, BYE]
     assert trajectory.messages[2:4] == [
@@ -121,9 +140,13 @@ def test_malformed_turns_are_told_in_the_users_role_and_end_the_episode():
     assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "user"] * 2 + ["assistant"]
     assert trajectory.messages[3]["content"].startswith('Error: The turn has no line "Action:".')
     told = [event.ids for event in trajectory.events if isinstance(event, Observed)]
-    masked = [token for token, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if not bit]
+    masked = [
+        token for token, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if not bit
+    ]
     assert masked[-sum(map(len, told)) :] == [token for ids in told for token in ids]
-    assert trajectory.sampled_tokens == sum(len(e.ids) for e in trajectory.events if isinstance(e, Sampled))
+    assert trajectory.sampled_tokens == sum(
+        len(e.ids) for e in trajectory.events if isinstance(e, Sampled)
+    )
 
 
 def test_a_good_action_forgives_malformed_ones():

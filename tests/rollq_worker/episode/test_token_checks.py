@@ -1,6 +1,7 @@
 """Token checks: what holds passes, and each breach is found and blamed on the right party.
 
-Lengths, logprobs and version spans are checked where the engine's reply is read: tests/rollq_worker/engine.
+Lengths, logprobs and version spans are checked where the engine's reply is read:
+tests/rollq_worker/engine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PADDING = 105
 
 
 class Ends(FakeRenderer):
-    """Turns are sampled to END; the template has a token of its own for turns that are over (gpt-oss)."""
+    """Turns are sampled to END; the template has a token of its own for turns that are over
+    (gpt-oss).
+    """
 
     stop_ids = (END,)
     vocab_size = VOCABULARY
@@ -73,13 +76,28 @@ def follow(checks: TokenChecks, *events: Event) -> TokenChecks:
 
 
 GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
-    "two turns": ({}, [prompt(), sampled(0, 5, END), observed(0, 4, 6), sampled(1, 5, END), observed(1)]),
+    "two turns": (
+        {},
+        [prompt(), sampled(0, 5, END), observed(0, 4, 6), sampled(1, 5, END), observed(1)],
+    ),
     "an interrupted turn": (
         {},
-        [prompt(), sampled(0, 5, finish=Finish.ABORT), sampled(0, 6, END), observed(0, 4), sampled(1, END)],
+        [
+            prompt(),
+            sampled(0, 5, finish=Finish.ABORT),
+            sampled(0, 6, END),
+            observed(0, 4),
+            sampled(1, END),
+        ],
     ),
-    "interrupted after its last token": ({}, [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)]),
-    "a stop token at the very limit": ({}, [prompt(), sampled(0, 5, END, finish=Finish.LENGTH), observed(0, 4)]),
+    "interrupted after its last token": (
+        {},
+        [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)],
+    ),
+    "a stop token at the very limit": (
+        {},
+        [prompt(), sampled(0, 5, END, finish=Finish.LENGTH), observed(0, 4)],
+    ),
     "cut by its length": ({}, [prompt(), sampled(0, 5, 6, finish=Finish.LENGTH), observed(0)]),
     "a padding id": ({}, [prompt(), sampled(0, PADDING, END), observed(0, 4)]),
     "the job's own stop token": (
@@ -94,11 +112,18 @@ GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
         {"sampling": {"stop": ["x"]}},
         [prompt(), sampled(0, 5), observed(0, TEMPLATE_END, 4)],
     ),
-    "a stop string": ({"sampling": {"stop": ["x"]}}, [prompt(), sampled(0, 5, 6), observed(0, END, 4)]),
+    "a stop string": (
+        {"sampling": {"stop": ["x"]}},
+        [prompt(), sampled(0, 5, 6), observed(0, END, 4)],
+    ),
     "a grammar": ({"sampling": {"regex": "a"}}, [prompt(), sampled(0, 5), observed(0, END, 4)]),
     "eos ignored": (
         {"sampling": {"ignore_eos": True}},
-        [prompt(), sampled(0, END, 5, END, finish=Finish.ABORT), sampled(0, 5, finish=Finish.LENGTH)],
+        [
+            prompt(),
+            sampled(0, END, 5, END, finish=Finish.ABORT),
+            sampled(0, 5, finish=Finish.LENGTH),
+        ],
     ),
     "history rewritten": (
         {},
@@ -147,7 +172,9 @@ def test_a_breach_is_blamed_on_who_made_it(name: str) -> None:
         checks.check_event(event)
     assert type(caught.value) is breach
     assert isinstance(caught.value, RolloutFailure)
-    assert caught.value.failure is (FailureClass.ENGINE if breach is EngineBreach else FailureClass.JOB)
+    assert caught.value.failure is (
+        FailureClass.ENGINE if breach is EngineBreach else FailureClass.JOB
+    )
     assert pickle.loads(pickle.dumps(caught.value)).failure is caught.value.failure
 
 
@@ -180,12 +207,24 @@ BREAKS: dict[str, tuple[type, Any]] = {
     "I3 no prompt": (Prompt, lambda e: []),
     "I3 two prompts": (Prompt, lambda e: [e, e]),
     "I3 a turn without an answer": (Observed, lambda e: [sampled(e.turn + 1, END)]),
-    "I3 an answer without a bridge": (Observed, lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)]),
+    "I3 an answer without a bridge": (
+        Observed,
+        lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)],
+    ),
     "I4 stop after any token": (Sampled, lambda e: [sampled(e.turn, 5)]),
-    "I4 on after a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
+    "I4 on after a stop token": (
+        Sampled,
+        lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)],
+    ),
     "I5 a bridge after a cut turn": (Observed, lambda e: [replace(e, ids=array("I", [4, END]))]),
-    "I8 a prompt beyond the vocabulary": (Prompt, lambda e: [replace(e, ids=array("I", [VOCABULARY]))]),
-    "I8 a bridge beyond the vocabulary": (Observed, lambda e: [replace(e, ids=array("I", [4, VOCABULARY]))]),
+    "I8 a prompt beyond the vocabulary": (
+        Prompt,
+        lambda e: [replace(e, ids=array("I", [VOCABULARY]))],
+    ),
+    "I8 a bridge beyond the vocabulary": (
+        Observed,
+        lambda e: [replace(e, ids=array("I", [4, VOCABULARY]))],
+    ),
     "I9 a turn left out": (Sampled, lambda e: [replace(e, turn=e.turn + 1)]),
     "I9 a turn answered twice": (Observed, lambda e: [e, e]),
 }
@@ -193,10 +232,14 @@ BREAKS: dict[str, tuple[type, Any]] = {
 
 @pytest.mark.parametrize("name", BREAKS)
 @given(events=episodes(), data=st.data())
-def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data: st.DataObject) -> None:
+def test_one_thing_wrong_anywhere_is_found(
+    name: str, events: list[Event], data: st.DataObject
+) -> None:
     follow(checks_of(), *events)
     kind, change = BREAKS[name]
-    at = data.draw(st.sampled_from([n for n, event in enumerate(events) if isinstance(event, kind)]))
+    at = data.draw(
+        st.sampled_from([n for n, event in enumerate(events) if isinstance(event, kind)])
+    )
     if name.startswith("I5"):  # in front of it a turn that was cut
         last = events[at - 1]
         assert isinstance(last, Sampled)
@@ -206,8 +249,12 @@ def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data:
 
 
 @given(events=episodes(), data=st.data())
-def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event], data: st.DataObject) -> None:
-    """I1. By length and last token: an array that is only ever appended to has no other way to differ."""
+def test_anything_else_sent_than_what_was_recorded_is_found(
+    events: list[Event], data: st.DataObject
+) -> None:
+    """I1. By length and last token: an array that is only ever appended to has no other way to
+    differ.
+    """
     checks = follow(checks_of(), *events)
     ids = [token for event in events for token in event.ids]  # type: ignore[union-attr]
     checks.check_request(array("I", ids))
@@ -232,21 +279,32 @@ class Cutting(FakeEngine):
 @given(
     sampling=st.sampled_from([{}, {"stop": "x"}, {"json_schema": "{}"}, {"stop_token_ids": [0]}]),
     history=st.sampled_from(History),
-    texts=st.lists(st.sampled_from(['{"name": "add", "arguments": {}}', "{bad", "hm", "bye, bye"]), min_size=1),
+    texts=st.lists(
+        st.sampled_from(['{"name": "add", "arguments": {}}', "{bad", "hm", "bye, bye"]), min_size=1
+    ),
     interrupts=st.integers(0, 4),
     max_new_tokens=st.integers(1, 40),
     max_turns=st.integers(1, 6),
 )
 def test_whatever_the_loop_records_holds(
-    sampling: dict[str, Any], history: History, texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
+    sampling: dict[str, Any],
+    history: History,
+    texts: list[str],
+    interrupts: int,
+    max_new_tokens: int,
+    max_turns: int,
 ) -> None:
     engine, user = Cutting(texts, interrupts=interrupts), FakeUser(["hello", "and?", "and?"])
     budget = {"max_new_tokens": max_new_tokens, "max_turns": max_turns}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "ABORT_PAUSE_S", 0)
-        trajectory = play_with_fakes(engine=engine, user=user, budget=budget, sampling=sampling, history=history)
+        trajectory = play_with_fakes(
+            engine=engine, user=user, budget=budget, sampling=sampling, history=history
+        )
     checks = TokenChecks(trajectory.job, FakeRenderer())
-    requests = (ids for ids, _ in groupby(engine.requests))  # under a grammar an interrupted turn is asked for again
+    requests = (
+        ids for ids, _ in groupby(engine.requests)
+    )  # under a grammar an interrupted turn is asked for again
     for event in trajectory.events:
         if isinstance(event, Sampled):
             checks.check_request(next(requests))
@@ -265,6 +323,8 @@ def test_the_history_is_never_read_again() -> None:
             assert index == -1
             return 4
 
-    checks = follow(checks_of(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4))
+    checks = follow(
+        checks_of(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4)
+    )
     checks.check_request(Glanced())  # type: ignore[arg-type]
     assert not [value for value in vars(checks).values() if isinstance(value, list | array)]

@@ -45,7 +45,11 @@ def test_schemas_that_compare_as_equal_are_told_apart():
     """True == 1 in Python, not in JSON."""
     values = (True, 1, 1.0)
     found = [schemas_of(FakeEnvironment(tools=[schema(a=value)])) for value in values]
-    assert [repr(tools[0]["function"]["parameters"]["a"]) for tools in found] == ["True", "1", "1.0"]
+    assert [repr(tools[0]["function"]["parameters"]["a"]) for tools in found] == [
+        "True",
+        "1",
+        "1.0",
+    ]
 
 
 def test_schemas_that_change_in_place_are_read_again():

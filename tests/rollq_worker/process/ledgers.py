@@ -1,4 +1,6 @@
-"""Jobs of a real ledger, what runs them, ledger methods that fail first, and a broker without a broker."""
+"""Jobs of a real ledger, what runs them, ledger methods that fail first, and a broker without a
+broker.
+"""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +20,14 @@ from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0, **more: Any) -> Claim:
     """Submit and claim job r/g<task>/0, with `more` of its fields."""
-    job = Job(run="r", group=f"g{task}", env="shop", task=task, budget=Budget(deadline_s=deadline_s), **more)
+    job = Job(
+        run="r",
+        group=f"g{task}",
+        env="shop",
+        task=task,
+        budget=Budget(deadline_s=deadline_s),
+        **more,
+    )
     ledger.submit([job])
     claimed = ledger.claim(job.id, worker="w", token=f"t{task}")
     assert isinstance(claimed, Claim)
@@ -53,7 +62,9 @@ def drain_at(runner: JobRunner, ledger: Ledger, job_id: str, entries: int) -> No
     act_at(runner, ledger, job_id, entries, runner.draining.set)
 
 
-def act_at(runner: JobRunner, ledger: Ledger, job_id: str, entries: int, act: Callable[[], object]) -> None:
+def act_at(
+    runner: JobRunner, ledger: Ledger, job_id: str, entries: int, act: Callable[[], object]
+) -> None:
     """`act` once the job's journal has that many entries."""
     real_append = runner.ledger(ledger.run).append
 
@@ -95,7 +106,15 @@ class FakeBroker:
         return {queue: len(self.sent) if queue == QUEUE else 0 for queue in queues}
 
 
-def live_worker(name: str = "w", queues: Sequence[str] = (QUEUE,), tokenizer: str = "t") -> LiveWorker:
+def live_worker(
+    name: str = "w", queues: Sequence[str] = (QUEUE,), tokenizer: str = "t"
+) -> LiveWorker:
     return LiveWorker(
-        name=name, queues=tuple(queues), tokenizer=tokenizer, template="c", engine="ready", slots=4, busy=0
+        name=name,
+        queues=tuple(queues),
+        tokenizer=tokenizer,
+        template="c",
+        engine="ready",
+        slots=4,
+        busy=0,
     )

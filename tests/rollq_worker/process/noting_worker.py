@@ -1,7 +1,7 @@
 """A real Celery worker that plays nothing: it writes the ids of the jobs that it gets, one a line.
 
-Arguments: the broker's address, slots, seconds that a job takes, queues. Its times are a third of production's. It also
-writes `loop stuck`, `loop turns` and `broken`.
+Arguments: the broker's address, slots, seconds that a job takes, queues. Its times are a third of
+production's. It also writes `loop stuck`, `loop turns` and `broken`.
 """
 
 import os
@@ -18,7 +18,12 @@ from rollq.settings import Settings
 from rollq_worker.process import celery_app
 
 SCALE = 3
-URL, SLOTS, SECONDS, QUEUES = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), tuple(sys.argv[4].split(","))
+URL, SLOTS, SECONDS, QUEUES = (
+    sys.argv[1],
+    int(sys.argv[2]),
+    float(sys.argv[3]),
+    tuple(sys.argv[4].split(",")),
+)
 
 
 def say(line: str) -> None:
@@ -29,7 +34,11 @@ def run(job_id: str, on_claim: Callable[[Any], object]) -> dict[str, Any]:
     run, group, sample = job_id.split("/")
     if job_id.endswith("refused/0"):
         return {"stop": "refused: leased"}
-    on_claim(SimpleNamespace(job=Job(run=run, group=group, sample=int(sample), env="shop", task=17), number=2))
+    on_claim(
+        SimpleNamespace(
+            job=Job(run=run, group=group, sample=int(sample), env="shop", task=17), number=2
+        )
+    )
     say(job_id)
     time.sleep(SECONDS)
     if job_id.endswith("dead/0"):
@@ -58,6 +67,8 @@ if __name__ == "__main__":
     celery_app.STUCK_S = celery_app.STUCK_S / SCALE / 2
     settings = Settings(broker_url=URL, concurrency=SLOTS, queues=QUEUES)
     app = celery_app.make_app(settings, SimpleNamespace(run=run))  # type: ignore[arg-type]
-    worker = celery_app.make_worker(app, settings, f"rollq@{os.getpid()}", on_ready, partial(say, "broken"))
+    worker = celery_app.make_worker(
+        app, settings, f"rollq@{os.getpid()}", on_ready, partial(say, "broken")
+    )
     worker.start()
     sys.exit(worker.exitcode)

@@ -1,4 +1,6 @@
-"""Runs with LoRA adapters, on a replay engine: which version samples each turn, and what they wait for."""
+"""Runs with LoRA adapters, on a replay engine: which version samples each turn, and what they wait
+for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def publish(ledger: Ledger, step: int, version: str) -> None:
     Versions(ledger.redis, ledger.run).publish(step, version, f"token {version}")
 
 
-def sync(fleet: Fleet, ledger: Ledger, folder: Path, step: int, version: str, adapter: str = "math") -> None:
+def sync(
+    fleet: Fleet, ledger: Ledger, folder: Path, step: int, version: str, adapter: str = "math"
+) -> None:
     fleet.load_adapter(adapter, folder, version)
     publish(ledger, step, version)
 

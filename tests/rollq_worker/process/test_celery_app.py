@@ -16,7 +16,9 @@ from tests.conftest import free_port
 
 
 @pytest.mark.parametrize(
-    ("error", "traceback"), [(redis.ConnectionError("gone"), False), (ValueError("a bug"), True)], ids=["outage", "bug"]
+    ("error", "traceback"),
+    [(redis.ConnectionError("gone"), False), (ValueError("a bug"), True)],
+    ids=["outage", "bug"],
 )
 def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool) -> None:
     logged = io.StringIO()
@@ -57,7 +59,10 @@ def test_pauses_between_tries_to_connect_stay_short(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broker_that_is_full_is_not_to_be_started(redis_url: str) -> None:
-    client, settings = redis.Redis.from_url(redis_url), Settings(redis_url=redis_url, broker_url=redis_url)
+    client, settings = (
+        redis.Redis.from_url(redis_url),
+        Settings(redis_url=redis_url, broker_url=redis_url),
+    )
     app = celery_app.bare_app(settings)
     client.config_set("maxmemory", 1)
     try:

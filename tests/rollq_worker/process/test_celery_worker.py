@@ -1,4 +1,6 @@
-"""A real Celery worker on a real Redis: what it takes first, what cannot hold it up, and what it survives."""
+"""A real Celery worker on a real Redis: what it takes first, what cannot hold it up, and what it
+survives.
+"""
 
 import json
 import random
@@ -34,7 +36,9 @@ class NotingWorker:
         self.log = log
         command = [sys.executable, "-m", "tests.rollq_worker.process.noting_worker"]
         with log.open("wb") as out:
-            self.process = subprocess.Popen([*command, url, str(slots), str(seconds), queues], stdout=out, stderr=out)
+            self.process = subprocess.Popen(
+                [*command, url, str(slots), str(seconds), queues], stdout=out, stderr=out
+            )
 
     @property
     def said(self) -> list[str]:
@@ -52,7 +56,9 @@ StartWorker = Callable[..., NotingWorker]
 def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     started: list[NotingWorker] = []
 
-    def start(url: str, *, slots: int = 1, seconds: float = 0.0, queues: str = QUEUE) -> NotingWorker:
+    def start(
+        url: str, *, slots: int = 1, seconds: float = 0.0, queues: str = QUEUE
+    ) -> NotingWorker:
         worker = NotingWorker(tmp_path / f"worker{len(started)}", url, slots, seconds, queues)
         started.append(worker)
         return worker
@@ -88,7 +94,9 @@ def test_interrupted_jobs_come_first_then_eval_then_new_ones_of_its_queues(
         assert client.llen(celery_queue("others")) == 1
 
 
-def test_other_clients_of_the_broker_cannot_hold_a_worker_up(redis_url: str, start_worker: StartWorker) -> None:
+def test_other_clients_of_the_broker_cannot_hold_a_worker_up(
+    redis_url: str, start_worker: StartWorker
+) -> None:
     worker = start_worker(redis_url)
     worker.wait("ready")
     with celery.Celery(broker=redis_url, set_as_current=False) as app:
@@ -136,7 +144,9 @@ def test_a_message_that_is_no_message_ends_one_worker_in_one_line(
     start_worker(redis_url).wait("r/after/0")
 
 
-def test_a_key_of_another_type_ends_a_worker_in_one_line(redis_url: str, start_worker: StartWorker) -> None:
+def test_a_key_of_another_type_ends_a_worker_in_one_line(
+    redis_url: str, start_worker: StartWorker
+) -> None:
     worker = start_worker(redis_url, queues=f"{QUEUE},own")
     worker.wait("ready")
     key = f"{celery_queue('own')}\x06\x163"
@@ -151,7 +161,9 @@ def test_a_key_of_another_type_ends_a_worker_in_one_line(redis_url: str, start_w
         celery_app.check_broker(app)
 
 
-def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(redis_url: str, start_worker: StartWorker) -> None:
+def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(
+    redis_url: str, start_worker: StartWorker
+) -> None:
     with redis.Redis.from_url(redis_url) as client:
         worker = start_worker(redis_url)
         worker.wait("ready")
@@ -166,8 +178,12 @@ def test_a_broker_that_takes_no_writes_for_a_while_ends_no_worker(redis_url: str
     assert len(worker.said) < 30  # about a line a second
 
 
-def test_a_full_worker_takes_its_next_message_at_once(redis_url: str, start_worker: StartWorker) -> None:
-    """The end of a job wakes Celery's loop, which would look again only at its next timer, up to a second later."""
+def test_a_full_worker_takes_its_next_message_at_once(
+    redis_url: str, start_worker: StartWorker
+) -> None:
+    """The end of a job wakes Celery's loop, which would look again only at its next timer, up to a
+    second later.
+    """
     worker = start_worker(redis_url)
     worker.wait("ready")
     send(redis_url, *((f"r/{n}/0", QUEUE, NEW) for n in range(40)))
@@ -182,9 +198,18 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
     worker = start_worker(redis_url, slots=4)
     worker.wait("ready")
     heard: list[dict[str, Any]] = []
-    expected = {"task-received": 11, "task-started": 10, "task-succeeded": 9, "task-failed": 1, "task-refused": 1}
+    expected = {
+        "task-received": 11,
+        "task-started": 10,
+        "task-succeeded": 9,
+        "task-failed": 1,
+        "task-refused": 1,
+    }
     messages = 0
-    with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
+    with (
+        redis.Redis.from_url(redis_url) as client,
+        client.pubsub(ignore_subscribe_messages=True) as pubsub,
+    ):
         pubsub.psubscribe("*celeryev/task.multi")
         pubsub.get_message(timeout=5.0)  # the answer: it listens from here on
         groups = [*(f"now{n}" for n in range(9)), "dead", "refused"]
@@ -205,7 +230,11 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
         f"shop train/17, r/{group}/0, attempt 2" for group in groups[:-1]
     }
     assert shown["task-succeeded"]["result"] == "reward 1.0, done, 9 turns, 1,834 tokens"
-    assert shown["task-failed"]["result"] == shown["task-failed"]["exception"] == "env: ValueError: boom"
+    assert (
+        shown["task-failed"]["result"]
+        == shown["task-failed"]["exception"]
+        == "env: ValueError: boom"
+    )
     assert shown["task-refused"]["result"] == "refused: leased"
     assert shown["task-succeeded"]["runtime"] >= 0.0
 
@@ -227,7 +256,9 @@ def test_a_worker_takes_jobs_again_after_its_connections_died_in_silence(
         proxy.close()
 
 
-def test_its_loop_counts_as_stuck_while_there_is_no_broker(tmp_path: Path, start_worker: StartWorker) -> None:
+def test_its_loop_counts_as_stuck_while_there_is_no_broker(
+    tmp_path: Path, start_worker: StartWorker
+) -> None:
     store = OwnRedis(tmp_path)
     worker = start_worker(store.url)
     worker.wait("ready")
@@ -242,7 +273,9 @@ def test_its_loop_counts_as_stuck_while_there_is_no_broker(tmp_path: Path, start
         store.stop(signal.SIGKILL)
 
 
-def test_restarts_of_redis_under_load_end_no_worker(tmp_path: Path, start_worker: StartWorker) -> None:
+def test_restarts_of_redis_under_load_end_no_worker(
+    tmp_path: Path, start_worker: StartWorker
+) -> None:
     store = OwnRedis(tmp_path)
     try:
         worker = start_worker(store.url, slots=16, seconds=0.02)

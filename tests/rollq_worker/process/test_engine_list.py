@@ -14,7 +14,9 @@ from tests.waiting import until
 A, B, C = "http://a:1", "http://b:2", "http://c:3"
 
 
-def test_addresses_files_and_sets_are_one_list_with_each_engine_once(client: Any, tmp_path: Path) -> None:
+def test_addresses_files_and_sets_are_one_list_with_each_engine_once(
+    client: Any, tmp_path: Path
+) -> None:
     (tmp_path / "engines").write_text(f"# the cheap ones\n{A}/\n\n  {B}\n")
     add_address(client, "pool", C)
     add_address(client, "pool", B)
@@ -31,7 +33,9 @@ def test_a_set_is_edited(client: Any) -> None:
     assert engines.read() == [B]
 
 
-@pytest.mark.parametrize("text", ["not an address\n", f"{B}\nhttp:// gpu-2:30000\n", f"{A}\nfile:other\n", b"\xff"])
+@pytest.mark.parametrize(
+    "text", ["not an address\n", f"{B}\nhttp:// gpu-2:30000\n", f"{A}\nfile:other\n", b"\xff"]
+)
 def test_a_file_that_cannot_be_read_changes_nothing_and_is_warned_of_once(
     client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | bytes
 ) -> None:
@@ -43,12 +47,17 @@ def test_a_file_that_cannot_be_read_changes_nothing_and_is_warned_of_once(
     caplog.clear()
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert engines.read() == engines.read() == [A]
-    assert len(caplog.records) == 1 and f"file:{path} cannot be read, so it stays as it was" in caplog.text
+    assert (
+        len(caplog.records) == 1
+        and f"file:{path} cannot be read, so it stays as it was" in caplog.text
+    )
     path.write_text("")
     assert engines.read() == []
 
 
-def test_a_key_of_another_type_changes_nothing(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_of_another_type_changes_nothing(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     add_address(client, "pool", A)
     engines = EngineList(["redis:pool"], client)
     assert engines.read() == [A]

@@ -21,7 +21,8 @@ faulthandler.dump_traceback_later = counted
 LOCKED = """
 shutdown.FREEZE_LIMIT_S = 1.0
 
-def bomb():  # does all of it, so that it is named even if the machine stalls for longer than the limit
+def bomb():  # does all of it, so that it is named even if the machine stalls for longer than the \
+limit
     shutdown.end_when_frozen()
     postponed.acquire()
     9**9**9
@@ -38,7 +39,9 @@ for _ in range(3):
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", START + code], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", START + code], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_a_locked_interpreter_is_ended_and_named() -> None:
@@ -47,7 +50,9 @@ def test_a_locked_interpreter_is_ended_and_named() -> None:
     assert "in bomb" in done.stderr
 
 
-@pytest.mark.parametrize("wait", ["postponed.acquire()", "while not postponed.acquire(blocking=False): pass"])
+@pytest.mark.parametrize(
+    "wait", ["postponed.acquire()", "while not postponed.acquire(blocking=False): pass"]
+)
 def test_a_working_interpreter_is_left_alone(wait: str) -> None:
     """The end is postponed every tenth of the limit."""
     done = run(WORKING.format(wait=wait))

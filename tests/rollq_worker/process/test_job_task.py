@@ -65,7 +65,9 @@ def test_messages_of_unknown_runs_leave_nothing_behind(
         assert runner.run(f"junk{n}/g/0") == {"stop": "refused: unknown"}
     assert ledger.redis.dbsize() == 0
     assert runner.ledger.cache_info().currsize == job_task.LEDGERS_KEPT
-    assert runner.run(submit(ledger))["stop"] == "done"  # and the worker still pins a run's tokenizer
+    assert (
+        runner.run(submit(ledger))["stop"] == "done"
+    )  # and the worker still pins a run's tokenizer
     assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash").decode() == runner.tokenizer.hash
 
 
@@ -130,11 +132,17 @@ def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(
     job_id = submit(ledger)
     assert runner.run(job_id) == {"stop": "refused: no engine has the run's weights"}
     ledger.confirm([job_id])  # of the message that was just spent
-    assert constants.SENDING_S < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now() < 11
+    assert (
+        constants.SENDING_S
+        < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now()
+        < 11
+    )
 
 
 class TestDraining:
-    def test_a_message_that_comes_too_late_goes_back(self, runner: JobRunner, ledger: Ledger) -> None:
+    def test_a_message_that_comes_too_late_goes_back(
+        self, runner: JobRunner, ledger: Ledger
+    ) -> None:
         job_id = submit(ledger)
         runner.draining.set()
         assert runner.run(job_id) == {"stop": "bounced"}
@@ -152,7 +160,9 @@ class TestDraining:
         runner.draining.clear()
         assert runner.run(job_id)["stop"] == "done"
 
-    def test_a_running_episode_is_released_and_resumed(self, runner: JobRunner, ledger: Ledger) -> None:
+    def test_a_running_episode_is_released_and_resumed(
+        self, runner: JobRunner, ledger: Ledger
+    ) -> None:
         job_id = submit(ledger)
         drain_at(runner, ledger, job_id, 4)
         assert runner.run(job_id) == {"job": job_id, "stop": "released"}
@@ -164,7 +174,9 @@ class TestDraining:
 
 
 class TestRedis:
-    def test_claiming_waits_for_it(self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_claiming_waits_for_it(
+        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("rollq.servers.connection.FIRST_PAUSE_S", 0.01)
         job_id = submit(ledger)
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow")]
@@ -215,17 +227,27 @@ class TestFailures:
 
     @pytest.mark.parametrize("error", [KeyError, PanicException])
     def test_a_bug_costs_one_attempt(
-        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+        self,
+        runner: JobRunner,
+        ledger: Ledger,
+        monkeypatch: pytest.MonkeyPatch,
+        error: type[BaseException],
     ) -> None:
         summary = self.play(runner, monkeypatch, error("a bug"), submit(ledger))
-        assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "worker", "queued")
+        assert (summary["stop"], summary["failure"], summary["then"]) == (
+            "failed",
+            "worker",
+            "queued",
+        )
         state = reader(ledger).job("r/g/0")
         assert state is not None and error.__name__ in state.reason and "Traceback" in state.reason
 
     def test_a_job_that_kills_engines_is_dead_at_once(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        summary = self.play(runner, monkeypatch, PoisonJob("r/g/0: this job kills engines"), submit(ledger))
+        summary = self.play(
+            runner, monkeypatch, PoisonJob("r/g/0: this job kills engines"), submit(ledger)
+        )
         assert (summary["failure"], summary["then"]) == ("job", "dead")
         assert reader(ledger).stats()["dead"] == 1
 
@@ -241,11 +263,17 @@ class TestFailures:
         monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: grade)
         job_id = submit(ledger, reward="mine")
         summary = runner.run(job_id)
-        assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "reward", "queued")
+        assert (summary["stop"], summary["failure"], summary["then"]) == (
+            "failed",
+            "reward",
+            "queued",
+        )
         ledger.redis.hdel(ledger.keys.job(job_id), "not_before")  # its backoff
         assert runner.run(job_id)["reward"] == 0.5
         assert seen[0].tokens == seen[1].tokens
-        assert [event.at for event in seen[0].events] == [event.at for event in seen[1].events]  # from the journal
+        assert [event.at for event in seen[0].events] == [
+            event.at for event in seen[1].events
+        ]  # from the journal
 
     def test_a_lost_lease_is_no_failure(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -275,4 +303,6 @@ class TestFailures:
         assert (summary["failure"], summary["then"]) == ("engine", "queued")
         assert time.monotonic() - start < 100  # a tenth of a generation
         state = reader(ledger).job("r/g/0")
-        assert state is not None and state.reason.startswith("past the deadline of 1000 s while waiting for the engine")
+        assert state is not None and state.reason.startswith(
+            "past the deadline of 1000 s while waiting for the engine"
+        )

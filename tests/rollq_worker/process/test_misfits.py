@@ -1,4 +1,6 @@
-"""A worker that meets jobs for others gives them back and takes few messages, so that the others get them."""
+"""A worker that meets jobs for others gives them back and takes few messages, so that the others
+get them.
+"""
 
 import threading
 
@@ -61,7 +63,9 @@ def test_no_message_is_taken_before_the_last_slot_has_rested() -> None:
     assert gate == [True, True, False]
 
 
-def test_a_run_is_left_for_a_minute_and_told_a_little_longer(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_left_for_a_minute_and_told_a_little_longer(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     met = Misfits(lambda seconds: None)
     met.meet("a", "no such file here", leave=True)
     met.meet("b", "another tokenizer")
@@ -84,24 +88,39 @@ class TestRunsOfOthers:
         monkeypatch.setattr(misfits, "LONGEST_REST_S", 0.0)
 
     def test_another_tokenizer(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self,
+        runner: JobRunner,
+        ledger: Ledger,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
         ledger.pin_tokenizer("another", "template")
         for job_id in jobs * 2:
             assert runner.run(job_id) == {"stop": "refused: tokenizer"}
-        assert caplog.text.count("does not play run r: run r is played with another tokenizer (another, not") == 1
+        assert (
+            caplog.text.count(
+                "does not play run r: run r is played with another tokenizer (another, not"
+            )
+            == 1
+        )
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["claims"], stats["failures"]) == (3, 0, {})
 
-    def test_the_first_claim_pins_tokenizer_and_template(self, runner: JobRunner, ledger: Ledger) -> None:
+    def test_the_first_claim_pins_tokenizer_and_template(
+        self, runner: JobRunner, ledger: Ledger
+    ) -> None:
         assert runner.run(submit(ledger))["stop"] == "done"
         ledger.pin_tokenizer(runner.tokenizer.hash, runner.tokenizer.template_hash)
         with pytest.raises(SettingsError):
             ledger.pin_tokenizer("another", runner.tokenizer.template_hash)
 
     def test_a_job_of_a_newer_schema(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self,
+        runner: JobRunner,
+        ledger: Ledger,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("rollq.wire.blob.SCHEMA", 3)
         monkeypatch.setattr("rollq.wire.codec.SCHEMA", 3)
@@ -114,7 +133,9 @@ class TestRunsOfOthers:
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "schema 3" in errors[0] and "pgrade rollq" in errors[0]
 
-    def test_a_job_whose_group_does_not_say_its_schema(self, runner: JobRunner, ledger: Ledger) -> None:
+    def test_a_job_whose_group_does_not_say_its_schema(
+        self, runner: JobRunner, ledger: Ledger
+    ) -> None:
         job_id = submit(ledger)
         ledger.redis.hdel(ledger.keys.group("g"), "schema")
         ledger.redis.hset(ledger.keys.group("g"), "body", msgpack.packb([1, "job", "as it was"]))
@@ -123,7 +144,11 @@ class TestRunsOfOthers:
         assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
 
     def test_a_journal_of_a_newer_schema(
-        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self,
+        runner: JobRunner,
+        ledger: Ledger,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         job_id, sibling = submit(ledger), submit(ledger, group="h")
         begun = ledger.claim(
@@ -134,7 +159,9 @@ class TestRunsOfOthers:
             template_hash=runner.tokenizer.template_hash,
         )
         assert isinstance(begun, Claim)
-        ledger.redis.rpush(ledger.keys.journal(job_id), newer := msgpack.packb([3, "header", "what is new"]))
+        ledger.redis.rpush(
+            ledger.keys.journal(job_id), newer := msgpack.packb([3, "header", "what is new"])
+        )
         ledger.release(job_id, begun.lease)
         assert runner.run(job_id) == {"job": job_id, "stop": "released"}
         for message in (job_id, sibling):
@@ -146,7 +173,9 @@ class TestRunsOfOthers:
             live(ledger, name="another", queues=queues)
             for message in (job_id, sibling):
                 runner.run(message)
-            assert set(samples.reap(ledger)) == takes  # other workers get them at once; where there are none, later
+            assert (
+                set(samples.reap(ledger)) == takes
+            )  # other workers get them at once; where there are none, later
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "pgrade rollq" in errors[0]
         monkeypatch.setattr(misfits, "time", clock := Clock())

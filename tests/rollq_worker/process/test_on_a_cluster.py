@@ -1,5 +1,6 @@
-"""A worker whose runs lie on several servers, one of which is away or out of memory: the slots play runs of the others,
-and nothing is lost."""
+"""A worker whose runs lie on several servers, one of which is away or out of memory: the slots play
+runs of the others, and nothing is lost.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -63,7 +64,10 @@ def runner(ledger: Ledger, cluster: Cluster, engine_url: str) -> Iterator[JobRun
 def elsewhere(cluster: Cluster, ledger: Ledger) -> Ledger:
     """A run of another server."""
     home = owner(cluster, RUN)
-    return Ledger(ledger.redis, next(run for run in ("a", "b", "c", "d", "e") if owner(cluster, run) is not home))
+    return Ledger(
+        ledger.redis,
+        next(run for run in ("a", "b", "c", "d", "e") if owner(cluster, run) is not home),
+    )
 
 
 def waiting(runner: JobRunner) -> AwayRuns:
@@ -84,14 +88,19 @@ def test_a_server_that_is_out_of_memory_holds_no_slot(
     assert runner.run(other)["stop"] == "done"
     server.client.config_set("maxmemory", 0)
     until(lambda: RUN not in waiting(runner))
-    assert reader(ledger).stats()["released"] == 1  # it was claimed to see that claims are taken again
+    assert (
+        reader(ledger).stats()["released"] == 1
+    )  # it was claimed to see that claims are taken again
     assert runner.run(job_id)["stop"] == "done"
 
 
 def test_messages_of_a_server_that_is_away_go_back_once_it_is_there(
     runner: JobRunner, ledger: Ledger, elsewhere: Ledger, server: Server
 ) -> None:
-    jobs, other = [submit(ledger, group=f"g{n}") for n in range(3)], submit(elsewhere, run=elsewhere.run)
+    jobs, other = (
+        [submit(ledger, group=f"g{n}") for n in range(3)],
+        submit(elsewhere, run=elsewhere.run),
+    )
     ledger.confirm(jobs)
     server.kill()
     assert [runner.run(job_id) for job_id in jobs] == [AWAY] * 3

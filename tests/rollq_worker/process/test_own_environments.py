@@ -80,16 +80,28 @@ def test_an_environment_that_breaks_costs_its_own_attempt(
     assert state is not None and re.search(says, state.reason), state
 
 
-def test_a_task_whose_hash_is_no_text_is_not_played(runner: JobRunner, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_task_whose_hash_is_no_text_is_not_played(
+    runner: JobRunner, ledger: Ledger, tmp_path: Path
+) -> None:
     file = tmp_path / "numbered.py"
-    numbered = "staticmethod(lambda *where: __import__('dataclasses').replace(SHOP.task(*where), hash=7))"
-    file.write_text(BROKEN.replace("SHOP.splits, SHOP.task", f"SHOP.splits, {numbered}").replace("{fault}", "Closes"))
+    numbered = (
+        "staticmethod(lambda *where: __import__('dataclasses').replace(SHOP.task(*where), hash=7))"
+    )
+    file.write_text(
+        BROKEN.replace("SHOP.splits, SHOP.task", f"SHOP.splits, {numbered}").replace(
+            "{fault}", "Closes"
+        )
+    )
     assert runner.run(submit(ledger, env=files.add_file(str(file))))["failure"] == "env"
     state = reader(ledger).job("r/g/0")
-    assert state is not None and "the hash of its task is a int, not a string" in state.reason, state
+    assert state is not None and "the hash of its task is a int, not a string" in state.reason, (
+        state
+    )
 
 
-@pytest.mark.parametrize("returned", ["None", "'1.0'", "float('nan')", "1 / 0", "__import__('sys').exit(3)"])
+@pytest.mark.parametrize(
+    "returned", ["None", "'1.0'", "float('nan')", "1 / 0", "__import__('sys').exit(3)"]
+)
 def test_a_datasets_reward_that_is_none_is_never_0(
     runner: JobRunner, ledger: Ledger, tmp_path: Path, returned: str
 ) -> None:
@@ -97,7 +109,8 @@ def test_a_datasets_reward_that_is_none_is_never_0(
     file = tmp_path / "maths.py"
     file.write_text(
         "from pathlib import Path\nfrom rollq_worker.environments.dataset import dataset\n"
-        f"load = dataset(Path(__file__).with_name('maths.jsonl'), reward=lambda answer, row: {returned})\n"
+        "load = dataset(Path(__file__).with_name('maths.jsonl'), reward=lambda answer, "
+        f"row: {returned})\n"
     )
     summary = runner.run(submit(ledger, env=files.add_file(str(file))))
     assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "env", "queued")

@@ -69,7 +69,9 @@ def test_whatever_is_due_is_sent_and_confirmed(client: "redis.Redis") -> None:
 def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None:
     ledger, broker = submit(client, "r", 4), FakeBroker(takes=3)
     assert new_reaper(client, broker).tick() == 3
-    first, second, *_ = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
+    first, second, *_ = [
+        score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)
+    ]
     assert first < ledger.scripts.now() + 10 and second > ledger.scripts.now() + 500
 
 
@@ -116,7 +118,9 @@ def test_a_message_that_the_broker_lost_is_sent_again(client: "redis.Redis", clo
     assert reaper.tick() == 3
 
 
-def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_cannot_be_read_holds_up_no_other(
+    client: "redis.Redis", caplog: pytest.LogCaptureFixture
+) -> None:
     broken = submit(client, "a")
     submit(client, "b")
     client.delete(broken.keys.leased)
@@ -207,7 +211,9 @@ class Stuck(FakeBroker):
         return super().send(messages)
 
 
-def test_a_broker_that_does_not_answer_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_answer_is_no_outage(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reaper goes on with every run, so leases expire as ever."""
     monkeypatch.setattr(reaper_module, "SEND_S", 0.1)
     change_constants(monkeypatch, GRACE_S=0.0)  # the first reap of a run counts as an outage
@@ -244,7 +250,10 @@ def test_a_run_that_no_live_worker_plays_waits_and_says_so(
         return reaper.tick()
 
     assert [seconds_pass() for _ in range(3)] == [0, 0, 0]
-    assert "run r waits: no live worker takes jobs of queue 'big' with its tokenizer (other-tokeni)" in caplog.text
+    assert (
+        "run r waits: no live worker takes jobs of queue 'big' with its tokenizer (other-tokeni)"
+        in caplog.text
+    )
     assert caplog.text.count("queue 'big'") == 1
     register(client, live_worker("b", tokenizer="other-tokenizer"))
     assert seconds_pass() == 2  # those of the default queue
@@ -272,12 +281,17 @@ def test_what_is_not_known_of_live_workers_holds_up_nothing(
     submit(client, "r", 2, queue="big")
     reaper = new_reaper(client, FakeBroker())
     reaper.turn()
-    assert "the live workers are not known" in caplog.text and "this worker is not registered" in caplog.text
+    assert (
+        "the live workers are not known" in caplog.text
+        and "this worker is not registered" in caplog.text
+    )
     assert reader(Ledger(client, "r")).stats()["queued"] == 2
     assert len(reaper._outbox._broker.sent) == 2  # type: ignore[attr-defined]
 
 
-def test_lists_of_runs_that_cannot_be_read(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_of_runs_that_cannot_be_read(
+    client: "redis.Redis", caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = submit(client, "a")
     reaper = new_reaper(client, FakeBroker())
     assert reaper.tick() == 1

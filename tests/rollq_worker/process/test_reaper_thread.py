@@ -1,4 +1,6 @@
-"""The reaper's thread: one of all workers reaps, and each says that it is alive only while it is."""
+"""The reaper's thread: one of all workers reaps, and each says that it is alive only
+while it is.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,13 @@ from tests.waiting import until
 class Counted(Reaper):
     """Counts its ticks."""
 
-    def __init__(self, client: "redis.Redis", name: str, alive: Path | None = None, loop_is_alive: bool = True) -> None:
+    def __init__(
+        self,
+        client: "redis.Redis",
+        name: str,
+        alive: Path | None = None,
+        loop_is_alive: bool = True,
+    ) -> None:
         worker = live_worker(name)
         super().__init__(client, FakeBroker(), lambda: worker, alive, lambda: loop_is_alive)  # type: ignore[arg-type]
         self.ticks = 0
@@ -32,7 +40,9 @@ class Counted(Reaper):
         self.join(60)
 
 
-def test_one_of_many_reaps_and_all_are_live(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_reaps_and_all_are_live(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reaper_module, "TICK_S", 0.02)
     reapers = [Counted(client, name) for name in "abcd"]
     for reaper in reapers:
@@ -44,7 +54,9 @@ def test_one_of_many_reaps_and_all_are_live(client: "redis.Redis", monkeypatch: 
     reaped = busy.ticks
     busy.leave()
     until(lambda: client.get(REAPER) not in (None, busy._name.encode()))
-    assert [worker.name for worker in live_workers(client)] == [r._name for r in reapers if r is not busy]
+    assert [worker.name for worker in live_workers(client)] == [
+        r._name for r in reapers if r is not busy
+    ]
     for reaper in reapers:
         reaper.end()
     assert busy.ticks == reaped
@@ -63,7 +75,9 @@ def test_a_dead_reaper_is_replaced(client: "redis.Redis", monkeypatch: pytest.Mo
     assert client.hexists(WORKERS, "a")  # until its entry is too old
 
 
-def test_it_leaves_as_far_as_it_can(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+def test_it_leaves_as_far_as_it_can(
+    client: "redis.Redis", caplog: pytest.LogCaptureFixture
+) -> None:
     reaper = Counted(client, "a")
     reaper.turn()
     client.delete(REAPER)
@@ -74,7 +88,10 @@ def test_it_leaves_as_far_as_it_can(client: "redis.Redis", caplog: pytest.LogCap
 
 
 def test_it_outlives_everything_and_says_that_it_is_alive(
-    client: "redis.Redis", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: "redis.Redis",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(reaper_module, "TICK_S", 0.01)
     alive = tmp_path / "alive"
@@ -94,7 +111,10 @@ def test_it_outlives_everything_and_says_that_it_is_alive(
     reaper.start()
     reaper.join(60)
     assert existed == [False] * 4 + [True]
-    assert "reaper: nothing is reaped: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
+    assert (
+        "reaper: nothing is reaped: ConnectionError: refused" in caplog.text
+        and "a bug" in caplog.text
+    )
 
 
 def test_one_that_stands_by_is_alive_too(

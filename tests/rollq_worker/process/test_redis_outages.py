@@ -1,7 +1,8 @@
-"""Real outages of a real Redis under real heartbeats and reapers, with all times a third of production's.
+"""Real outages of a real Redis under real heartbeats and reapers, with all times a third of
+production's.
 
-A live worker keeps its leases through every outage. A dead worker's jobs come back in time, even if no other worker was
-there when it died.
+A live worker keeps its leases through every outage. A dead worker's jobs come back in time, even if
+no other worker was there when it died.
 """
 
 import signal
@@ -165,7 +166,8 @@ def test_the_only_worker_dies_and_its_successor_takes_over(
     successor = workers()
     with Stalls() as stalls:
         until(lambda: len(successor.broker.sent) >= JOBS, 150)
-    # A lease and 5 s, or half a lease when no worker was there for longer; and some time for a busy machine.
+    # A lease and 5 s, or half a lease when no worker was there for longer; and some time for a busy
+    # machine.
     took, promised = time.monotonic() - died, max(LEASE_S + 5.0 / SCALE, gap_s + LEASE_S / 2)
     assert took < promised + 2.0 or stalls.seconds > 0.5
     assert reader(successor.ledger).stats()["expired"] == JOBS

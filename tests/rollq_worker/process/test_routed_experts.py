@@ -68,13 +68,17 @@ def check(ledger: Ledger) -> Trajectory:
 
 
 @pytest.mark.parametrize("history", ["keep", "template"])
-def test_a_trainer_gets_the_rows_of_every_token(moe: JobRunner, ledger: Ledger, history: str) -> None:
+def test_a_trainer_gets_the_rows_of_every_token(
+    moe: JobRunner, ledger: Ledger, history: str
+) -> None:
     submit(ledger, routed_experts=ASKED, history=history)
     assert run_until_done(moe, ledger) == ["done"]
     assert check(ledger).turns > 2
 
 
-def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(moe: JobRunner, ledger: Ledger) -> None:
+def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(
+    moe: JobRunner, ledger: Ledger
+) -> None:
     submit(ledger, routed_experts=ASKED)
     moe.engine.at = 3  # type: ignore[attr-defined]
     assert run_until_done(moe, ledger) == ["engine", "done"]

@@ -12,9 +12,11 @@ from rollq_worker.process import shutdown
 shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {exit_s}
 watched = shutdown.Shutdown(threading.Event())
 watched.install()
-say = lambda word: os.write(1, f"{{word}}\\n".encode())  # a print in a daemon thread may abort the interpreter's exit
+say = lambda word: os.write(1, f"{{word}}\\n".encode())  # a print in a daemon thread may abort \
+the interpreter's exit
 watched.ready(
-    stop_consuming=lambda: say("stopped"), end_engine_waits=lambda: {end_engine_waits}, release=lambda: {release}
+    stop_consuming=lambda: say("stopped"), end_engine_waits=lambda: {end_engine_waits}, \
+release=lambda: {release}
 )
 say("begun")
 {after}
@@ -36,14 +38,18 @@ NO_LIMIT_NEAR = {
 def program(**changes: object) -> "subprocess.Popen[str]":
     """Runs a process up to "begun"."""
     code = PROGRAM.format(**NO_LIMIT_NEAR | changes)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     return process
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Exit code, rest of the output, errors. communicate() would miss what readline() has buffered."""
+    """Exit code, rest of the output, errors. communicate() would miss what readline()
+    has buffered.
+    """
     assert process.stdout is not None and process.stderr is not None
     with process:
         try:
@@ -53,7 +59,9 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
         return code, process.stdout.read(), process.stderr.read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda n: n.name
+)
 def test_what_still_runs_is_released_and_the_process_leaves(number: signal.Signals) -> None:
     process = program()
     process.send_signal(number)
@@ -75,13 +83,16 @@ def test_a_release_that_hangs_holds_nothing_up() -> None:
 
 
 STUCK = (
-    "import ctypes; lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in 'ab']"
+    "import ctypes; lock = ctypes.create_string_buffer(64); "
+    "[ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in 'ab']"
 )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="zeros are a mutex on Linux only")
 def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
-    """Python runs no handler while its main thread is in a call that no signal ends: here it waits for its own lock."""
+    """Python runs no handler while its main thread is in a call that no signal ends: here it waits
+    for its own lock.
+    """
     process = program(last=STUCK, release_s=120)
     process.terminate()
     assert process.stdout is not None and process.stdout.readline() == "stopped\n"

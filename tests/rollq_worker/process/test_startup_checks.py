@@ -28,9 +28,13 @@ NO_REDIS = f"redis://127.0.0.1:{free_port()}/0"
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def worker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """Starts a worker in this process, which must fail; returns its exit code and its stderr."""
-    monkeypatch.setattr(Shutdown, "install", lambda shutdown: None)  # the test process keeps its signal handlers
+    monkeypatch.setattr(
+        Shutdown, "install", lambda shutdown: None
+    )  # the test process keeps its signal handlers
     for name in list(os.environ):
         if name.startswith("ROLLQ_"):
             monkeypatch.delenv(name)
@@ -58,22 +62,46 @@ def error_line(text: str) -> str:
         ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss://, unix://, sentinel://"),
         ({"REDIS_URL": NO_REDIS}, 1, "Start one with `rollq redis`"),
         ({"BROKER_URL": "nonsense"}, 2, "ROLLQ_BROKER_URL: not the address of a broker"),
-        ({"BROKER_URL": "carrier-pigeon://x"}, 2, "No such transport: carrier-pigeon (redis:// or rediss://)"),
+        (
+            {"BROKER_URL": "carrier-pigeon://x"},
+            2,
+            "No such transport: carrier-pigeon (redis:// or rediss://)",
+        ),
         ({"BROKER_URL": NO_REDIS.replace("//", "//me:secret@")}, 1, "no broker at redis://me:***@"),
         ({"BROKER_URL": "cluster://h"}, 2, "Celery cannot use a Redis Cluster as its broker"),
         ({"QUEUES": "a,a"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a,a'"),
         ({"QUEUES": "a b"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a b'"),
         ({"QUEUES": ","}, 2, "ROLLQ_QUEUES must be names of queues, each once, not ''"),
-        ({"CONCURRENCY": "many"}, 2, "ROLLQ_CONCURRENCY must be a whole number of at least 1, not 'many'"),
-        ({"CONCURRENCY": "3000000"}, 2, "3000000 slots (-c) need about 3000064 open files, and this process may open"),
+        (
+            {"CONCURRENCY": "many"},
+            2,
+            "ROLLQ_CONCURRENCY must be a whole number of at least 1, not 'many'",
+        ),
+        (
+            {"CONCURRENCY": "3000000"},
+            2,
+            "3000000 slots (-c) need about 3000064 open files, and this process may open",
+        ),
         ({"USER_ENDPOINTS": "gpt=http://h/v1,key=abc"}, 2, "takes key_file=PATH and nothing else"),
-        ({"ALIVE_FILE": "/nonexistent/alive"}, 2, "ROLLQ_ALIVE_FILE: /nonexistent/alive cannot be touched"),
-        ({"ISOLATE": "shop,typo:*,tau3"}, 2, "ROLLQ_ISOLATE: there is no environment 'tau3'; there are harbor, shop, "),
+        (
+            {"ALIVE_FILE": "/nonexistent/alive"},
+            2,
+            "ROLLQ_ALIVE_FILE: /nonexistent/alive cannot be touched",
+        ),
+        (
+            {"ISOLATE": "shop,typo:*,tau3"},
+            2,
+            "ROLLQ_ISOLATE: there is no environment 'tau3'; there are harbor, shop, ",
+        ),
         ({"TOKENIZER": "/nonexistent"}, 2, "tokenizer /nonexistent: no such directory"),
     ],
 )
 def test_a_wrong_setting(
-    worker: Callable[..., tuple[int, str]], redis_url: str, env: dict[str, str], code: int, words: str
+    worker: Callable[..., tuple[int, str]],
+    redis_url: str,
+    env: dict[str, str],
+    code: int,
+    words: str,
 ) -> None:
     got, text = worker(**{"REDIS_URL": redis_url, **env})
     assert got == code
@@ -85,11 +113,20 @@ def test_a_wrong_setting(
     ("file", "content", "words"),
     [
         ("tokenizer.json", "garbage", "tokenizer.json is not a tokenizer"),
-        ("chat_template.jinja", '{{ raise_exception("no") }}', "ROLLQ_TOKENIZER: the chat template of"),
+        (
+            "chat_template.jinja",
+            '{{ raise_exception("no") }}',
+            "ROLLQ_TOKENIZER: the chat template of",
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used(
-    worker: Callable[..., tuple[int, str]], redis_url: str, tmp_path: Path, file: str, content: str, words: str
+    worker: Callable[..., tuple[int, str]],
+    redis_url: str,
+    tmp_path: Path,
+    file: str,
+    content: str,
+    words: str,
 ) -> None:
     folder = shutil.copytree(BUNDLED, tmp_path / "model")
     (folder / file).write_text(content)
@@ -150,7 +187,10 @@ def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) ->
     client = SGLangEngine(url)
     startup_checks.check_engines([client], "the model's")
     client.close()
-    assert f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)" in caplog.text
+    assert (
+        f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)"
+        in caplog.text
+    )
 
 
 class TestTheFirstToken:
@@ -170,27 +210,45 @@ class TestTheFirstToken:
             ((404, {"detail": "Not Found"}), "answers 404"),
             ((405, {"detail": "Method Not Allowed"}), "answers 405"),
             ((422, {"error": "missing field `inputs`"}), "answers 422"),
-            ((200, {"text": ["Order and more"]}), "answers something else: not a reply of /generate (KeyError"),
+            (
+                (200, {"text": ["Order and more"]}),
+                "answers something else: not a reply of /generate (KeyError",
+            ),
             ((200, {"choices": [{"text": "said"}]}), "answers something else"),
             ((200, b"<html>"), "answers something else"),
             ((200, []), "answers something else"),
         ],
     )
-    def test_another_server(self, caplog: pytest.LogCaptureFixture, answer: Any, words: str) -> None:
+    def test_another_server(
+        self, caplog: pytest.LogCaptureFixture, answer: Any, words: str
+    ) -> None:
         models = {"v1/models": (200, {"data": [{"id": "m", "max_model_len": 600}]})}
         with scripted_engine(health=(200, b""), **models) as engine:
             engine.then = answer
-            with pytest.raises(SettingsError, match=f"{engine.url} is not an SGLang server: POST /generate ") as e:
+            with pytest.raises(
+                SettingsError, match=f"{engine.url} is not an SGLang server: POST /generate "
+            ) as e:
                 self.warnings(engine.url, caplog)
             assert words in str(e.value) and "\n" not in str(e.value)
             assert str(e.value).endswith("; rollq needs SGLang's native API (docs/engine.md)")
 
     def test_it_ends_the_worker(self, redis_url: str) -> None:
         with scripted_engine(then=(501, b"")) as engine:
-            line = [sys.executable, "-m", "rollq", "worker", "--redis", redis_url, "--engine", engine.url]
+            line = [
+                sys.executable,
+                "-m",
+                "rollq",
+                "worker",
+                "--redis",
+                redis_url,
+                "--engine",
+                engine.url,
+            ]
             ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 2
-        assert f"the server at {engine.url} is not an SGLang server: POST /gen" in error_line(ended.stderr)
+        assert f"the server at {engine.url} is not an SGLang server: POST /gen" in error_line(
+            ended.stderr
+        )
 
     @pytest.mark.parametrize(
         ("answer", "words"),
@@ -202,19 +260,31 @@ class TestTheFirstToken:
             ((503, {"error": {"message": "full"}}), "answered 503"),
             ("reset", "Connection"),
             ("hang", "timed out"),
-            (reply([], finish_reason={"type": "abort", "status_code": 500, "err_type": "X"}), "aborted the request"),
+            (
+                reply([], finish_reason={"type": "abort", "status_code": 500, "err_type": "X"}),
+                "aborted the request",
+            ),
         ],
     )
     def test_a_server_that_may_be_one_is_only_warned_of(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+        self,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        answer: Any,
+        words: str,
     ) -> None:
         monkeypatch.setattr(generate, "PROBE_TIMEOUT_S", 0.3)
         with scripted_engine() as engine:
             engine.then = answer if not isinstance(answer, dict) else (200, answer)
             [warning] = self.warnings(engine.url, caplog)
-        assert f"the engine at {engine.url} is ready, but generated nothing: " in warning and words in warning
+        assert (
+            f"the engine at {engine.url} is ready, but generated nothing: " in warning
+            and words in warning
+        )
 
-    def test_an_answer_that_broke_off_is_asked_for_again(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_answer_that_broke_off_is_asked_for_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def token(body: dict[str, Any]) -> dict[str, Any]:
             return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
 

@@ -1,4 +1,6 @@
-"""Arguments for the chat template, from the job to the prompt, the header and an attempt that resumes."""
+"""Arguments for the chat template, from the job to the prompt, the header and an attempt that
+resumes.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,14 +19,22 @@ SHUT = "<think>\n\n</think>\n\n"
 
 @pytest.fixture(scope="module")
 def hybrid() -> Tokenizer:
-    """The bundled tokenizer with a template that opens, shuts or leaves out reasoning, and keeps it when asked to."""
+    """The bundled tokenizer with a template that opens, shuts or leaves out reasoning, and keeps it
+    when asked to.
+    """
     text = (BUNDLED / "chat_template.jinja").read_text()
-    header, old = "{{- '<|im_start|>assistant\\n' -}}\n{%- endif -%}", "message.reasoning_content -%}"
+    header, old = (
+        "{{- '<|im_start|>assistant\\n' -}}\n{%- endif -%}",
+        "message.reasoning_content -%}",
+    )
     assert header in text and old in text
     shut = header.replace(
-        "\n{%- endif", f"\n{{%- if enable_thinking is false -%}}{{{{- {SHUT!r} -}}}}{{%- endif -%}}\n{{%- endif"
+        "\n{%- endif",
+        f"\n{{%- if enable_thinking is false -%}}{{{{- {SHUT!r} -}}}}{{%- endif -%}}\n{{%- endif",
     )
-    text = text.replace(header, shut).replace(old, "message.reasoning_content and (preserve_thinking or loop.last) -%}")
+    text = text.replace(header, shut).replace(
+        old, "message.reasoning_content and (preserve_thinking or loop.last) -%}"
+    )
     return load_tokenizer().with_template(text)
 
 
@@ -46,8 +56,11 @@ def test_prompt_bridges_and_header_have_them(
     assert turns == trajectory.turns
     shut = kwargs == {"enable_thinking": False}
     assert text.count(f"<|im_start|>assistant\n{SHUT}") == (turns if shut else 0)
-    # What rollq itself asks the template for is in the header too. With shut reasoning it would make no edge exact.
-    assert trajectory.header.template_kwargs == ({} if shut else {"preserve_thinking": True}) | kwargs
+    # What rollq itself asks the template for is in the header too. With shut reasoning it would
+    # make no edge exact.
+    assert (
+        trajectory.header.template_kwargs == ({} if shut else {"preserve_thinking": True}) | kwargs
+    )
 
 
 def test_a_jobs_own_argument_wins(runner: JobRunner, ledger: Ledger) -> None:
@@ -55,7 +68,9 @@ def test_a_jobs_own_argument_wins(runner: JobRunner, ledger: Ledger) -> None:
     assert reader(ledger).trajectory("r/g/0").header.template_kwargs == {"preserve_thinking": False}
 
 
-def test_an_attempt_that_resumes_keeps_them(runner: JobRunner, ledger: Ledger, hybrid: Tokenizer) -> None:
+def test_an_attempt_that_resumes_keeps_them(
+    runner: JobRunner, ledger: Ledger, hybrid: Tokenizer
+) -> None:
     job_id = submit(ledger, template_kwargs={"enable_thinking": False})
     drain_at(runner, ledger, job_id, 4)
     assert runner.run(job_id)["stop"] == "released"

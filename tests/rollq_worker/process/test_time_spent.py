@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import AgentFailure, EnvironmentFailure, RewardFailure, RolloutFailure, UserFailure
+from rollq.errors import (
+    AgentFailure,
+    EnvironmentFailure,
+    RewardFailure,
+    RolloutFailure,
+    UserFailure,
+)
 from rollq.events import Finish, VersionSpan
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, seconds_spent
@@ -37,7 +43,9 @@ def attempts(ledger: Ledger, *waits: str | type[RolloutFailure]) -> list[Any]:
             job=SimpleNamespace(id=f"r/g/{n}", run="r"),
             ledger=ledger,
             waits_for=(wait, 1.0),
-            time_limits=SimpleNamespace(current=None if isinstance(wait, str) else SimpleNamespace(failure=wait)),
+            time_limits=SimpleNamespace(
+                current=None if isinstance(wait, str) else SimpleNamespace(failure=wait)
+            ),
         )
         for n, wait in enumerate(waits)
     ]
@@ -61,9 +69,18 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
     traffic.begin("r/g/6")
     traffic.begin("r/g/7")
     spent.look(2.0, 0.0)
-    # Three run Python code and do not wait for the engine, so one runs and two wait for the interpreter.
+    # Three run Python code and do not wait for the engine, so one runs and two wait for the
+    # interpreter.
     assert spent.seconds["r"] == pytest.approx(
-        {"environment": 4.0, "user": 2.0, "agent": 2.0, "ledger": 2.0, "engine": 4.0, "tokens": 2.0, "interpreter": 4.0}
+        {
+            "environment": 4.0,
+            "user": 2.0,
+            "agent": 2.0,
+            "ledger": 2.0,
+            "engine": 4.0,
+            "tokens": 2.0,
+            "interpreter": 4.0,
+        }
     )
     assert sum(spent.seconds["r"].values()) == pytest.approx(2.0 * len(waits))
 
@@ -75,12 +92,16 @@ def test_a_late_look_counts_what_woke_meanwhile(ledger: Ledger) -> None:
     traffic.begin("r/g/1")
     spent.look(1.0, 0.0)
     traffic.end("r/g/0", 3, GENERATED)
-    assert traffic.replies() == Replies(Counter({"stop": 1}), prompt_tokens=3, cached_tokens=2, sampled_tokens=2)
+    assert traffic.replies() == Replies(
+        Counter({"stop": 1}), prompt_tokens=3, cached_tokens=2, sampled_tokens=2
+    )
     assert (traffic.answered, set(traffic.asking)) == (1, {"r/g/1"})
     assert spent.seconds["r"] == {**dict.fromkeys(WAITS, 0.0), "engine": 2.0}
     traffic.begin("r/g/0")
     spent.look(1.0, 0.1)  # one wait has ended since, and its thread came as late as this look
-    assert spent.seconds["r"] == pytest.approx({**dict.fromkeys(WAITS, 0.0), "engine": 3.9, "interpreter": 0.1})
+    assert spent.seconds["r"] == pytest.approx(
+        {**dict.fromkeys(WAITS, 0.0), "engine": 3.9, "interpreter": 0.1}
+    )
 
 
 def test_a_job_waits_until_the_last_of_its_requests_is_answered() -> None:

@@ -13,7 +13,9 @@ HELLO = {"role": "user", "content": "Hi"}
 
 
 def ask(address: str, messages: list[dict[str, Any]]) -> Any:
-    answer = requests.post(f"{address}/v1/chat/completions", json={"messages": messages}, timeout=60)
+    answer = requests.post(
+        f"{address}/v1/chat/completions", json={"messages": messages}, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
@@ -27,5 +29,7 @@ def test_a_simulated_user_says_the_scripted_lines(address: str, task: Task) -> N
 
 
 @pytest.mark.parametrize("messages", [[], [{}], [{"role": "system", "content": None}], [HELLO]])
-def test_odd_conversations_get_a_polite_answer(address: str, messages: list[dict[str, Any]]) -> None:
+def test_odd_conversations_get_a_polite_answer(
+    address: str, messages: list[dict[str, Any]]
+) -> None:
     assert ask(address, messages) == POLITE

@@ -1,4 +1,6 @@
-"""The replay engine counts a request's images as SGLang does, and plays an environment that shows some."""
+"""The replay engine counts a request's images as SGLang does, and plays an environment that shows
+some.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return load_tokenizer(str(write_vision_tokenizer(tmp_path)))
 
 
-def test_episodes_with_images_earn_the_reward(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_with_images_earn_the_reward(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     domain = counting.install(monkeypatch)
     with replaying(env=counting.NAME, tokenizer=tokenizer.name) as url:
         engine = SGLangEngine(url, vocab_size=tokenizer.vocab_size)
@@ -32,7 +36,11 @@ def test_episodes_with_images_earn_the_reward(tokenizer: Tokenizer, monkeypatch:
             (shown,) = images_of_segments(trajectory)
             assert len(shown) == 3
             squares = sum((Image(data).reference.width // 28) ** 2 for data in shown)
-            assert trajectory.tokens.count(tokenizer.added_tokens["<|image_pad|>"]) == squares == 3 * 64
+            assert (
+                trajectory.tokens.count(tokenizer.added_tokens["<|image_pad|>"])
+                == squares
+                == 3 * 64
+            )
         engine.close()
 
 
@@ -47,7 +55,11 @@ def test_a_model_of_text_fails_the_job_with_the_remedy(monkeypatch: pytest.Monke
 
 def test_other_numbers_of_placeholders_are_refused(tokenizer: Tokenizer) -> None:
     def ask(text: str, *images: Image, **more: Any) -> requests.Response:
-        body = {"input_ids": list(tokenizer.encode(text)), "image_data": [one.data_url for one in images], **more}
+        body = {
+            "input_ids": list(tokenizer.encode(text)),
+            "image_data": [one.data_url for one in images],
+            **more,
+        }
         return requests.post(f"{url}/generate", json=body, timeout=60)
 
     shown = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -55,7 +67,9 @@ def test_other_numbers_of_placeholders_are_refused(tokenizer: Tokenizer) -> None
         fine = ask(shown, image(56, 84))
         assert fine.json()["meta_info"]["prompt_tokens"] == 6 + 2
         refused = ask(shown + shown, image(56, 56))
-        assert refused.status_code == 400 and "2 image placeholders but 1 image inputs" in refused.text
+        assert (
+            refused.status_code == 400 and "2 image placeholders but 1 image inputs" in refused.text
+        )
         assert ask(shown, image_data=["data:image/png;base64,bm8="]).status_code == 400
         for wrong in ({"image_data": [5]}, {"image_data": 5}, {"input_ids": None}):
             assert ask(shown, image(56, 84), **wrong).status_code == 400

@@ -34,7 +34,10 @@ def test_tokens_belong_to_the_version_of_their_release(monkeypatch: pytest.Monke
 def test_who_leaves_makes_room_for_the_next_one() -> None:
     async def leave() -> None:
         scheduler = Scheduler(version="a", max_running=1)
-        tasks = [asyncio.create_task(scheduler.run(Generation(rid=rid, total=10, seconds=60))) for rid in "ab"]
+        tasks = [
+            asyncio.create_task(scheduler.run(Generation(rid=rid, total=10, seconds=60)))
+            for rid in "ab"
+        ]
         await asyncio.sleep(0)
         assert (scheduler.running, scheduler.waiting) == (1, 1)
         scheduler.abort("a")
@@ -97,7 +100,10 @@ def test_to_continue_what_is_not_paused_changes_nothing(monkeypatch: pytest.Monk
         assert generation.released() >= released >= 250
         scheduler.abort("r")
         await running
-        assert generation.spans[0] == ("a", 0, released) and generation.spans[-1][2] == generation.released()
+        assert (
+            generation.spans[0] == ("a", 0, released)
+            and generation.spans[-1][2] == generation.released()
+        )
 
     asyncio.run(resume())
 

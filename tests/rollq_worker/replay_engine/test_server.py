@@ -1,4 +1,6 @@
-"""The replay engine as a server: options, faults on request, what only it refuses, and its process."""
+"""The replay engine as a server: options, faults on request, what only it refuses, and
+its process.
+"""
 
 import os
 import signal
@@ -15,7 +17,13 @@ from rollq.events import Stop
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.replay_engine.server import serve
 from tests.rollq_worker.engine.engine_servers import replaying
-from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT, TOKENIZER, first_prompt, play_task
+from tests.rollq_worker.replay_engine.shop_episodes import (
+    SHOP,
+    SPLIT,
+    TOKENIZER,
+    first_prompt,
+    play_task,
+)
 
 
 def generate(address: str, **body: Any) -> requests.Response:
@@ -51,7 +59,10 @@ class TestFaults:
 
 class TestOptions:
     def test_a_sampling_seed_decides_the_reply(self) -> None:
-        body = {"input_ids": list(first_prompt(SHOP.task(SPLIT, 0))), "sampling_params": {"sampling_seed": 5}}
+        body = {
+            "input_ids": list(first_prompt(SHOP.task(SPLIT, 0))),
+            "sampling_params": {"sampling_seed": 5},
+        }
         replies = []
         for seed in (0, 1):
             with replaying(mistakes=0.9, seed=seed) as url:
@@ -65,7 +76,9 @@ class TestOptions:
 
     def test_the_server_has_them(self) -> None:
         with replaying(weight_version="step-3", context_length=100) as url:
-            assert requests.get(f"{url}/model_info", timeout=60).json()["weight_version"] == "step-3"
+            assert (
+                requests.get(f"{url}/model_info", timeout=60).json()["weight_version"] == "step-3"
+            )
             message = generate(url, input_ids=[1] * 100).json()["error"]["message"]
         assert "context length (100 tokens)" in message
 
@@ -91,30 +104,49 @@ class TestRefusals:
             ({"input_ids": [-1]}, "outside the vocabulary"),
             ({"input_ids": [10_000_000]}, "outside the vocabulary"),
             ({"return_logprob": True, "logprob_start_len": -2}, "a real server would have died"),
-            ({"return_logprob": True, "top_logprobs_num": 10_000_000}, "a real server would have died"),
+            (
+                {"return_logprob": True, "top_logprobs_num": 10_000_000},
+                "a real server would have died",
+            ),
         ],
     )
-    def test_a_request_that_kills_a_real_server(self, address: str, body: dict[str, Any], reason: str) -> None:
+    def test_a_request_that_kills_a_real_server(
+        self, address: str, body: dict[str, Any], reason: str
+    ) -> None:
         answer = generate(address, **body)
         assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize(
         "body",
-        [{"stream": True}, {"return_sampling_mask": True}, {"image_embeds": "x"}, {"no_such_field": 1}],
+        [
+            {"stream": True},
+            {"return_sampling_mask": True},
+            {"image_embeds": "x"},
+            {"no_such_field": 1},
+        ],
         ids=repr,
     )
     def test_a_field_that_it_does_not_take(self, address: str, body: dict[str, Any]) -> None:
         answer = generate(address, **body)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == f"The replay engine does not take `{next(iter(body))}`."
+        assert (
+            answer.json()["error"]["message"]
+            == f"The replay engine does not take `{next(iter(body))}`."
+        )
 
-    @pytest.mark.parametrize("sampling", [{"n": 2}, {"beam_width": 2}, {"watermark": {"enabled": True}}], ids=repr)
-    def test_a_sampling_parameter_that_no_job_carries(self, address: str, sampling: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(
+        "sampling", [{"n": 2}, {"beam_width": 2}, {"watermark": {"enabled": True}}], ids=repr
+    )
+    def test_a_sampling_parameter_that_no_job_carries(
+        self, address: str, sampling: dict[str, Any]
+    ) -> None:
         answer = generate(address, sampling_params=sampling)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith(f"unknown field `{next(iter(sampling))}`")
 
-    @pytest.mark.parametrize("body", [{"input_ids": [[1], [2]]}, {"input_ids": None, "text": ["a", "b"]}], ids=repr)
+    @pytest.mark.parametrize(
+        "body", [{"input_ids": [[1], [2]]}, {"input_ids": None, "text": ["a", "b"]}], ids=repr
+    )
     def test_more_than_one_prompt(self, address: str, body: dict[str, Any]) -> None:
         answer = generate(address, **body)
         assert answer.status_code == 400 and "one prompt" in answer.json()["message"]

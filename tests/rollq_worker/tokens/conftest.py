@@ -1,4 +1,6 @@
-"""Real chat templates and golden encodings; the tests that need them are skipped where there is no shared folder."""
+"""Real chat templates and golden encodings; the tests that need them are skipped where there is no
+shared folder.
+"""
 
 from pathlib import Path
 

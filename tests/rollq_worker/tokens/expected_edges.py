@@ -1,4 +1,6 @@
-"""The class of every edge, as tests expect it: `EXACT | rewritten(Edge.REPLY) | unsupported(Edge.CALLS)`."""
+"""The class of every edge, as tests expect it: `EXACT | rewritten(Edge.REPLY) |
+unsupported(Edge.CALLS)`.
+"""
 
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.conversations import Edge

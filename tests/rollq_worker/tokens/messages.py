@@ -8,12 +8,18 @@ TOOLS: list[dict[str, Any]] = [
         "function": {
             "name": name,
             "description": f"{name} it.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "What."}}},
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "string", "description": "What."}},
+            },
         },
     }
     for name in ("get_order", "think_hard")
 ]
-OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is #W123?"}]
+OPENING = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where is #W123?"},
+]
 REPLY = {"role": "assistant", "content": "It is on its way."}
 USER = {"role": "user", "content": "Thanks."}
 

@@ -1,7 +1,8 @@
 """The published Qwen vocabulary, for tests that need a large byte-level BPE.
 
-Its ranks ship in the wheel of `dashscope`, which is installed for this file and never imported. The rest of
-tokenizer.json is below; `test_qwen_vocabulary.py` compares the whole with the published file.
+Its ranks ship in the wheel of `dashscope`, which is installed for this file and never imported. The
+rest of tokenizer.json is below; `test_qwen_vocabulary.py` compares the whole with the published
+file.
 """
 
 import base64
@@ -17,16 +18,17 @@ from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 CONFIG = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 _SPECIAL = """
-    <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|>
-    <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>
+    <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> \
+<|box_end|>
+    <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> \
+<|video_pad|>
 """.split()
 _TAGS = """
-    <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>
+    <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> \
+<|repo_name|> <|file_sep|>
     <tool_response> </tool_response> <think> </think>
 """.split()
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
 
 
 @cache
@@ -60,7 +62,11 @@ def qwen_spec() -> bytes:
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, to_bytes]},
         "decoder": bytes_ | {"add_prefix_space": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": {spelled[token]: id for token, id in ranks.items()}, "merges": merges},
+        "model": {
+            "type": "BPE",
+            "vocab": {spelled[token]: id for token, id in ranks.items()},
+            "merges": merges,
+        },
     }
     return json.dumps(spec).encode()
 
@@ -86,4 +92,6 @@ def _alphabet() -> dict[int, str]:
     """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + n) for n, byte in enumerate(others)
+    }

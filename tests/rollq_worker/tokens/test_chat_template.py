@@ -1,4 +1,6 @@
-"""Chat templates: the same text as transformers' `apply_chat_template`, and the arguments that a template reads."""
+"""Chat templates: the same text as transformers' `apply_chat_template`, and the arguments that a
+template reads.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +51,15 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
             "reasoning_content": "w",
             "tool_calls": [call("call00001", arguments)],
         }
-        played = [USER, turn, {"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "r\n\n"}]
+        played = [
+            USER,
+            turn,
+            {"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "r\n\n"},
+        ]
         two = [call("call00002", arguments), call("call00003", {}, "g")]
-        results = [{"role": "tool", "tool_call_id": id, "content": ""} for id in ("call00002", "call00003")]
+        results = [
+            {"role": "tool", "tool_call_id": id, "content": ""} for id in ("call00002", "call00003")
+        ]
         yield [USER]
         yield played
         yield [
@@ -77,20 +85,30 @@ class Transformers:
 
         monkeypatch.setattr(chat_template_utils, "datetime", Clock)
         nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
-        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=nothing, chat_template=template, **NAMED)
+        self._tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=nothing, chat_template=template, **NAMED
+        )
 
-    def render(self, messages: Sequence[Any], tools: Any, header: bool, arguments: Mapping[str, Any]) -> str | None:
+    def render(
+        self, messages: Sequence[Any], tools: Any, header: bool, arguments: Mapping[str, Any]
+    ) -> str | None:
         """None: the template refuses it."""
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=header, tokenize=False, **arguments
+                list(messages),
+                tools=tools,
+                add_generation_prompt=header,
+                tokenize=False,
+                **arguments,
             )
         except Exception:
             return None
         return text
 
 
-def rendered(template: ChatTemplate, messages: Sequence[Any], tools: Any, header: bool) -> str | None:
+def rendered(
+    template: ChatTemplate, messages: Sequence[Any], tools: Any, header: bool
+) -> str | None:
     try:
         return template.render(messages, tools, header, {})
     except JobFailure:
@@ -100,7 +118,12 @@ def rendered(template: ChatTemplate, messages: Sequence[Any], tools: Any, header
 def compare(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many renderings both write, after checking that they are the same."""
     theirs, plain, same = Transformers(text, monkeypatch), ChatTemplate("t", text, NAMED), 0
-    switches = [{name: value} for name in plain.arguments if name.endswith("thinking") for value in (True, False)]
+    switches = [
+        {name: value}
+        for name in plain.arguments
+        if name.endswith("thinking")
+        for value in (True, False)
+    ]
     switches += [{"reasoning_effort": "high"}] if "reasoning_effort" in plain.arguments else []
     for arguments in ({}, *switches):
         ours = plain.with_arguments(arguments)
@@ -120,29 +143,41 @@ def test_real_templates_are_rendered_as_transformers_does(
     assert compare(real.text(name), monkeypatch) >= 12
 
 
-@pytest.mark.parametrize("name", [name for name in ALL_HABITS if "append(" not in ALL_HABITS[name].template])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL_HABITS if "append(" not in ALL_HABITS[name].template]
+)
 def test_habits_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
     assert compare(ALL_HABITS[name].template, monkeypatch) >= 4
 
 
 @pytest.mark.parametrize("name", [*training_templates(), "bundled"])
-def test_own_templates_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
-    text = (BUNDLED / "chat_template.jinja").read_text() if name == "bundled" else template_text(name)
+def test_own_templates_are_rendered_as_transformers_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    text = (
+        (BUNDLED / "chat_template.jinja").read_text() if name == "bundled" else template_text(name)
+    )
     assert compare(text, monkeypatch) >= 12
 
 
 CORNERS = {
     "date": "{{ strftime_now('%d %b %Y') }} {{ strftime_now(\"%H:%M\") }}",
-    "json": "{{ tools | tojson(indent=2) }}{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}",
+    "json": "{{ tools | tojson(indent=2) }}{{ messages | tojson(separators=(',', ':'), "
+    "sort_keys=true) }}",
     "not ASCII": "{{ messages | tojson }}{{ messages | tojson(ensure_ascii=true) }}",
-    "loop control": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
-    "generation": "{% set x = 1 %}{% for m in messages %}\n  {% generation %}\n{{ m.role }}{% set x = 2 %}\n"
+    "loop control": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ "
+    "m.role }}{% endfor %}",
+    "generation": "{% set x = 1 %}{% for m in messages %}\n  {% generation %}\n{{ m.role "
+    "}}{% set x = 2 %}\n"
     "  {% endgeneration %}\n{{ x }}{% endfor %}",
     "blocks": "  {% if true %}\n a \n  {%- endif %}\n\n b\n",
     "named tokens": "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}",
-    "nothing": "{% for m in messages %}{{ m.content is defined }}{{ m.tool_calls is defined }}{% endfor %}",
-    "reasoning": "{% for m in messages %}{{ m.thinking }}{{ m.reasoning_content }}{{ m.reasoning }}{% endfor %}",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "nothing": "{% for m in messages %}{{ m.content is defined }}{{ m.tool_calls is "
+    "defined }}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.thinking }}{{ m.reasoning_content }}{{ "
+    "m.reasoning }}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% "
+    "endfor %}{{ ns.n }}",
     "documents": "{{ documents is none }}{{ tools is none }}{{ tools is defined }}",
     "refusal": "{{ raise_exception('no') }}",
     "unsafe": "{{ messages.__class__.__mro__ }}",
@@ -166,43 +201,71 @@ def test_of_several_templates_the_one_for_tools_is_used_with_tools(monkeypatch: 
 
 
 def test_a_template_that_is_not_jinja():
-    with pytest.raises(SettingsError, match="tokenizer t: the chat template is not valid Jinja: line 2"):
+    with pytest.raises(
+        SettingsError, match="tokenizer t: the chat template is not valid Jinja: line 2"
+    ):
         ChatTemplate("t", "\n{% for %}", {})
 
 
 messages = st.lists(
-    st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(st.text(), max_size=3)}), min_size=1, max_size=3
+    st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(st.text(), max_size=3)}),
+    min_size=1,
+    max_size=3,
 )
 
 
 @given(messages=messages)
 def test_a_template_never_changes_what_the_caller_gave(messages: list[dict[str, Any]]):
     text = (
-        "{% for m in messages %}{% set _ = m.content.append('x') %}{% set _ = m.update(role='y') %}{% endfor %}"
-        "{% set _ = messages.append(1) %}{% set _ = tools.clear() %}{% set _ = given.pop() %}{{ messages | length }}"
+        "{% for m in messages %}{% set _ = m.content.append('x') %}{% set _ = "
+        "m.update(role='y') %}{% endfor %}"
+        "{% set _ = messages.append(1) %}{% set _ = tools.clear() %}{% set _ = "
+        "given.pop() %}{{ messages | length }}"
     )
     before = json.dumps([messages, TOOLS])
     given_too = {"given": ["z"]}
     template = ChatTemplate("t", text, {}).with_arguments(given_too)
     for _ in range(2):
         assert template.render(messages, TOOLS, True, {}) == str(len(messages) + 1)
-    assert json.dumps([messages, TOOLS]) == before and given_too == {"given": ["z"]} == template.given
+    assert (
+        json.dumps([messages, TOOLS]) == before and given_too == {"given": ["z"]} == template.given
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        ("{{ messages }}{{ tools }}{{ documents }}{{ bos_token }}{{ add_generation_prompt }}{{ range(1) }}", ""),
-        ("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}", "enable_thinking"),
-        ("{% set thinking = thinking if thinking is defined else true %}{{ thinking }}", "thinking"),
+        (
+            "{{ messages }}{{ tools }}{{ documents }}{{ bos_token }}{{ "
+            "add_generation_prompt }}{{ range(1) }}",
+            "",
+        ),
+        (
+            "{% if enable_thinking is defined and not enable_thinking %}x{% endif %}",
+            "enable_thinking",
+        ),
+        (
+            "{% set thinking = thinking if thinking is defined else true %}{{ thinking }}",
+            "thinking",
+        ),
         ("{% if not effort is defined %}{% set effort = 'low' %}{% endif %}{{ effort }}", "effort"),
         ("{% if not quick %}{% set quick = 1 %}{% endif %}{{ quick }}", "quick"),
         ("{% if tools %}{% set shown = 1 %}{% endif %}{{ shown }}", ""),
         ("{% set x = 0 %}{% for m in messages %}{% set y = m %}{{ x }}{{ y }}{% endfor %}", ""),
         ("{% macro f(a, b=c) %}{{ a }}{{ b }}{{ d }}{% endmacro %}{{ f(e) }}", "c d e"),
-        ("{% for m in messages %}{% set t = m.t %}{% endfor %}{{ t | default(fallback) }}", "fallback t"),
-        ("{% macro f(format) %}{{ format }}{% endmacro %}{{ f(1) }}{% if format %}x{% endif %}", "format"),
-        ("{% macro f(c) %}{{ c is undefined }}{% endmacro %}{% if tools %}{% set c = 1 %}{% endif %}{{ f(c) }}", ""),
+        (
+            "{% for m in messages %}{% set t = m.t %}{% endfor %}{{ t | default(fallback) }}",
+            "fallback t",
+        ),
+        (
+            "{% macro f(format) %}{{ format }}{% endmacro %}{{ f(1) }}{% if format %}x{% endif %}",
+            "format",
+        ),
+        (
+            "{% macro f(c) %}{{ c is undefined }}{% endmacro %}{% if tools %}{% set c = "
+            "1 %}{% endif %}{{ f(c) }}",
+            "",
+        ),
         ("{% if tools %}{% set t = tools[0] %}{% endif %}{{ t.kind is defined }}", ""),
     ],
 )
@@ -222,7 +285,8 @@ def test_arguments_of_real_templates(real: RealTemplates):
 def test_a_misspelt_argument_is_refused_with_the_known_names():
     template = ChatTemplate("t", chatml() + "{{ enable_thinking }}{{ effort }}", NAMED)
     with pytest.raises(
-        JobFailure, match=r"of t does not read 'enable_thinkin'; it reads .*; did you mean enable_thinking"
+        JobFailure,
+        match=r"of t does not read 'enable_thinkin'; it reads .*; did you mean enable_thinking",
     ):
         template.with_arguments({"enable_thinkin": False})
     with pytest.raises(JobFailure, match=r"does not read 'x'; it reads effort, enable_thinking$"):

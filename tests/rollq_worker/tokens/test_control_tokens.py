@@ -36,22 +36,34 @@ def schemas(text: str) -> list[dict[str, Any]]:
     return spoken
 
 
-ALL = [*(("real", n) for n in NAMES), *(("training", n) for n in training_templates()), *(("habit", n) for n in OTHERS)]
+ALL = [
+    *(("real", n) for n in NAMES),
+    *(("training", n) for n in training_templates()),
+    *(("habit", n) for n in OTHERS),
+]
 
 
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True, ids=" ".join)
 def test_what_others_say_of_control_tokens_is_text(tokenizer: Tokenizer) -> None:
     renderer, control = checked_renderer(tokenizer, TOOLS), set(tokenizer.added_tokens.values())
 
-    def controls(text: str, renderer: ChatRenderer, tools: list[dict[str, Any]]) -> list[Counter[int]]:
+    def controls(
+        text: str, renderer: ChatRenderer, tools: list[dict[str, Any]]
+    ) -> list[Counter[int]]:
         opening: list[Message] = [{"role": role, "content": text} for role in ("system", "user")]
         call = called()
         if tokenizer.name in TEXT_CALLS:
             call["tool_calls"][0]["function"]["arguments"] = json.dumps({"x": text})
             opening += [call, result(text)]
         user = [{"role": "user", "content": text}]
-        ids = [renderer.open(opening, tools), renderer.bridge(call, [result(text)]), renderer.bridge(REPLY, user)]
-        if tokenizer.name != "nemotron-nano-v2":  # whose template takes `/think` out of what users say
+        ids = [
+            renderer.open(opening, tools),
+            renderer.bridge(call, [result(text)]),
+            renderer.bridge(REPLY, user),
+        ]
+        if (
+            tokenizer.name != "nemotron-nano-v2"
+        ):  # whose template takes `/think` out of what users say
             assert text in tokenizer.decode(ids[2]), text
         return [Counter(id for id in some if id in control) for some in ids]
 

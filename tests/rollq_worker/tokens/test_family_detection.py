@@ -1,4 +1,6 @@
-"""Every main model family is recognised by its template, and every edge of the template is classed."""
+"""Every main model family is recognised by its template, and every edge of the template
+is classed.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -36,22 +38,31 @@ REAL = {
     "gemma-4": ("gemma4", EXACT | rewritten(*ALL_TURNS, Edge.REASONED_CALL, Edge.REASONED_REPLY)),
     "glm-4.6": ("glm", EXACT | rewritten(Edge.REASONED_REPLY)),
     "glm-4.7": ("glm", EXACT | rewritten(*ALL_TURNS)),
-    "gpt-oss": ("gpt-oss", EXACT | rewritten(*REPLY_EDGES, Edge.ASKED, Edge.REASONED_REPLY, Edge.CALLS)),
+    "gpt-oss": (
+        "gpt-oss",
+        EXACT | rewritten(*REPLY_EDGES, Edge.ASKED, Edge.REASONED_REPLY, Edge.CALLS),
+    ),
     "granite-4.0": ("other (hermes)", EXACT),
-    # A line break behind the last result comes and goes; reasoning and words beside a call are left out.
+    # A line break behind the last result comes and goes; reasoning and words beside a call are left
+    # out.
     "hermes-3": (
         "chatml-hermes",
-        EXACT | rewritten(Edge.SECOND_CALL, Edge.WORDS_AND_CALL, Edge.REPLY_AFTER_CALL, *REASONED_EDGES),
+        EXACT
+        | rewritten(Edge.SECOND_CALL, Edge.WORDS_AND_CALL, Edge.REPLY_AFTER_CALL, *REASONED_EDGES),
     ),
     "llama-3.1": (
         "llama3",
-        EXACT | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL) | unsupported(Edge.CALLS),
+        EXACT
+        | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL)
+        | unsupported(Edge.CALLS),
     ),
     "minimax-m2": ("minimax-m2", EXACT | rewritten(*ALL_TURNS, Edge.REASONED_REPLY)),
     "mistral-nemo": (
         "mistral",
         EXACT
-        | rewritten(Edge.CALL, Edge.CALLS, Edge.WORDS_AND_CALL, *REPLY_EDGES, *RESULT_EDGES, *REASONED_EDGES)
+        | rewritten(
+            Edge.CALL, Edge.CALLS, Edge.WORDS_AND_CALL, *REPLY_EDGES, *RESULT_EDGES, *REASONED_EDGES
+        )
         | unsupported(*ASKED_EDGES),
     ),
     "nemotron-3": ("chatml-coder", EXACT | rewritten(*ALL_TURNS)),
@@ -62,11 +73,16 @@ REAL = {
     # The header ends with a line break, and a turn without reasoning begins with another one.
     "qwen3.5": (
         "chatml-coder",
-        EXACT | same_text(*CALL_EDGES, *RESULT_EDGES) | rewritten(*REPLY_EDGES, *ASKED_EDGES, Edge.REASONED_REPLY),
+        EXACT
+        | same_text(*CALL_EDGES, *RESULT_EDGES)
+        | rewritten(*REPLY_EDGES, *ASKED_EDGES, Edge.REASONED_REPLY),
     ),
     "seed-oss": ("other (seed)", EXACT),
 }
-ASKED_TO_KEEP = {"glm-4.7": {"clear_thinking": False}, "nemotron-3": {"truncate_history_thinking": False}}
+ASKED_TO_KEEP = {
+    "glm-4.7": {"clear_thinking": False},
+    "nemotron-3": {"truncate_history_thinking": False},
+}
 
 
 def edges(tokenizer: Any, rerender: bool = False) -> dict[Edge, Match]:
@@ -92,7 +108,10 @@ def test_templates_are_asked_to_keep_old_reasoning_where_that_helps(real: RealTe
     if name in ASKED_TO_KEEP:
         assert edges(tokenizer, rerender=True) == REAL[name][1] | rewritten(Edge.REASONED_REPLY)
     said = [*OPENING, called() | {"reasoning_content": "hm"}, result("x"), REPLY, USER]
-    kept, own = checked_renderer(tokenizer, TOOLS), checked_renderer(tokenizer, TOOLS, rerender=True)
+    kept, own = (
+        checked_renderer(tokenizer, TOOLS),
+        checked_renderer(tokenizer, TOOLS, rerender=True),
+    )
     assert kept.open(OPENING, TOOLS) == own.open(OPENING, TOOLS)
     assert (kept.open(said, TOOLS) != own.open(said, TOOLS)) is (name in ASKED_TO_KEEP)
 
@@ -103,11 +122,15 @@ def test_bridges_are_what_the_templates_write_at_the_end(real: RealTemplates):
     for name in real.names:
         tokenizer = real.tokenizer(name)
         found, renderer = check(tokenizer, TOOLS), checked_renderer(tokenizer, TOOLS)
-        conversations = Conversations(TOOLS, renderer.complaint_role(None), PARSERS[found.family.parser].think)
+        conversations = Conversations(
+            TOOLS, renderer.complaint_role(None), PARSERS[found.family.parser].think
+        )
         for edge in Edge:
             if edge is Edge.OPEN or found.edges[edge].match is Match.UNSUPPORTED:
                 continue
-            for exchange in (next(conversations.short(edge, form)) for form in conversations.forms(edge)):
+            for exchange in (
+                next(conversations.short(edge, form)) for form in conversations.forms(edge)
+            ):
                 bridge = renderer.bridge(exchange.turn, exchange.replies)
                 try:
                     full = tokenizer.encode(renderer.prompt(exchange.messages, TOOLS))
@@ -127,7 +150,9 @@ def test_bridges_are_what_the_templates_write_at_the_end(real: RealTemplates):
     assert exact >= 200 and not other
     # It writes the words behind the result, which came later.
     assert unlike_first == [("gemma-4", Edge.WORDS_AND_CALL)]
-    assert one_call == [("gpt-oss", Edge.CALLS)]  # its bridge has both results, with no call between them
+    assert one_call == [
+        ("gpt-oss", Edge.CALLS)
+    ]  # its bridge has both results, with no call between them
     assert moved == 5 - 1  # Mistral's users: the tools and the system prompt move to the last one
 
 
@@ -141,7 +166,9 @@ def test_templates_that_are_refused_with_a_remedy(name: str):
     template, why = REFUSED[name]
     with pytest.raises(JobFailure, match=why) as raised:
         checked_renderer(tokenizer_with(name, template, PHI), TOOLS)
-    assert name in str(raised.value) and ("use a" in str(raised.value) or "correct the template" in str(raised.value))
+    assert name in str(raised.value) and (
+        "use a" in str(raised.value) or "correct the template" in str(raised.value)
+    )
 
 
 def test_rendering_again_replaces_an_unsupported_edge():
@@ -178,7 +205,9 @@ def test_a_turn_that_could_not_be_read_is_rendered_again_with_its_complaint(
         sampled = array("I", [renderer.stop_ids[0]])
         renderer.rewritten(messages[: turns[-1] + 1], sampled, messages[turns[-1] + 1 :], TOOLS)
         text = renderer.tokenizer.decode(renderer.open(messages, TOOLS))
-        assert "complaintword" in text and ("resultword" in text) is any("resultword" in str(m) for m in more)
+        assert "complaintword" in text and ("resultword" in text) is any(
+            "resultword" in str(m) for m in more
+        )
     assert check(real.tokenizer(name), TOOLS, rerender=True).edges[Edge.MALFORMED].renders
 
 

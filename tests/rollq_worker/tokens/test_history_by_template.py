@@ -1,4 +1,6 @@
-"""Episodes with history as the template writes it: what opens a trace, what does not, and what never fails."""
+"""Episodes with history as the template writes it: what opens a trace, what does not, and what
+never fails.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -26,19 +28,32 @@ from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
 from tests.rollq_worker.tokens.template_habits import chatml
 
 CALL = '<tool_call>\n{"name": "get_order", "arguments": {"x": "#W123"}}\n</tool_call>'
-HARMONY_CALL = '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"x": "#W123"}<|call|>'
+HARMONY_CALL = (
+    "<|channel|>commentary to=functions.get_order "
+    '<|constrain|>json<|message|>{"x": "#W123"}<|call|>'
+)
 ANALYSIS = "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant"
 THOUGHT = called() | {"reasoning_content": "Look it up."}
 SAID = {"role": "assistant", "content": "It is on its way. "}
-TURNS = (called(), called() | {"content": "I look."}, REPLY, THOUGHT, REPLY | {"reasoning_content": "Done."})
+TURNS = (
+    called(),
+    called() | {"content": "I look."},
+    REPLY,
+    THOUGHT,
+    REPLY | {"reasoning_content": "Done."},
+)
 
 
-def rewritten(renderer: ChatRenderer, text: str, turn: Message, reply: Message) -> array[int] | None:
+def rewritten(
+    renderer: ChatRenderer, text: str, turn: Message, reply: Message
+) -> array[int] | None:
     """What becomes of the history when the policy says `text`, which was read as `turn`."""
     return renderer.rewritten([*OPENING, turn], renderer.tokenizer.encode(text), [reply], TOOLS)
 
 
-def played(renderer: ChatRenderer, texts: Sequence[str], **job: Any) -> tuple[Trajectory, ScriptedEngine]:
+def played(
+    renderer: ChatRenderer, texts: Sequence[str], **job: Any
+) -> tuple[Trajectory, ScriptedEngine]:
     """An episode in which these texts are sampled."""
     engine = ScriptedEngine([Piece(renderer.tokenizer.encode(text)) for text in texts])
     options = {"environment": FakeEnvironment(tools=TOOLS), "history": History.TEMPLATE, **job}
@@ -63,13 +78,23 @@ def played(renderer: ChatRenderer, texts: Sequence[str], **job: Any) -> tuple[Tr
         # Other words, another end, another order
         ("qwen2.5", f"{CALL}<|endoftext|>", called(), True),
         ("qwen2.5", f"<think>Look it up.</think>{CALL}<|im_end|>", THOUGHT, True),
-        ("qwen2.5", f"{CALL}\n{CALL}<|im_end|>", called(), True),  # only the first one was carried out
+        (
+            "qwen2.5",
+            f"{CALL}\n{CALL}<|im_end|>",
+            called(),
+            True,
+        ),  # only the first one was carried out
         ("qwen2.5", f"{CALL}\nI look.<|im_end|>", called() | {"content": "I look."}, True),
         ("qwen2.5", f"I look.\n{CALL}<|im_end|>", called() | {"content": "I look."}, False),
         ("hermes-3", f"I look.\n{CALL}<|im_end|>", called() | {"content": "I look."}, True),
         ("gpt-oss", HARMONY_CALL, called(), False),
         ("gpt-oss", ANALYSIS + HARMONY_CALL, THOUGHT, False),
-        ("gpt-oss", "<|channel|>final<|message|>It is on its way.<|return|>", REPLY, True),  # <|end|> takes its place
+        (
+            "gpt-oss",
+            "<|channel|>final<|message|>It is on its way.<|return|>",
+            REPLY,
+            True,
+        ),  # <|end|> takes its place
         ("glm-4.6", "\n<think></think>\nIt is on its way.<|user|>", REPLY, False),
     ],
 )
@@ -84,9 +109,16 @@ def test_a_trace_is_opened_where_the_template_says_something_else(
 
 def test_ids_that_no_encoder_would_choose_open_no_trace():
     renderer = checked_renderer(tokenizer_with("plain", chatml()), TOOLS, rerender=True)
-    spelled = array("I", [id for char in REPLY["content"] for id in renderer.tokenizer.encode_plain(char)[0]])
+    spelled = array(
+        "I", [id for char in REPLY["content"] for id in renderer.tokenizer.encode_plain(char)[0]]
+    )
     assert spelled != renderer.tokenizer.encode(REPLY["content"])
-    assert renderer.rewritten([*OPENING, REPLY], spelled + array("I", [renderer.stop_ids[0]]), [USER], TOOLS) is None
+    assert (
+        renderer.rewritten(
+            [*OPENING, REPLY], spelled + array("I", [renderer.stop_ids[0]]), [USER], TOOLS
+        )
+        is None
+    )
 
 
 BEFORE = dict.fromkeys(("glm-4.7", "minimax-m2", "nemotron-3", "qwen3.5"), "</think>") | {
@@ -105,7 +137,9 @@ def sampled_turns(renderer: ChatRenderer) -> Iterator[str]:
         with suppress(JobFailure):
             continued = renderer.extend([*OPENING, turn], [reply], TOOLS)
             prompt = renderer.prompt(OPENING, TOOLS)
-            if continued.before_replies.startswith(prompt) and continued.before_replies.endswith(stops):
+            if continued.before_replies.startswith(prompt) and continued.before_replies.endswith(
+                stops
+            ):
                 yield continued.before_replies.removeprefix(prompt)
 
 
@@ -130,8 +164,28 @@ def test_each_request_says_what_the_template_writes(real: RealTemplates, name: s
         assert next(requests, None) is None
 
 
-TAGS = [*["<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<think>", "</think>", "<tool_call>"], "{"]
-WORDS = [*TAGS, "Well.", "\n", "</tool_call>", " to=functions.get_order", '{"x": 1}', "<|im_end", "|>", "{{ x }}", "é"]
+TAGS = [
+    *[
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+    ],
+    "{",
+]
+WORDS = [
+    *TAGS,
+    "Well.",
+    "\n",
+    "</tool_call>",
+    " to=functions.get_order",
+    '{"x": 1}',
+    "<|im_end",
+    "|>",
+    "{{ x }}",
+    "é",
+]
 
 
 def of_random_words(renderer: ChatRenderer, rng: random.Random, turns: int) -> list[str]:
@@ -139,9 +193,17 @@ def of_random_words(renderer: ChatRenderer, rng: random.Random, turns: int) -> l
     tokenizer = renderer.tokenizer
     stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
     words = [*WORDS, *[token for token in tokenizer.added_tokens if token not in stops]]
-    calls = [text.removesuffix(stop) for text in sampled_turns(renderer) for stop in stops if text.endswith(stop)]
+    calls = [
+        text.removesuffix(stop)
+        for text in sampled_turns(renderer)
+        for stop in stops
+        if text.endswith(stop)
+    ]
     words += calls
-    return ["".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) + rng.choice(stops) for _ in range(turns)]
+    return [
+        "".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) + rng.choice(stops)
+        for _ in range(turns)
+    ]
 
 
 @pytest.mark.parametrize("history", History)
@@ -163,13 +225,20 @@ def test_nor_where_its_context_is_shortened(real: RealTemplates, name: str, kind
     opened = 0
     for seed in range(2):
         rng, history = random.Random(seed), [*History][seed % 2]
-        renderer = checked_renderer(real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE)
+        renderer = checked_renderer(
+            real.tokenizer(name), TOOLS, rerender=history is History.TEMPLATE
+        )
         over = len(
-            renderer.open([{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}], TOOLS)
+            renderer.open(
+                [{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}],
+                TOOLS,
+            )
         )
         texts = of_random_words(renderer, rng, 10)
         context, budget = {**kind, "over": over + 10 * (1 + seed)}, {"max_turns": 10}
-        trajectory, engine = played(renderer, texts, history=history, context=context, budget=budget)
+        trajectory, engine = played(
+            renderer, texts, history=history, context=context, budget=budget
+        )
         assert trajectory.stop in (Stop.TURNS, Stop.DONE, Stop.MALFORMED)
         sampled = texts[: len(engine.requests)]
         rows = [bytes(row.mask) for row in trajectory.segments()]
@@ -188,7 +257,9 @@ def test_words_that_the_template_refuses_end_the_episode_without_reward():
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
     last = [event for event in trajectory.events if isinstance(event, Observed)][-1]
     assert "it is forbidden" in last.errors[-1] and not last.ids
-    kept, _ = played(renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget={"max_turns": 3})
+    kept, _ = played(
+        renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget={"max_turns": 3}
+    )
     assert kept.stop is Stop.TURNS  # a bridge does not hold the policy's words
     call = called() | {"content": "forbidden"}
     with pytest.raises(TurnRefused, match="it is forbidden"):
@@ -202,7 +273,10 @@ def test_words_of_a_reply_that_the_template_refuses_fail_the_job():
 
 
 def two_calls() -> Message:
-    calls = [called(id, name=tool["function"]["name"])["tool_calls"][0] for id, tool in zip("ab", TOOLS, strict=True)]
+    calls = [
+        called(id, name=tool["function"]["name"])["tool_calls"][0]
+        for id, tool in zip("ab", TOOLS, strict=True)
+    ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -212,7 +286,8 @@ def test_gpt_oss_names_each_result_by_its_own_tool(real: RealTemplates):
     replies = [result("one", "a"), result("two", "b")]
     bridge = renderer.tokenizer.decode(renderer.bridge(two_calls(), replies))
     written = [
-        f'<|start|>functions.{tool["function"]["name"]} to=assistant<|channel|>commentary<|message|>"{word}"<|end|>'
+        f"<|start|>functions.{tool['function']['name']} "
+        f'to=assistant<|channel|>commentary<|message|>"{word}"<|end|>'
         for tool, word in zip(TOOLS, ("one", "two"), strict=True)
     ]
     assert bridge == "".join(written) + "<|start|>assistant"

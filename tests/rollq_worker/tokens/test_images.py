@@ -1,4 +1,6 @@
-"""Image tokens: as many as the model's own image processor makes, and only where an environment shows an image."""
+"""Image tokens: as many as the model's own image processor makes, and only where an environment
+shows an image.
+"""
 
 import json
 from array import array
@@ -21,11 +23,16 @@ from rollq_worker.tokens.training_templates import template_text
 from tests.rollq_worker.pictures import image, vision_tokenizer, write_vision_tokenizer
 from tests.rollq_worker.tokens.models import tokenizer_with
 
-LOOK = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}},
+}
 CALL: Message = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+    "tool_calls": [
+        {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    ],
 }
 PAD = "<|image_pad|>"
 sides = st.integers(1, 3000)
@@ -52,7 +59,10 @@ class TestCount:
         [
             {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12845056},
             {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
-            {"patch_size": 14, "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 64 * 28 * 28}},
+            {
+                "patch_size": 14,
+                "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 64 * 28 * 28},
+            },
             {"patch_size": 14},
         ],
         ids=["Qwen2.5-VL", "Qwen3-VL", "few pixels", "no sizes"],
@@ -73,7 +83,9 @@ class TestRendering:
     renderer = ChatRenderer(vision_tokenizer(), [LOOK])
 
     def test_the_first_prompt_has_each_images_tokens(self) -> None:
-        ids = self.renderer.open([said("system", "s"), said("user", "See:", (56, 56), (84, 56))], [LOOK])
+        ids = self.renderer.open(
+            [said("system", "s"), said("user", "See:", (56, 56), (84, 56))], [LOOK]
+        )
         shown = "".join(f"<|vision_start|>{PAD * count}<|vision_end|>" for count in (4, 6))
         assert f"user\nSee:{shown}<|im_end|>" in self.renderer.tokenizer.decode(ids)
 
@@ -86,7 +98,9 @@ class TestRendering:
         before = [said("system", "s"), said("user", "u", (56, 56))]
         after = [*before, CALL, said("tool", "", (84, 84)), {"role": "assistant", "content": "two"}]
         first = self.renderer.open(before, [LOOK])
-        turn = self.renderer.tokenizer.encode('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>')
+        turn = self.renderer.tokenizer.encode(
+            '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>'
+        )
         bridge = self.renderer.bridge(CALL, [after[3]], turn[-1])
         full = self.renderer.open([*after[:4]], [LOOK])
         assert first + turn + bridge == full
@@ -100,8 +114,14 @@ class TestRendering:
             assert bridge.count(self.renderer.image_token) == 4
 
     def test_a_template_that_leaves_images_out_is_refused(self) -> None:
-        template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if m.content is string else '' }}"
-        template += "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if m.content "
+            "is string else '' }}"
+        )
+        template += (
+            "<|im_end|>\n{% endfor %}{% if add_generation_prompt "
+            "%}<|im_start|>assistant\n{% endif %}"
+        )
         tokens = ImageTokens(vision_tokenizer())
         ids = vision_tokenizer(template).encode("<|im_start|>user\n<|im_end|>")
         with pytest.raises(JobFailure, match="writes 0 placeholders for 1 images"):
@@ -121,19 +141,27 @@ class TestQwen25VL:
         before = [said("system", "s"), said("user", "u", (56, 56))]
         after = [*before, CALL, said("tool", "Here:", (84, 56), (56, 56))]
         first = self.renderer.open(before, [LOOK])
-        turn = self.renderer.tokenizer.encode('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>')
+        turn = self.renderer.tokenizer.encode(
+            '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>'
+        )
         bridge = self.renderer.bridge(CALL, [after[3]], turn[-1])
         assert first + turn + bridge == self.renderer.open(after, [LOOK])
         shown = "".join(f"<|vision_start|>{PAD * count}<|vision_end|>" for count in (6, 4))
-        assert f"<tool_response>\nHere:{shown}\n</tool_response>" in self.renderer.tokenizer.decode(bridge)
+        assert f"<tool_response>\nHere:{shown}\n</tool_response>" in self.renderer.tokenizer.decode(
+            bridge
+        )
 
 
 class TestModels:
     def test_one_of_text_is_refused_with_the_remedy(self) -> None:
-        with pytest.raises(JobFailure, match=r"a model of text: serve Qwen2\.5-VL or Qwen3-VL, and give its folder"):
+        with pytest.raises(
+            JobFailure, match=r"a model of text: serve Qwen2\.5-VL or Qwen3-VL, and give its folder"
+        ):
             ImageTokens(tokenizer_with("text", "")).length(10, 10)
 
-    @pytest.mark.parametrize("config", [{"image_processor_type": "CLIPImageProcessor"}, {"do_resize": False}])
+    @pytest.mark.parametrize(
+        "config", [{"image_processor_type": "CLIPImageProcessor"}, {"do_resize": False}]
+    )
     def test_another_processor_is_refused(self, config: dict[str, Any]) -> None:
         with pytest.raises(JobFailure, match="does not know how many tokens"):
             ImageTokens(vision_tokenizer(**config)).length(10, 10)

@@ -1,4 +1,6 @@
-"""Tokenizers without tokenizer.json: their ids are those of the library that made them, and they play."""
+"""Tokenizers without tokenizer.json: their ids are those of the library that made them, and they
+play.
+"""
 
 import base64
 import json
@@ -19,8 +21,22 @@ SPEC = json.loads((BUNDLED / "tokenizer.json").read_bytes())
 CONFIG = json.loads((BUNDLED / "tokenizer_config.json").read_bytes())
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 TEXTS = [
-    *["", " ", "\n\n", "Hello, World!", "I'LL don't HTTPServer camelCase 1234567 x\r\n\ty", "ied 4 ½ months"],
-    *["🙂 e\u0301", "中文English混合", "汉字abc", "北京市 Pascal", "日本語テスト한국어", "<|im_end|>a<|im_start|>b"],
+    *[
+        "",
+        " ",
+        "\n\n",
+        "Hello, World!",
+        "I'LL don't HTTPServer camelCase 1234567 x\r\n\ty",
+        "ied 4 ½ months",
+    ],
+    *[
+        "🙂 e\u0301",
+        "中文English混合",
+        "汉字abc",
+        "北京市 Pascal",
+        "日本語テスト한국어",
+        "<|im_end|>a<|im_start|>b",
+    ],
     *["ÄÖ naïve", "𠀀字a"],
 ]
 
@@ -53,10 +69,21 @@ def kimi(tmp_path: Path) -> str:
 
     byte = {char: value for value, char in bytes_to_unicode().items()}
     tokens = sorted(SPEC["model"]["vocab"].items(), key=lambda one: one[1])
-    lines = (f"{base64.b64encode(bytes(byte[char] for char in token)).decode()} {id}" for token, id in tokens)
-    control = {str(len(tokens) + n): {"content": text} for n, text in enumerate(("<|im_start|>", "<|im_end|>"))}
+    lines = (
+        f"{base64.b64encode(bytes(byte[char] for char in token)).decode()} {id}"
+        for token, id in tokens
+    )
+    control = {
+        str(len(tokens) + n): {"content": text}
+        for n, text in enumerate(("<|im_start|>", "<|im_end|>"))
+    }
     kimi = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
-    config = {"auto_map": kimi, "added_tokens_decoder": control, "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = {
+        "auto_map": kimi,
+        "added_tokens_decoder": control,
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+    }
     return write(tmp_path, config, tiktoken__model="\n".join(lines))
 
 
@@ -64,7 +91,9 @@ def test_vocab_and_merges_give_transformers_ids(pair: str):
     from transformers import AutoTokenizer
 
     tokenizer, theirs = load_tokenizer(pair), AutoTokenizer.from_pretrained(pair)
-    assert [list(tokenizer.encode(text)) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
+    assert [list(tokenizer.encode(text)) for text in TEXTS] == [
+        theirs.encode(text) for text in TEXTS
+    ]
     assert tokenizer.added_tokens == load_tokenizer().added_tokens
     assert not check(tokenizer, [TOOL]).missing
 
@@ -75,7 +104,9 @@ def test_tiktoken_model_gives_tiktokens_ids(kimi: str):
 
     tokenizer, ranks = load_tokenizer(kimi), load_tiktoken_bpe(f"{kimi}/tiktoken.model")
     control = tokenizer.added_tokens
-    theirs = tiktoken.Encoding(name="k", pat_str=_KIMI_WORDS, mergeable_ranks=ranks, special_tokens=control)
+    theirs = tiktoken.Encoding(
+        name="k", pat_str=_KIMI_WORDS, mergeable_ranks=ranks, special_tokens=control
+    )
     assert [list(tokenizer.encode(text)) for text in TEXTS] == [
         theirs.encode(text, allowed_special="all") for text in TEXTS
     ]
@@ -113,22 +144,34 @@ def test_the_hash_is_that_of_the_models_own_files(pair: str, name: str, old: str
     assert load_tokenizer(pair).hash != one
 
 
-@pytest.mark.parametrize(("name", "packages"), [("tekken.json", "mistral-common"), ("tiktoken.model", "tiktoken")])
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packages: str):
+@pytest.mark.parametrize(
+    ("name", "packages"), [("tekken.json", "mistral-common"), ("tiktoken.model", "tiktoken")]
+)
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packages: str
+):
     for module in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
     config = {"auto_map": "tokenization_kimi.TikTokenTokenizer"}
     write(tmp_path, config, **{name.replace(".", "__"): "{}"})
-    with pytest.raises(SettingsError, match=f"{name} is read by other packages .*pip install transformers {packages}"):
+    with pytest.raises(
+        SettingsError,
+        match=f"{name} is read by other packages .*pip install transformers {packages}",
+    ):
         load_tokenizer(str(tmp_path))
 
 
 def test_another_tiktoken_model_is_refused(tmp_path: Path):
-    with pytest.raises(SettingsError, match=r"does not tell how a text is cut into words.*save_pretrained"):
+    with pytest.raises(
+        SettingsError, match=r"does not tell how a text is cut into words.*save_pretrained"
+    ):
         load_tokenizer(write(tmp_path, {}, tiktoken__model=""))
 
 
 def test_what_may_stand_in_place_of_a_file_is_said(tmp_path: Path):
-    with pytest.raises(SettingsError, match=r"has no tokenizer.json.*tekken.json, tiktoken.model, or vocab.json and"):
+    with pytest.raises(
+        SettingsError,
+        match=r"has no tokenizer.json.*tekken.json, tiktoken.model, or vocab.json and",
+    ):
         load_tokenizer(write(tmp_path, {}))

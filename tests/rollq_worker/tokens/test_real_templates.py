@@ -1,4 +1,6 @@
-"""Whole episodes on real chat templates: cut turns are closed, and calls named, as the template itself does it."""
+"""Whole episodes on real chat templates: cut turns are closed, and calls named, as the template
+itself does it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,17 @@ from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "a number"}}}
-TOOLS = ({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}},)
+TOOLS = (
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS},
+    },
+)
 
 
 def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
-    """An episode in which the engine samples these texts; one without its stop token was cut by a stop string.
+    """An episode in which the engine samples these texts; one without its stop token was cut by a
+    stop string.
 
     Every bridge is compared with the end of the template's render of the same conversation.
     """
@@ -31,7 +39,9 @@ def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
     renderer = checked_renderer(tokenizer, shown)
     engine = ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts])
     user = FakeUser(["hello", "go on", "and then?"])
-    trajectory = play_with_fakes(engine=engine, renderer=renderer, environment=environment, user=user, **job)
+    trajectory = play_with_fakes(
+        engine=engine, renderer=renderer, environment=environment, user=user, **job
+    )
     messages = trajectory.messages[:2]
     for event in trajectory.events:
         if isinstance(event, Observed):
@@ -64,17 +74,29 @@ def test_a_turn_that_was_cut_is_closed_as_the_template_does(real: RealTemplates,
     tokenizer = real.tokenizer(name)
     cut = SPOKEN.get(name, "") + CUT
     trajectory = episode(tokenizer, cut, cut, cut, sampling={"stop": "END"})
-    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 3
+    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + [
+        "assistant",
+        "user",
+    ] * 3
     for bridge in bridges(trajectory):
         assert tokenizer.decode(bridge[:1]) == CLOSES[name]
-        assert tokenizer.decode(bridge).count(CLOSES[name]) == tokenizer.decode(bridge[1:]).count(CLOSES[name]) + 1
+        assert (
+            tokenizer.decode(bridge).count(CLOSES[name])
+            == tokenizer.decode(bridge[1:]).count(CLOSES[name]) + 1
+        )
     sampled = [token for token, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if bit]
     assert tokenizer.added_tokens[CLOSES[name]] not in sampled
 
 
 CALLS = {
-    "glm-4.6": ("<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<|observation|>"),
-    "gpt-oss": ('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}', "<|call|>"),
+    "glm-4.6": (
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "<|observation|>",
+    ),
+    "gpt-oss": (
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
+        "<|call|>",
+    ),
     "qwen2.5": ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "<|im_end|>"),
 }
 
@@ -85,22 +107,40 @@ def test_a_cut_call_is_closed_for_the_tool(real: RealTemplates, name: str) -> No
     tokenizer = real.tokenizer(name)
     call, close = CALLS[name]
     cut = SPOKEN.get(name, "") + CUT
-    trajectory = episode(tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]})
-    assert [m["role"] for m in trajectory.messages[2:6]] == ["assistant", "tool", "assistant", "user"]
-    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [close, CLOSES[name]]
+    trajectory = episode(
+        tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]}
+    )
+    assert [m["role"] for m in trajectory.messages[2:6]] == [
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [
+        close,
+        CLOSES[name],
+    ]
 
 
 def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(real: RealTemplates) -> None:
     tokenizer = real.tokenizer("glm-4.6")
     broken = "<tool_call>add\n<arg_key>a END"
     trajectory = episode(tokenizer, broken, broken, broken, sampling={"stop": "END"})
-    assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in trajectory.messages[2:]] == [
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)] == ["<|user|>"] * 2
     assert trajectory.stop == "malformed"
 
 
 def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(real: RealTemplates) -> None:
-    """gpt-oss is made to stop at `<|end|>`, which it samples in mid-turn and the template writes behind turns."""
+    """gpt-oss is made to stop at `<|end|>`, which it samples in mid-turn and the template writes
+    behind turns.
+    """
     tokenizer = real.tokenizer("gpt-oss")
     end = tokenizer.added_tokens["<|end|>"]
     said = SPOKEN["gpt-oss"] + "Hello.<|end|>"
@@ -121,13 +161,18 @@ BEFORE = SPOKEN | dict.fromkeys(("glm-4.7", "minimax-m2", "nemotron-3", "qwen3.5
 """What a turn of text starts with: some headers open reasoning."""
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"mistral-nemo"}))  # it moves the system prompt to the last user
+@pytest.mark.parametrize(
+    "name", sorted({*NAMES} - {"mistral-nemo"})
+)  # it moves the system prompt to the last user
 def test_actions_as_text_need_only_users(real: RealTemplates, name: str) -> None:
     tokenizer = real.tokenizer(name)
     stop = tokenizer.decode([checked_renderer(tokenizer, []).stop_ids[0]])
     texts = (BEFORE.get(name, "") + text + stop for text in ACTIONS)
     trajectory = episode(tokenizer, *texts, agent="react", budget={"max_turns": 4})
-    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 4
+    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + [
+        "assistant",
+        "user",
+    ] * 4
     said = [m["content"] for m in trajectory.messages[3:10:2]]
     assert said[0] == 'API output: {"a": 1}' and said[1].startswith("Error: ")
     assert said[2:] == ["go on", 'API output: {"a": 2}']
@@ -135,16 +180,21 @@ def test_actions_as_text_need_only_users(real: RealTemplates, name: str) -> None
 
 def call_ids(trajectory: Trajectory) -> list[str]:
     """The ids of all calls, which are those of their replies."""
-    calls = [call["id"] for message in trajectory.messages for call in message.get("tool_calls", ())]
+    calls = [
+        call["id"] for message in trajectory.messages for call in message.get("tool_calls", ())
+    ]
     assert calls == [
-        m["tool_call_id"] for m in trajectory.messages if m["role"] == "tool" and "Error" not in m["content"]
+        m["tool_call_id"]
+        for m in trajectory.messages
+        if m["role"] == "tool" and "Error" not in m["content"]
     ]
     return calls
 
 
 def kimi(*ids: str) -> str:
     calls = "".join(
-        f'<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{"a": {n}}}<|tool_call_end|>' for n, id in enumerate(ids)
+        f'<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{"a": {n}}}<|tool_call_end|>'
+        for n, id in enumerate(ids)
     )
     return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|><|im_end|>"
 
@@ -181,7 +231,10 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
     "later mistrals count unread calls, too": (
         LATER,
         [
-            *('[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>', '[TOOL_CALLS]add[ARGS]{"a": 2}</s>'),
+            *(
+                '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',
+                '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
+            ),
             *("[TOOL_CALLS]add[ARGS]oops</s>", '[TOOL_CALLS]add[ARGS]{"a": 2}</s>'),
         ],
         ["abcdef123", "000000001", "000000003"],
@@ -190,9 +243,13 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("name", "texts", "ids"), OF_CALLS.values(), ids=OF_CALLS)
-def test_calls_keep_their_ids_or_are_numbered(real: RealTemplates, name: str, texts: list[str], ids: list[str]) -> None:
+def test_calls_keep_their_ids_or_are_numbered(
+    real: RealTemplates, name: str, texts: list[str], ids: list[str]
+) -> None:
     tokenizer = real.tokenizer(name) if name == NEMO else ALL_HABITS[name].tokenizer(name)
     texts = [*texts, "bye<|im_end|>" if name == KIMI else "bye</s>"]
-    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"}, budget={"max_turns": len(texts)})
+    trajectory = episode(
+        tokenizer, *texts, agent_args={"calls": "all"}, budget={"max_turns": len(texts)}
+    )
     assert call_ids(trajectory) == ids
     assert all(id in tokenizer.decode(trajectory.tokens) for id in ids)

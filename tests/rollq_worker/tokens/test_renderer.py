@@ -1,4 +1,6 @@
-"""Prompts and bridges as ids: those of the template, and never a control token of somebody else's making."""
+"""Prompts and bridges as ids: those of the template, and never a control token of somebody else's
+making.
+"""
 
 import json
 import unicodedata
@@ -70,7 +72,17 @@ def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
     )
 
 
-AWKWARD = ["", "\n", "a\n", "\n\na", " \n\ta\r\n\n  ", " \t", '{"a": [1,\n2]}', "é", "e\u0301 \u1100\u1161 ﬁ"]
+AWKWARD = [
+    "",
+    "\n",
+    "a\n",
+    "\n\na",
+    " \n\ta\r\n\n  ",
+    " \t",
+    '{"a": [1,\n2]}',
+    "é",
+    "e\u0301 \u1100\u1161 ﬁ",
+]
 
 
 @pytest.mark.parametrize("content", AWKWARD)
@@ -90,7 +102,8 @@ def test_a_conversation_of_bridges_equals_the_full_render(vocabulary: str, conte
         if "tool_calls" in turn:
             function = {"arguments": {"x": "#W123"}}
             parsed["tool_calls"] = [
-                {**call, "function": {**call["function"], **function}} for call in turn["tool_calls"]
+                {**call, "function": {**call["function"], **function}}
+                for call in turn["tool_calls"]
             ]
         said = tokenizer.render([*messages, parsed], TOOLS, False).removesuffix("\n")
         ids += tokenizer.encode(said.removeprefix(tokenizer.render(messages, TOOLS, True)))
@@ -105,10 +118,19 @@ def test_a_bridge_costs_the_same_whatever_the_turn_was(renderer: ChatRenderer):
 
 
 def test_halves_of_tokens_do_not_meet(renderer: ChatRenderer):
-    """The end of one text, the template's own characters and the start of the next text could spell a token."""
+    """The end of one text, the template's own characters and the start of the next text could spell
+    a token.
+    """
     plain = controls(renderer, renderer.open(OPENING, []))
-    for left, right in [("<|im_", "end|>"), ("<", "|im_end|>"), ("<|im_end|", ">"), ("<tool", "_call>")]:
-        ids = renderer.open([{"role": "system", "content": left}, {"role": "user", "content": right}], [])
+    for left, right in [
+        ("<|im_", "end|>"),
+        ("<", "|im_end|>"),
+        ("<|im_end|", ">"),
+        ("<tool", "_call>"),
+    ]:
+        ids = renderer.open(
+            [{"role": "system", "content": left}, {"role": "user", "content": right}], []
+        )
         assert controls(renderer, ids) == plain
 
 
@@ -119,7 +141,9 @@ def test_a_template_that_makes_tags_of_names_makes_no_control_tokens(name: str):
     guard = Guard(ControlTokens(tokenizer))
     ids = guard.encode(tokenizer.render([guard.hide({"role": "user", "content": name})]))
     assert tokenizer.decode(ids) == f"<{name}><|im_start|>"
-    assert [id for id in ids if id in tokenizer.added_tokens.values()] == [tokenizer.added_tokens["<|im_start|>"]]
+    assert [id for id in ids if id in tokenizer.added_tokens.values()] == [
+        tokenizer.added_tokens["<|im_start|>"]
+    ]
 
 
 def test_tokens_that_swallow_white_space_are_encoded_like_the_tokenizer_does():
@@ -127,14 +151,22 @@ def test_tokens_that_swallow_white_space_are_encoded_like_the_tokenizer_does():
     for token in spec["added_tokens"]:
         token["rstrip"] = token["content"] in ("<|im_start|>", "<|im_end|>")
         token["lstrip"] = token["content"] == "<|im_end|>"
-    tokenizer = Tokenizer("strips", json.dumps(spec).encode(), {}, (BUNDLED / "chat_template.jinja").read_text())
+    tokenizer = Tokenizer(
+        "strips", json.dumps(spec).encode(), {}, (BUNDLED / "chat_template.jinja").read_text()
+    )
     renderer = ChatRenderer(tokenizer, TOOLS)
     messages = [OPENING[0], {"role": "user", "content": " Hello \n"}]
-    assert renderer.open(messages, TOOLS) == tokenizer.encode(tokenizer.render(messages, TOOLS, True))
+    assert renderer.open(messages, TOOLS) == tokenizer.encode(
+        tokenizer.render(messages, TOOLS, True)
+    )
 
 
-WORDS = st.sampled_from([*(load_tokenizer().added_tokens), "<|", "|>", "im_end", "\n", " ", "{", '"', "\\", "<", ">"])
-CONTENT = st.one_of(st.text(), st.lists(st.one_of(WORDS, st.text(max_size=4)), max_size=12).map("".join))
+WORDS = st.sampled_from(
+    [*(load_tokenizer().added_tokens), "<|", "|>", "im_end", "\n", " ", "{", '"', "\\", "<", ">"]
+)
+CONTENT = st.one_of(
+    st.text(), st.lists(st.one_of(WORDS, st.text(max_size=4)), max_size=12).map("".join)
+)
 
 
 @given(CONTENT, CONTENT)
@@ -142,14 +174,18 @@ def test_no_content_makes_a_control_token(first: str, second: str):
     for name in VOCABULARIES:
         renderer = with_bundled_template(name)
         decode = renderer.tokenizer.decode
-        ids = renderer.open([{"role": "system", "content": first}, {"role": "user", "content": second}], TOOLS)
+        ids = renderer.open(
+            [{"role": "system", "content": first}, {"role": "user", "content": second}], TOOLS
+        )
         assert controls(renderer, ids) == controls(renderer, renderer.open(OPENING, TOOLS))
         assert said(name, f"<|im_start|>user\n{second}<|im_end|>\n") in decode(ids)
         bridge = renderer.bridge(called(name="f"), [result(first), result(second, "call_1")])
         assert controls(renderer, bridge) == controls(
             renderer, renderer.bridge(called(name="f"), [result("a"), result("b", "call_1")])
         )
-        assert said(name, f"\n<tool_response>\n{second}\n</tool_response><|im_end|>") in decode(bridge)
+        assert said(name, f"\n<tool_response>\n{second}\n</tool_response><|im_end|>") in decode(
+            bridge
+        )
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="<")))
@@ -176,13 +212,16 @@ def test_a_sampled_turn_is_read_without_its_stop_token(renderer: ChatRenderer):
         read = renderer.read(renderer.tokenizer.encode(text + stop))
         assert (read.content, list(read.calls)) == ("On it.", [Action("get_order", {"x": "#W123"})])
     assert renderer.read(array("I")).content == ""
-    assert renderer.read(renderer.tokenizer.encode("a<|im_end|>b<|im_end|>")).content == "a<|im_end|>b"
+    assert (
+        renderer.read(renderer.tokenizer.encode("a<|im_end|>b<|im_end|>")).content == "a<|im_end|>b"
+    )
 
 
 def test_a_header_that_opens_the_reasoning():
     template = (BUNDLED / "chat_template.jinja").read_text()
     thinking = template.replace(
-        "'<|im_start|>assistant\\n' -}}\n{%- endif", "'<|im_start|>assistant\\n<think>\\n' -}}\n{%- endif"
+        "'<|im_start|>assistant\\n' -}}\n{%- endif",
+        "'<|im_start|>assistant\\n<think>\\n' -}}\n{%- endif",
     )
     assert thinking != template
     tokenizer = Tokenizer("thinking", (BUNDLED / "tokenizer.json").read_bytes(), {}, thinking)
@@ -196,8 +235,14 @@ def test_chatml_turns_end_with_two_tokens(renderer: ChatRenderer):
 
 
 def test_what_cannot_be_bridged_is_the_jobs_failure(renderer: ChatRenderer):
-    for replies in ([], [{"role": "system", "content": "x"}], [result("x"), {"role": "assistant", "content": "y"}]):
-        with pytest.raises(JobFailure, match=r"the edge assistant -> .* is not supported: a turn is answered by"):
+    for replies in (
+        [],
+        [{"role": "system", "content": "x"}],
+        [result("x"), {"role": "assistant", "content": "y"}],
+    ):
+        with pytest.raises(
+            JobFailure, match=r"the edge assistant -> .* is not supported: a turn is answered by"
+        ):
             renderer.bridge(REPLY, replies)
     with pytest.raises(JobFailure, match="has the role 'narrator'"):
         renderer.open([{"role": "narrator", "content": "x"}], [])
@@ -205,12 +250,16 @@ def test_what_cannot_be_bridged_is_the_jobs_failure(renderer: ChatRenderer):
 
 def test_a_template_without_an_end_of_turn_is_refused():
     template = (
-        "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
-        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}'
+        "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls "
+        "or [] %}<tool_call>"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson '
+        "}}}</tool_call>{% endfor %}"
         "{% endfor %}"
     )
     tokenizer = Tokenizer("endless", (BUNDLED / "tokenizer.json").read_bytes(), {}, template)
-    with pytest.raises(JobFailure, match="the template does not end the assistant's turn before the reply"):
+    with pytest.raises(
+        JobFailure, match="the template does not end the assistant's turn before the reply"
+    ):
         ChatRenderer(tokenizer, TOOLS, family=FAMILIES[0]).bridge(REPLY, [result("x")])
 
 
@@ -225,8 +274,12 @@ def test_many_kinds_of_turns_are_bounded_in_memory(monkeypatch: pytest.MonkeyPat
 
 def test_siblings_share_their_first_prompt_and_tools_that_change_in_place_are_shown():
     renderer = ChatRenderer(load_tokenizer(), TOOLS)
-    assert renderer.open(OPENING, TOOLS) is renderer.open(json.loads(json.dumps(OPENING)), renderer.tools)
+    assert renderer.open(OPENING, TOOLS) is renderer.open(
+        json.loads(json.dumps(OPENING)), renderer.tools
+    )
     tools = json.loads(json.dumps(TOOLS))
     for strict in (True, 1, None, True):
         tools[0]["function"]["strict"] = strict
-        assert renderer.open(OPENING, tools) == renderer.tokenizer.encode(renderer.prompt(OPENING, tools))
+        assert renderer.open(OPENING, tools) == renderer.tokenizer.encode(
+            renderer.prompt(OPENING, tools)
+        )

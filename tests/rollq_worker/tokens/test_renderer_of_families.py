@@ -26,12 +26,24 @@ def test_glm_stops_at_the_next_header(real: RealTemplates):
     assert decode(renderer.bridge(REPLY, [USER], end)) == "<|user|>\nThanks.<|assistant|>"
     with pytest.raises(JobFailure, match=r"ended with <\|user\|>, which only a user may answer"):
         renderer.bridge(called(), [result("x")], user)
-    with pytest.raises(JobFailure, match=r"ended with <\|observation\|>, which only a tool may answer"):
+    with pytest.raises(
+        JobFailure, match=r"ended with <\|observation\|>, which only a tool may answer"
+    ):
         renderer.bridge(REPLY, [USER], observation)
-    assert (renderer.replying_roles(user), renderer.replying_roles(observation)) == ({"user"}, {"tool"})
+    assert (renderer.replying_roles(user), renderer.replying_roles(observation)) == (
+        {"user"},
+        {"tool"},
+    )
     assert renderer.replying_roles(end) == {"user", "tool"}
-    assert [renderer.complaint_role(stop) for stop in (user, observation, end)] == ["user", "tool", "user"]
-    assert (renderer.close(called(), [result("x")]), renderer.close(REPLY, [USER])) == (observation, user)
+    assert [renderer.complaint_role(stop) for stop in (user, observation, end)] == [
+        "user",
+        "tool",
+        "user",
+    ]
+    assert (renderer.close(called(), [result("x")]), renderer.close(REPLY, [USER])) == (
+        observation,
+        user,
+    )
 
 
 def test_gemma_goes_on_behind_a_tool_response(real: RealTemplates):
@@ -39,7 +51,10 @@ def test_gemma_goes_on_behind_a_tool_response(real: RealTemplates):
     decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens
     response = 'response:get_order{value:<|"|>x<|"|>}<tool_response|>'
     assert decode(renderer.bridge(called(), [result("x")], ids["<|tool_response>"])) == response
-    assert decode(renderer.bridge(called(), [result("x")], ids["<turn|>"])) == f"<|tool_response>{response}"
+    assert (
+        decode(renderer.bridge(called(), [result("x")], ids["<turn|>"]))
+        == f"<|tool_response>{response}"
+    )
     header = "\n<|turn>user\nThanks.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
     assert decode(renderer.bridge(REPLY, [USER], ids["<turn|>"])) == header
     with pytest.raises(JobFailure, match="only a tool may answer"):
@@ -51,22 +66,33 @@ def test_gpt_oss_returns_and_calls(real: RealTemplates):
     renderer = ChatRenderer(real.tokenizer("gpt-oss"), TOOLS)
     decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens
     assert ids["<|end|>"] not in renderer.stop_ids and ids["<|call|>"] in renderer.stop_ids
-    tool = '<|start|>functions.get_order to=assistant<|channel|>commentary<|message|>"x\\ny"<|end|><|start|>assistant'
+    tool = (
+        "<|start|>functions.get_order "
+        'to=assistant<|channel|>commentary<|message|>"x\\ny"<|end|><|start|>assistant'
+    )
     assert decode(renderer.bridge(called(), [result("x\ny")], ids["<|call|>"])) == tool
     user = "<|start|>user<|message|>Thanks.<|end|><|start|>assistant"
     assert decode(renderer.bridge(REPLY, [USER], ids["<|return|>"])) == user
-    two = called("a", "b"), [result("x\ny", "a"), result("x\ny", "b"), USER]  # a user's message behind several results
+    two = (
+        called("a", "b"),
+        [result("x\ny", "a"), result("x\ny", "b"), USER],
+    )  # a user's message behind several results
     header = "<|start|>assistant"
     assert decode(renderer.bridge(*two, ids["<|call|>"])) == tool.removesuffix(header) * 2 + user
     assert (
-        renderer.close(REPLY, [USER]) == ids["<|end|>"] and renderer.close(called(), [result("x")]) == ids["<|call|>"]
+        renderer.close(REPLY, [USER]) == ids["<|end|>"]
+        and renderer.close(called(), [result("x")]) == ids["<|call|>"]
     )
     turn = (
         "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary "
         'to=functions.get_order <|constrain|>json<|message|>{"x": "1"}<|call|>'
     )
     read = renderer.read(renderer.tokenizer.encode(turn))
-    assert (list(read.calls), read.reasoning, read.content) == ([Action("get_order", {"x": "1"})], "Look it up.", "")
+    assert (list(read.calls), read.reasoning, read.content) == (
+        [Action("get_order", {"x": "1"})],
+        "Look it up.",
+        "",
+    )
 
 
 def test_llama_escapes_tool_output(real: RealTemplates):
@@ -78,7 +104,10 @@ def test_llama_escapes_tool_output(real: RealTemplates):
 
 def test_ids_of_calls_are_the_familys(real: RealTemplates):
     kimi = ChatRenderer(ALL_HABITS["kimi-k2"].tokenizer("kimi-k2"), TOOLS)
-    for id, shown in (("functions.get_order:7", "functions.get_order:7"), ("call_3", "functions.get_order:0")):
+    for id, shown in (
+        ("functions.get_order:7", "functions.get_order:7"),
+        ("call_3", "functions.get_order:0"),
+    ):
         bridge = kimi.tokenizer.decode(kimi.bridge(called(id), [result("x", id)]))
         assert f"## Return of {shown}\nx" in bridge
     mistral = ChatRenderer(real.tokenizer("mistral-nemo"), TOOLS)
@@ -92,16 +121,21 @@ def test_deepseek_is_told_of_its_tools_though_its_template_does_not(real: RealTe
     ids = renderer.open(OPENING, TOOLS)
     text = renderer.tokenizer.decode(ids)
     assert (
-        text.startswith("<｜begin▁of▁sentence｜>Be brief.\n\n## Tools\nYou have access") and "### think_hard\n" in text
+        text.startswith("<｜begin▁of▁sentence｜>Be brief.\n\n## Tools\nYou have access")
+        and "### think_hard\n" in text
     )
     assert text.endswith("<｜User｜>Where is #W123?<｜Assistant｜><think></think>")
-    assert renderer.tokenizer.added_tokens["<｜tool▁calls▁begin｜>"] in ids  # the form of a call, in its own tokens
+    assert (
+        renderer.tokenizer.added_tokens["<｜tool▁calls▁begin｜>"] in ids
+    )  # the form of a call, in its own tokens
     assert "## Tools" in renderer.tokenizer.decode(renderer.open(OPENING[1:], TOOLS))
     assert "## Tools" not in renderer.tokenizer.decode(renderer.open(OPENING, []))
 
 
 def test_the_reasoning_of_some_headers_only(real: RealTemplates):
-    """A header that opens reasoning after a user and not after a tool: what is read tells whether it did."""
+    """A header that opens reasoning after a user and not after a tool: what is read tells whether
+    it did.
+    """
     template = real.text("deepseek-v3.1").replace(
         "{%- if not thinking -%}{{'<think></think>'}}", "{%- if true -%}{{'<think>'}}"
     )
@@ -114,7 +148,8 @@ def test_numbers_in_results_are_no_ids_of_calls():
     """A template that numbers the calls from 0, as Command R7B's does."""
     command = ALL_HABITS["command"].template
     counting = "{%- set seen = namespace(n=0, ids={}) %}" + command.replace(
-        "{{ c.id }}", "{% set _ = seen.ids.update({c.id: seen.n}) %}{{ seen.n }}{% set seen.n = seen.n + 1 %}"
+        "{{ c.id }}",
+        "{% set _ = seen.ids.update({c.id: seen.n}) %}{{ seen.n }}{% set seen.n = seen.n + 1 %}",
     ).replace("{{ m.tool_call_id }}", "{{ seen.ids[m.tool_call_id] }}")
     renderer = ChatRenderer(tokenizer_with("counting", counting, COHERE), TOOLS)
     for content in ("101 at 10.50", "0", "1.0 (0)", "\x1f 0", "0\x001"):

@@ -1,4 +1,5 @@
-"""A trainer gets what was sampled, whatever happens in an episode: one test for each trap of token fidelity.
+"""A trainer gets what was sampled, whatever happens in an episode: one test for each trap of token
+fidelity.
 
 The episodes run on Qwen's vocabulary with the bundled template, which writes what Qwen2.5's writes.
 """
@@ -21,13 +22,20 @@ from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "a"}}}
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS},
+    }
+]
 OPENING = [{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CALLED = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    "tool_calls": [
+        {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    ],
 }
 
 
@@ -37,14 +45,22 @@ def qwen() -> ChatRenderer:
 
 
 def played(
-    renderer: ChatRenderer, *pieces: Piece, turns: int = 9, agent: str = "tool-calling", **sampling: Any
+    renderer: ChatRenderer,
+    *pieces: Piece,
+    turns: int = 9,
+    agent: str = "tool-calling",
+    **sampling: Any,
 ) -> tuple[Trajectory, ScriptedEngine]:
     """An episode of these sampled pieces. At every request the trajectory's own tokens are sent."""
     engine = ScriptedEngine(list(pieces))
     job: dict[str, Any] = {"agent": agent, "budget": {"max_turns": turns}, "sampling": sampling}
-    trajectory = play_with_fakes(engine=engine, renderer=renderer, user=FakeUser(["hello", "go on"]), **job)
+    trajectory = play_with_fakes(
+        engine=engine, renderer=renderer, user=FakeUser(["hello", "go on"]), **job
+    )
     assert len(trajectory.traces) == 1
-    for sent, sampled in zip(engine.requests, (e for e in trajectory.events if isinstance(e, Sampled)), strict=False):
+    for sent, sampled in zip(
+        engine.requests, (e for e in trajectory.events if isinstance(e, Sampled)), strict=False
+    ):
         assert trajectory.tokens[: len(sent) + len(sampled.ids)] == sent + sampled.ids
     return trajectory, engine
 
@@ -55,7 +71,9 @@ def turn(renderer: ChatRenderer, text: str) -> Piece:
 
 def test_the_line_break_behind_a_stop_token_is_not_trained(qwen: ChatRenderer):
     trajectory, _ = played(qwen, turn(qwen, CALL), turn(qwen, "Bye."), turns=2)
-    sampled = [token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask]
+    sampled = [
+        token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask
+    ]
     assert qwen.tokenizer.decode(sampled) == f"{CALL}<|im_end|>Bye.<|im_end|>"
 
 
@@ -75,10 +93,14 @@ def test_actions_as_text_survive_as_sampled_and_their_results_stay_text(qwen: Ch
     spelled.append(qwen.stop_ids[0])
     plain = ChatRenderer(qwen.tokenizer)
     trajectory, _ = played(plain, Piece(spelled), Piece(spelled), turns=2, agent="react")
-    assert [token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask] == [*spelled] * 2
+    assert [
+        token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask
+    ] == [*spelled] * 2
     observed = next(event for event in trajectory.events if isinstance(event, Observed))
     assert observed.replies == [{"role": "user", "content": 'API output: {"a": "<|im_end|>"}'}]
-    assert list(observed.ids).count(qwen.stop_ids[0]) == 1  # the template's own, behind the user's message
+    assert (
+        list(observed.ids).count(qwen.stop_ids[0]) == 1
+    )  # the template's own, behind the user's message
     assert qwen.tokenizer.decode(observed.ids).count("<|im_end|>") == 2
 
 
@@ -101,10 +123,16 @@ MALFORMED = [
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_calls_are_answered_trained_and_graded(qwen: ChatRenderer, text: str):
     trajectory, _ = played(qwen, turn(qwen, text))
-    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, MAX_MALFORMED)
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (
+        Stop.MALFORMED,
+        0.0,
+        MAX_MALFORMED,
+    )
     observed = [event for event in trajectory.events if isinstance(event, Observed)]
     assert all(event.errors and not event.actions for event in observed)
-    assert all(event.message["content"] == text for event in observed)  # nothing that was said is lost
+    assert all(
+        event.message["content"] == text for event in observed
+    )  # nothing that was said is lost
     sampled = len(turn(qwen, text).ids) * MAX_MALFORMED
     assert sum(trajectory.mask) == trajectory.sampled_tokens == sampled
 
@@ -114,17 +142,24 @@ def test_the_token_that_closes_a_cut_turn_is_not_trained(qwen: ChatRenderer):
     cut = tokenizer.encode("It is on")
     close = qwen.close({"role": "assistant", "content": "It is on"}, [USER])
     assert close == tokenizer.added_tokens["<|im_end|>"]
-    full = tokenizer.encode(qwen.prompt([*OPENING, {"role": "assistant", "content": "It is on"}, USER], TOOLS))
+    full = tokenizer.encode(
+        qwen.prompt([*OPENING, {"role": "assistant", "content": "It is on"}, USER], TOOLS)
+    )
     bridge = qwen.bridge({"role": "assistant", "content": "It is on"}, [USER], close)
     assert qwen.open(OPENING, TOOLS) + cut + array("I", [close]) + bridge == full
-    # In an episode: a stop string of the job's own ends a turn without a stop token, and the close is not trained.
+    # In an episode: a stop string of the job's own ends a turn without a stop token, and the close
+    # is not trained.
     trajectory, engine = played(qwen, Piece(cut), turn(qwen, "Bye."), turns=2, stop=[" on"])
     assert engine.requests[1][len(engine.requests[0]) + len(cut)] == close
     assert trajectory.mask[len(engine.requests[0]) + len(cut)] == 0
 
 
-def test_work_grows_with_the_turns_and_not_with_their_square(qwen: ChatRenderer, monkeypatch: pytest.MonkeyPatch):
-    """Characters rendered, encoded and decoded, turn by turn; benchmarks/bench_tokens.py measures the time."""
+def test_work_grows_with_the_turns_and_not_with_their_square(
+    qwen: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+):
+    """Characters rendered, encoded and decoded, turn by turn; benchmarks/bench_tokens.py measures
+    the time.
+    """
     work: list[int] = []
     tokenizer = qwen.tokenizer
     render, encode, decode = tokenizer.render, tokenizer.encode_plain, tokenizer.decode

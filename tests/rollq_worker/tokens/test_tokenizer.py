@@ -37,14 +37,18 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
 
 
-def test_the_golden_encodings_of_the_real_vocabulary(qwen: Tokenizer, golden_encodings: list[tuple[str, list[int]]]):
+def test_the_golden_encodings_of_the_real_vocabulary(
+    qwen: Tokenizer, golden_encodings: list[tuple[str, list[int]]]
+):
     assert len(golden_encodings) == 47
     for text, ids in golden_encodings:
         assert list(qwen.encode_plain(text)[0]) == ids, text
         assert qwen.decode(ids) == unicodedata.normalize("NFC", text)
 
 
-def test_added_tokens_are_recognised_in_templates_and_never_in_plain_text(qwen: Tokenizer, bundled: Tokenizer):
+def test_added_tokens_are_recognised_in_templates_and_never_in_plain_text(
+    qwen: Tokenizer, bundled: Tokenizer
+):
     assert qwen.added_tokens["<|im_end|>"] == 151645 and len(qwen.added_tokens) == 26
     for tokenizer in (qwen, bundled):
         for text, id in tokenizer.added_tokens.items():
@@ -63,22 +67,35 @@ def test_decoding_shows_control_tokens_unless_told_otherwise(bundled: Tokenizer)
 def test_sizes_hashes_and_ends(qwen: Tokenizer, bundled: Tokenizer, folder: Path):
     assert qwen.vocab_size == 151669 and qwen.eos_ids == (151645,)
     assert bundled.vocab_size == 1 + max(bundled.added_tokens.values())
-    assert bundled.hash == hashlib.sha256((BUNDLED / "tokenizer.json").read_bytes()).hexdigest() != qwen.hash
+    assert (
+        bundled.hash
+        == hashlib.sha256((BUNDLED / "tokenizer.json").read_bytes()).hexdigest()
+        != qwen.hash
+    )
     (folder / "generation_config.json").write_text('{"eos_token_id": [5002, 5000]}')
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ word }}")
     other = load_tokenizer(str(folder))
-    assert {len(each.template_hash) for each in (bundled, other.with_arguments({"word": 1}))} == {64}
+    assert {len(each.template_hash) for each in (bundled, other.with_arguments({"word": 1}))} == {
+        64
+    }
     assert other.eos_ids == (5002, 5000)
     assert other.hash == bundled.hash and other.template_hash != bundled.template_hash
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<|im_start|>"}))
-    assert load_tokenizer(str(folder)).template_hash != other.template_hash  # a template may show it
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | {"bos_token": "<|im_start|>"})
+    )
+    assert (
+        load_tokenizer(str(folder)).template_hash != other.template_hash
+    )  # a template may show it
 
 
 def test_the_bundled_vocabulary_spells_digits_one_by_one_and_is_small(bundled: Tokenizer):
     assert len(bundled.encode("#W2378156")) >= 7
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 300_000
-    assert len(bundled.encode("Could you please confirm that the refund goes to your credit card?")) < 20
+    assert (
+        len(bundled.encode("Could you please confirm that the refund goes to your credit card?"))
+        < 20
+    )
 
 
 @given(st.text())
@@ -90,14 +107,22 @@ def test_the_bundled_vocabulary_spells_any_text(bundled: Tokenizer, text: str):
 def test_a_post_processor_and_truncation_change_nothing(folder: Path, bundled: Tokenizer):
     spec = json.loads((folder / "tokenizer.json").read_text())
     token = {"id": "<|endoftext|>", "ids": [5000], "tokens": ["<|endoftext|>"]}
-    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    single = [
+        {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
     spec["post_processor"] = {
         "type": "TemplateProcessing",
         "single": single,
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<|endoftext|>": token},
     }
-    spec["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    spec["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     text = "one two three four five six"
     assert load_tokenizer(str(folder)).encode(text) == bundled.encode(text)
@@ -128,7 +153,11 @@ def test_a_template_that_refuses_is_the_jobs_failure(bundled: Tokenizer, folder:
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer_config.json", None, "has no tokenizer_config.json"),
-        ("chat_template.jinja", None, "no chat template, neither chat_template.jinja nor chat_template in"),
+        (
+            "chat_template.jinja",
+            None,
+            "no chat template, neither chat_template.jinja nor chat_template in",
+        ),
         ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
         ("tokenizer.json", "nonsense", "tokenizer.json is not a tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
@@ -138,7 +167,9 @@ def test_a_template_that_refuses_is_the_jobs_failure(bundled: Tokenizer, folder:
         ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
     ],
 )
-def test_a_wrong_directory_is_named_with_what_is_wrong(folder: Path, file: str, content: str | bytes | None, says: str):
+def test_a_wrong_directory_is_named_with_what_is_wrong(
+    folder: Path, file: str, content: str | bytes | None, says: str
+):
     if content is None:
         (folder / file).unlink()
     else:
@@ -149,8 +180,13 @@ def test_a_wrong_directory_is_named_with_what_is_wrong(folder: Path, file: str, 
 
 
 def test_a_template_of_its_own_for_tools(folder: Path):
-    """In a folder beside the default one, or as a list in tokenizer_config.json, as older files have it."""
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    """In a folder beside the default one, or as a list in tokenizer_config.json, as older files
+    have it.
+    """
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+    }
     for_tools = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text("no tools here")
     (folder / "additional_chat_templates").mkdir()
@@ -159,7 +195,10 @@ def test_a_template_of_its_own_for_tools(folder: Path):
     shutil.rmtree(folder / "additional_chat_templates")
     (folder / "chat_template.jinja").unlink()
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    named = [{"name": "default", "template": "no tools here"}, {"name": "tool_use", "template": for_tools}]
+    named = [
+        {"name": "default", "template": "no tools here"},
+        {"name": "tool_use", "template": for_tools},
+    ]
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
     second = load_tokenizer(str(folder))
     for tokenizer in (first, second):
@@ -180,31 +219,42 @@ def test_what_is_neither_directory_nor_hub_name_is_refused(where: str):
         load_tokenizer(where)
 
 
-def test_a_hub_name_is_fetched_and_a_failure_explained(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_name_is_fetched_and_a_failure_explained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     import huggingface_hub
 
     asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder)
+    )
     assert load_tokenizer("owner/model").name == "owner/model" and asked == ["owner/model"]
 
     def offline(name: str, **_: object) -> str:
         raise OSError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(SettingsError, match=r"the hub did not deliver it \(OSError: offline\): give a directory"):
+    with pytest.raises(
+        SettingsError, match=r"the hub did not deliver it \(OSError: offline\): give a directory"
+    ):
         load_tokenizer("owner/model")
 
 
 def test_the_bundled_vocabulary_can_be_made_again():
     made, kept = json.loads(train().to_str()), json.loads((BUNDLED / "tokenizer.json").read_text())
-    assert made["model"]["vocab"] == kept["model"]["vocab"] and made["added_tokens"] == kept["added_tokens"]
+    assert (
+        made["model"]["vocab"] == kept["model"]["vocab"]
+        and made["added_tokens"] == kept["added_tokens"]
+    )
 
 
 def test_ids_are_those_of_transformers(bundled: Tokenizer):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(BUNDLED)
-    text = (BUNDLED / "chat_template.jinja").read_text() + "<think>\nü\n</think>\n\n<|im_end|>\n<|im_start|>assistant\n"
+    text = (
+        BUNDLED / "chat_template.jinja"
+    ).read_text() + "<think>\nü\n</think>\n\n<|im_end|>\n<|im_start|>assistant\n"
     assert list(bundled.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
@@ -212,7 +262,12 @@ def test_ids_are_those_of_transformers(bundled: Tokenizer):
 def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
     spec = json.loads(spaced())
     spec["normalizer"] = None
-    spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    spec["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "\u2581",
+        "prepend_scheme": scheme,
+        "split": False,
+    }
     tokenizer = Tokenizer(scheme, json.dumps(spec).encode(), {}, "x")
     guard = Guard(ControlTokens(tokenizer))
     text = "<|im_start|>user\n a  b<|im_end|><|im_start|> c<|im_end|>"
@@ -220,15 +275,22 @@ def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
 
 
 def spaced() -> bytes:
-    """A vocabulary in the manner of SentencePiece, whose rows of spaces and line ends are added tokens."""
+    """A vocabulary in the manner of SentencePiece, whose rows of spaces and line ends are added
+    tokens.
+    """
     texts = ["<eos>", "<|im_start|>", "<|im_end|>", "\n\n", "\u2581\u2581", "<b>"]
-    vocab = {text: id for id, text in enumerate([*texts, "\u2581", "\n", *map(chr, range(33, 127))])}
+    vocab = {
+        text: id for id, text in enumerate([*texts, "\u2581", "\n", *map(chr, range(33, 127))])
+    }
     vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return json.dumps(
         {
             "version": "1.0",
-            "added_tokens": [{"id": id, "content": text, "special": id < 3} | flags for id, text in enumerate(texts)],
+            "added_tokens": [
+                {"id": id, "content": text, "special": id < 3} | flags
+                for id, text in enumerate(texts)
+            ],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
             "pre_tokenizer": None,
             "post_processor": None,

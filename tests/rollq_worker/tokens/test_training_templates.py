@@ -1,4 +1,6 @@
-"""Training templates: every edge is exact, and first prompts are those of the model's own template."""
+"""Training templates: every edge is exact, and first prompts are those of the model's
+own template.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,14 +46,21 @@ ORIGINALS = {
 PARAMETERS = {
     "type": "object",
     "properties": {
-        "x": {"type": ["string", "null"], "description": 'a "naïve" one,\nof <two> lines', "enum": ["a", "b"]},
+        "x": {
+            "type": ["string", "null"],
+            "description": 'a "naïve" one,\nof <two> lines',
+            "enum": ["a", "b"],
+        },
         "y": {"type": "array", "items": {"type": "integer"}},
         "z": {"type": "object", "properties": {"deep": {"type": "number", "default": 1.5}}},
     },
     "required": ["x"],
 }
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": f"{name} does it.", "parameters": PARAMETERS}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": f"{name} does it.", "parameters": PARAMETERS},
+    }
     for name in ("find", "cancel")
 ]
 USER = {"role": "user", "content": "Where <is> it?\n  Now  "}
@@ -60,10 +69,14 @@ SYSTEM = {"role": "system", "content": "Be brief.\n\nBe naïve."}
 
 def not_exact(tokenizer: Tokenizer) -> dict[str, str]:
     found = check(tokenizer, TOOLS)
-    return {edge.value: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT}
+    return {
+        edge.value: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT
+    }
 
 
-@pytest.mark.parametrize(("name", "arguments"), [*((name, {}) for name in training_templates()), *CLOSED.items()])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [*((name, {}) for name in training_templates()), *CLOSED.items()]
+)
 def test_every_edge_is_exact(name: str, arguments: dict[str, Json]) -> None:
     missing = set() if arguments else BESIDE.get(name, set())
     assert not_exact(trained_tokenizer(name).with_arguments(arguments)).keys() == missing
@@ -71,15 +84,21 @@ def test_every_edge_is_exact(name: str, arguments: dict[str, Json]) -> None:
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_first_prompts_are_those_of_the_model(real: RealTemplates, name: str) -> None:
-    own = tokenizer_with("own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name))
+    own = tokenizer_with(
+        "own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name)
+    )
     for messages in ([SYSTEM, USER], [USER]):
         for tools in (TOOLS, TOOLS[:1], None):
-            assert trained_tokenizer(name).render(messages, tools, True) == own.render(messages, tools, True)
+            assert trained_tokenizer(name).render(messages, tools, True) == own.render(
+                messages, tools, True
+            )
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates, name: str) -> None:
-    own = tokenizer_with("own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name))
+    own = tokenizer_with(
+        "own", real.text(ORIGINALS[name]), OF_TRAINING[name], NAMED_OF_TRAINING.get(name)
+    )
     better = better_template(own, TOOLS, check(own, TOOLS))
     assert better is not None and better[0] == name
 
@@ -90,10 +109,15 @@ WORSE: dict[str, dict[str, str]] = {
     "granite3.3": NO_CALLS,
     # Its users give tools under another name, and some copies show no date.
     "smollm3": NO_CALLS
-    | {"{%- if tools -%}": "{%- if xml_tools -%}", "\\nToday Date: ' ~ strftime_now('%d %B %Y')": "'"},
+    | {
+        "{%- if tools -%}": "{%- if xml_tools -%}",
+        "\\nToday Date: ' ~ strftime_now('%d %B %Y')": "'",
+    },
     "qwen2.5-vl": NO_CALLS | {"if tools else ''": "if false else ''"},
 }
-"""What replaces what in a template so that it drops reasoning, or knows no calls, as the model's own does."""
+"""What replaces what in a template so that it drops reasoning, or knows no calls, as the model's
+own does.
+"""
 
 
 def worse(name: str, more: Mapping[str, str] | None = None) -> Tokenizer:
@@ -127,7 +151,10 @@ def test_a_template_of_another_model_that_leaves_tools_out_finds_none() -> None:
 
 
 def test_a_template_that_is_exact_itself_needs_none() -> None:
-    assert better_template(trained_tokenizer("qwen3"), TOOLS, check(trained_tokenizer("qwen3"), TOOLS)) is None
+    assert (
+        better_template(trained_tokenizer("qwen3"), TOOLS, check(trained_tokenizer("qwen3"), TOOLS))
+        is None
+    )
     bundled = load_tokenizer()
     assert better_template(bundled, TOOLS, check(bundled, TOOLS)) is None
 
@@ -138,5 +165,8 @@ def test_a_template_is_chosen_by_name_or_by_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text(template_text("qwen3"))
     assert load_tokenizer(str(BUNDLED), str(file)).template_hash == chosen.template_hash
-    with pytest.raises(SettingsError, match=r"'no-such' is neither a file nor a training template; there are .*qwen3"):
+    with pytest.raises(
+        SettingsError,
+        match=r"'no-such' is neither a file nor a training template; there are .*qwen3",
+    ):
         load_tokenizer(template="no-such")

@@ -30,7 +30,8 @@ CHATML = (
 )
 USERS_ONLY = CHATML.replace(
     "{% for m in messages %}",
-    "{% for m in messages %}{% if m.role == 'tool' or m.tool_calls %}{{ raise_exception('no tools') }}{% endif %}",
+    "{% for m in messages %}{% if m.role == 'tool' or m.tool_calls %}{{ "
+    "raise_exception('no tools') }}{% endif %}",
 )
 TEXT_CALLS = ["gemma", "phi3", "lfm2", "deepseek-r1"]
 """Templates that leave calls out."""
@@ -41,9 +42,15 @@ def habit(name: str) -> Tokenizer:
 
 
 def episode(
-    tokenizer: Tokenizer, *texts: str, environment: FakeEnvironment | None = None, lines: int = 2, **more: str
+    tokenizer: Tokenizer,
+    *texts: str,
+    environment: FakeEnvironment | None = None,
+    lines: int = 2,
+    **more: str,
 ) -> Trajectory:
-    """An episode as a worker plays it, of an environment without tools; the message behind these lines ends it."""
+    """An episode as a worker plays it, of an environment without tools; the message behind these
+    lines ends it.
+    """
     environment = environment or FakeEnvironment(tools=())
     return play_with_fakes(
         engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
@@ -58,19 +65,38 @@ def episode(
 @pytest.mark.parametrize("template", [CHATML, USERS_ONLY])
 def test_an_environment_without_tools_needs_no_format_of_calls(template: str, history: str) -> None:
     tokenizer = tokenizer_with("chatml", template)
-    trajectory = episode(tokenizer, "<think>hm</think>Hi.<|im_end|>", "Bye.<|im_end|>", history=history)
+    trajectory = episode(
+        tokenizer, "<think>hm</think>Hi.<|im_end|>", "Bye.<|im_end|>", history=history
+    )
     assert trajectory.stop is Stop.DONE
-    assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [m["role"] for m in trajectory.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
     assert trajectory.messages[2]["content"] == "Hi."
     assert stop_ids(tokenizer) == (tokenizer.added_tokens["<|im_end|>"],)
 
 
 @pytest.mark.parametrize(
-    "turn", ["<think>never closed", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", "<tool_call>"]
+    "turn",
+    [
+        "<think>never closed",
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        "",
+        "<tool_call>",
+    ],
 )
-@pytest.mark.parametrize("name", ["plain", "lfm2.5", "gemma", "phi3", "llama-3.2", "kimi-k2", "users only"])
+@pytest.mark.parametrize(
+    "name", ["plain", "lfm2.5", "gemma", "phi3", "llama-3.2", "kimi-k2", "users only"]
+)
 def test_no_turn_kills_a_job_without_tools(name: str, turn: str) -> None:
-    """Not even a call that the model makes up: there is no tool message that the template would have to take."""
+    """Not even a call that the model makes up: there is no tool message that the template would
+    have to take.
+    """
     tokenizer = tokenizer_with(name, USERS_ONLY) if name == "users only" else habit(name)
     end = tokenizer.decode([ChatRenderer(tokenizer).stop_ids[0]])
     trajectory = episode(tokenizer, *[turn + end] * 4)
@@ -96,7 +122,11 @@ def test_what_looks_like_a_call_is_content_without_tools(name: str, said: str) -
 def test_the_self_check_without_tools_has_the_edges_of_users_alone() -> None:
     assert tuple(check(habit("plain"), []).edges) == WITHOUT_TOOLS
     family = check(tokenizer_with("chatml", USERS_ONLY), []).family
-    assert (family.name, family.parser, family.stops) == ("other (no calls)", "no_calls", ("<|im_end|>",))
+    assert (family.name, family.parser, family.stops) == (
+        "other (no calls)",
+        "no_calls",
+        ("<|im_end|>",),
+    )
 
 
 def test_with_tools_the_same_template_is_refused() -> None:
@@ -115,7 +145,8 @@ def test_the_system_prompt_stands_before_the_users_first_message() -> None:
     trajectory = episode(tokenizer, "Hi.<end_of_turn>", "Bye.<end_of_turn>")
     opened = next(event for event in trajectory.events if isinstance(event, Prompt))
     assert (
-        tokenizer.decode(opened.ids) == "<bos><start_of_turn>user\npolicy\n\nhello<end_of_turn>\n<start_of_turn>model\n"
+        tokenizer.decode(opened.ids)
+        == "<bos><start_of_turn>user\npolicy\n\nhello<end_of_turn>\n<start_of_turn>model\n"
     )
     assert opened.messages[0]["role"] == "system"  # only the template is shown another form
 
@@ -124,7 +155,10 @@ def test_the_system_prompt_stands_before_the_users_first_message() -> None:
 def test_calls_in_the_history_are_what_the_reader_reads(name: str) -> None:
     family = family_of(habit(name))
     assert family.call_text is not None
-    calls = [{"function": {"name": "f", "arguments": FULL}}, {"function": {"name": "g", "arguments": {}}}]
+    calls = [
+        {"function": {"name": "f", "arguments": FULL}},
+        {"function": {"name": "g", "arguments": {}}},
+    ]
     read = PARSERS[family.parser](write_calls(calls, family.call_text), False, TOOLS)
     assert list(read.calls) == [Action("f", FULL), Action("g", {})] and not read.errors
 
@@ -134,9 +168,14 @@ def test_results_of_one_turn_are_one_message_of_the_user() -> None:
     tokenizer = habit("gemma")
     calls = [{"id": f"call{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(2)]
     results = [{"role": "tool", "tool_call_id": f"call{n}", "content": str(n)} for n in range(2)]
-    bridge = ChatRenderer(tokenizer, TOOLS).bridge({"role": "assistant", "content": "", "tool_calls": calls}, results)
+    bridge = ChatRenderer(tokenizer, TOOLS).bridge(
+        {"role": "assistant", "content": "", "tool_calls": calls}, results
+    )
     shown = "".join(f"<tool_response>\n{n}\n</tool_response>\n" for n in range(2)).rstrip()
-    assert tokenizer.decode(bridge) == f"\n<start_of_turn>user\n{shown}<end_of_turn>\n<start_of_turn>model\n"
+    assert (
+        tokenizer.decode(bridge)
+        == f"\n<start_of_turn>user\n{shown}<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:

@@ -1,7 +1,8 @@
-"""Run by the Python of an SGLang installation: what its own parsers read in the turns given on stdin, as JSON.
+"""Run by the Python of an SGLang installation: what its own parsers read in the turns given on
+stdin, as JSON.
 
-Reads `{"tools": [...], "turns": [{"format": ..., "text": ...}]}`; writes a list of `{"text": ..., "calls": [...]}` or
-`{"error": ...}`.
+Reads `{"tools": [...], "turns": [{"format": ..., "text": ...}]}`; writes a list of `{"text": ...,
+"calls": [...]}` or `{"error": ...}`.
 """
 
 import json
@@ -33,7 +34,12 @@ def main() -> None:
         name = PARSERS.get(turn["format"], turn["format"].replace("_oss", "-oss"))
         try:
             text, calls = FunctionCallParser(tools, name).parse_non_stream(turn["text"])
-            found.append({"text": text, "calls": [[call.name, json.loads(call.parameters)] for call in calls]})
+            found.append(
+                {
+                    "text": text,
+                    "calls": [[call.name, json.loads(call.parameters)] for call in calls],
+                }
+            )
         except Exception as e:
             found.append({"error": f"{type(e).__name__}: {e}"})
     print(json.dumps(found))

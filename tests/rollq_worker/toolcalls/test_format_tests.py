@@ -55,7 +55,9 @@ def test_a_mended_call_is_found():
 
 
 def test_lost_text_is_found():
-    without_text = Reader(lambda *turn: [piece for piece in HERMES.pieces(*turn) if piece.kind is not Kind.TEXT])
+    without_text = Reader(
+        lambda *turn: [piece for piece in HERMES.pieces(*turn) if piece.kind is not Kind.TEXT]
+    )
     assert failing(without_text, WRITE["hermes"]) == {TILED}
 
 
@@ -66,14 +68,21 @@ def test_a_reader_that_raises_is_found():
         return HERMES.pieces(text, thinking, tools)
 
     with pytest.raises(AssertionError, match=r"turns fail\. The shortest: .*ValueError"):
-        reader_tests(Reader(careless), WRITE["hermes"])().test_pieces_tile_every_turn_and_no_text_is_lost()
+        reader_tests(
+            Reader(careless), WRITE["hermes"]
+        )().test_pieces_tile_every_turn_and_no_text_is_lost()
 
 
 def test_another_types_value_is_found():
     def as_float(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
         def floats(call: Action) -> Action:
-            return Action(call.name, {key: float(v) if v is True else v for key, v in call.arguments.items()})
+            return Action(
+                call.name, {key: float(v) if v is True else v for key, v in call.arguments.items()}
+            )
 
-        return [replace(piece, calls=tuple(map(floats, piece.calls))) for piece in HERMES.pieces(text, thinking, tools)]
+        return [
+            replace(piece, calls=tuple(map(floats, piece.calls)))
+            for piece in HERMES.pieces(text, thinking, tools)
+        ]
 
     assert failing(Reader(as_float), WRITE["hermes"]) == {READ}

@@ -37,7 +37,10 @@ def test_calls_stand_among_reasoning_and_words(name: str):
     calls = [WRITE[name]("f", {"n": 3}), WRITE[name]("unknown", {})]
     begin, end = PARSERS[name].think
     read = PARSERS[name](f"{begin}hm{end}Well. {calls[0]} And {calls[1]} ok", False, TOOLS)
-    assert (list(read.calls), list(read.errors)) == ([Action("f", {"n": 3}), Action("unknown", {})], [])
+    assert (list(read.calls), list(read.errors)) == (
+        [Action("f", {"n": 3}), Action("unknown", {})],
+        [],
+    )
     assert (read.content.split(), read.reasoning) == (["Well.", "And", "ok"], "hm")
     assert PARSERS[name]("Hello.").content == "Hello."
 
@@ -45,7 +48,11 @@ def test_calls_stand_among_reasoning_and_words(name: str):
 def test_two_lists_of_calls_on_lines_of_their_own():
     for between in ("\n", "\n  ", " \n\n\t"):
         read = PARSERS["pythonic"](f"[f(n=1)]{between}[g(n=2)]", False, TOOLS)
-        assert ([call.name for call in read.calls], read.content, read.errors) == (["f", "g"], "", ())
+        assert ([call.name for call in read.calls], read.content, read.errors) == (
+            ["f", "g"],
+            "",
+            (),
+        )
 
 
 def test_calls_keep_the_ids_that_the_model_gave():

@@ -1,4 +1,6 @@
-"""docs/formats.md as it is printed: the package is installed, its tests run, and an episode is played through it."""
+"""docs/formats.md as it is printed: the package is installed, its tests run, and an episode is
+played through it.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     forget()
     for module in set(sys.modules) - before:
-        if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in str(sys.modules[module].__file__):
+        if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in str(
+            sys.modules[module].__file__
+        ):
             del sys.modules[module]
 
 
@@ -55,8 +59,15 @@ def my_format(packages: Path) -> Path:
 
 def test_the_page_is_complete():
     # setuptools refuses to guess where there are several modules
-    assert tomllib.loads(FILES["pyproject.toml"])["tool"]["setuptools"]["py-modules"] == ["my_format"]
-    assert set(FILES) == {"chat_template.jinja", "my_format.py", "pyproject.toml", "test_my_format.py"}
+    assert tomllib.loads(FILES["pyproject.toml"])["tool"]["setuptools"]["py-modules"] == [
+        "my_format"
+    ]
+    assert set(FILES) == {
+        "chat_template.jinja",
+        "my_format.py",
+        "pyproject.toml",
+        "test_my_format.py",
+    }
     assert len(FILES["my_format.py"].splitlines()) <= 40
 
 
@@ -70,14 +81,18 @@ def test_the_tests_of_the_page_pass(my_format: Path):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
+    assert done.returncode == 0 and "4 passed" in done.stdout, (
+        done.stdout[-3000:] + done.stderr[-1000:]
+    )
 
 
 @pytest.mark.usefixtures("my_format")
 def test_an_episode_is_played_through_the_pages_template():
     trajectory = play_template(tokenizer_with("page", FILES["chat_template.jinja"]))
     assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
-    assert any("<call>" not in str(m["content"]) and m.get("tool_calls") for m in trajectory.messages)
+    assert any(
+        "<call>" not in str(m["content"]) and m.get("tool_calls") for m in trajectory.messages
+    )
 
 
 def doctor(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -93,9 +108,15 @@ def doctor(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> d
 
 
 @pytest.mark.usefixtures("my_format")
-def test_doctor_knows_the_family_of_a_package(tmp_path_factory: pytest.TempPathFactory, capsys: Any):
+def test_doctor_knows_the_family_of_a_package(
+    tmp_path_factory: pytest.TempPathFactory, capsys: Any
+):
     found = doctor(tmp_path_factory.mktemp("model"), FILES["chat_template.jinja"], capsys)
-    assert (found["status"], found["family"], found["parser"]) == ("ok", "my-format", "my_format"), found
+    assert (found["status"], found["family"], found["parser"]) == (
+        "ok",
+        "my-format",
+        "my_format",
+    ), found
 
 
 @pytest.mark.usefixtures("my_format")
@@ -108,7 +129,10 @@ def test_doctor_names_this_page_for_a_format_that_no_reader_knows(
 
 
 READER = "from rollq_worker.toolcalls.formats.json_lists import HERMES as READER\n"
-FAMILY = "from rollq_worker.tokens.model_family import Family\nFAMILY = Family(name={!r}, stops=('x',), parser={!r})\n"
+FAMILY = (
+    "from rollq_worker.tokens.model_family import Family\nFAMILY = Family(name={!r}, "
+    "stops=('x',), parser={!r})\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +144,34 @@ FAMILY = "from rollq_worker.tokens.model_family import Family\nFAMILY = Family(n
     ],
 )
 def test_a_broken_package_is_refused_by_its_name(packages: Path, module: str, says: str):
-    install(packages, "other-reader", {"rollq.readers": {"other": "other_reader:READER"}}, other_reader=module)
-    with pytest.raises(JobFailure, match=f"other = other_reader:READER .other-reader 1.0..*({says})"):
+    install(
+        packages,
+        "other-reader",
+        {"rollq.readers": {"other": "other_reader:READER"}},
+        other_reader=module,
+    )
+    with pytest.raises(
+        JobFailure, match=f"other = other_reader:READER .other-reader 1.0..*({says})"
+    ):
         readers()
 
 
 def test_a_built_in_reader_is_not_replaced(packages: Path):
-    install(packages, "my-hermes", {"rollq.readers": {"hermes": "my_hermes:READER"}}, my_hermes=READER)
-    with pytest.raises(JobFailure, match=r"my-hermes 1\.0\): the name 'hermes' is taken by rollq itself"):
+    install(
+        packages, "my-hermes", {"rollq.readers": {"hermes": "my_hermes:READER"}}, my_hermes=READER
+    )
+    with pytest.raises(
+        JobFailure, match=r"my-hermes 1\.0\): the name 'hermes' is taken by rollq itself"
+    ):
         readers()
 
 
 def test_two_packages_cannot_take_one_name(packages: Path):
     for name in ("one_reader", "two_reader"):
         install(packages, name, {"rollq.readers": {"new": f"{name}:READER"}}, **{name: READER})
-    with pytest.raises(JobFailure, match=r"the name 'new' is taken by rollq.readers: new = \w+:READER \(\w+ 1.0\)"):
+    with pytest.raises(
+        JobFailure, match=r"the name 'new' is taken by rollq.readers: new = \w+:READER \(\w+ 1.0\)"
+    ):
         readers()
 
 
@@ -146,7 +183,12 @@ def test_two_packages_cannot_take_one_name(packages: Path):
     ],
 )
 def test_a_family_needs_a_name_and_a_reader(packages: Path, family: Sequence[str], says: str):
-    install(packages, "my-family", {"rollq.families": {"x": "my_family:FAMILY"}}, my_family=FAMILY.format(*family))
+    install(
+        packages,
+        "my-family",
+        {"rollq.families": {"x": "my_family:FAMILY"}},
+        my_family=FAMILY.format(*family),
+    )
     with pytest.raises(JobFailure, match=f"my-family 1.0.: {says}"):
         families()
 
@@ -155,14 +197,23 @@ def test_a_family_needs_a_name_and_a_reader(packages: Path, family: Sequence[str
 def test_a_family_needs_a_tuple_of_stop_tokens(packages: Path, stops: str):
     family = FAMILY.format("new", "hermes").replace("('x',)", stops)
     install(packages, "my-family", {"rollq.families": {"x": "my_family:FAMILY"}}, my_family=family)
-    with pytest.raises(JobFailure, match=r"my-family 1.0.: the stops of the family 'new' are .*; give a tuple"):
+    with pytest.raises(
+        JobFailure, match=r"my-family 1.0.: the stops of the family 'new' are .*; give a tuple"
+    ):
         families()
 
 
 def test_several_families_come_from_one_entry_point(packages: Path):
-    both = FAMILY.format("one", "hermes") + "BOTH = [FAMILY, Family(name='two', stops=('y',), parser='llama3')]\n"
+    both = (
+        FAMILY.format("one", "hermes")
+        + "BOTH = [FAMILY, Family(name='two', stops=('y',), parser='llama3')]\n"
+    )
     install(packages, "my-family", {"rollq.families": {"x": "my_family:BOTH"}}, my_family=both)
-    assert [family.name for family in families()] == [*(family.name for family in FAMILIES), "one", "two"]
+    assert [family.name for family in families()] == [
+        *(family.name for family in FAMILIES),
+        "one",
+        "two",
+    ]
 
 
 def test_without_packages_there_are_the_built_in_ones():

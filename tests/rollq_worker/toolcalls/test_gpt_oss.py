@@ -1,8 +1,9 @@
-# ruff: noqa: E501  (turns, as they were sampled)
-"""Our reader of gpt-oss' turns against OpenAI's own, openai-harmony: the same, or a listed difference.
+"""Our reader of gpt-oss' turns against OpenAI's own, openai-harmony: the same, or a listed
+difference.
 
-What that package reads was recorded with its version 0.0.8 (`parse_messages_from_completion_tokens`, the stop token put
-behind each turn): it needs the vocabulary o200k_base, which it fetches from the network unless the folder in
+What that package reads was recorded with its version 0.0.8
+(`parse_messages_from_completion_tokens`, the stop token put behind each turn): it needs the
+vocabulary o200k_base, which it fetches from the network unless the folder in
 TIKTOKEN_ENCODINGS_BASE holds it, so a test cannot call it everywhere.
 """
 
@@ -35,21 +36,44 @@ TURNS: list[tuple[str, Read | None, str]] = [
         BAD_JSON,
     ),
     (
-        '<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"s": "hi"}',
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant "
+        'to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"s": "hi"}',
         (SAYS_HI, "", "hm"),
         "",
     ),
-    ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}", ([("f", "{}")], "", ""), ""),
-    ('<|channel|>commentary to=functions.f json<|message|>{"n": 1}', ([("f", '{"n": 1}')], "", ""), ""),
-    ('<|channel|>analysis to=functions.f code<|message|>{"n": 1}', ([("f", '{"n": 1}')], "", ""), ""),
-    ("<|channel|>analysis to=python code<|message|>print(1)", ([("??python", "print(1)")], "", ""), RECIPIENT),
     (
-        "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
+        "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}",
+        ([("f", "{}")], "", ""),
+        "",
+    ),
+    (
+        '<|channel|>commentary to=functions.f json<|message|>{"n": 1}',
+        ([("f", '{"n": 1}')], "", ""),
+        "",
+    ),
+    (
+        '<|channel|>analysis to=functions.f code<|message|>{"n": 1}',
+        ([("f", '{"n": 1}')], "", ""),
+        "",
+    ),
+    (
+        "<|channel|>analysis to=python code<|message|>print(1)",
+        ([("??python", "print(1)")], "", ""),
+        RECIPIENT,
+    ),
+    (
+        "<|channel|>commentary<|message|>I will "
+        "look.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        "<|constrain|>json<|message|>{}",
         ([("f", "{}")], "I will look.", ""),
         "",
     ),
     ("<|channel|>final<|message|>Hello\n\nthere", ([], "Hello\n\nthere", ""), ""),
-    ('<|channel|>final <|constrain|>json<|message|>{"a": 1}', ([("??<|constrain|>json", '{"a": 1}')], "", ""), HEADER),
+    (
+        '<|channel|>final <|constrain|>json<|message|>{"a": 1}',
+        ([("??<|constrain|>json", '{"a": 1}')], "", ""),
+        HEADER,
+    ),
     ("<|channel|>final<|message|>", ([], "", ""), ""),
     ("<|message|>no channel", ([], "no channel", ""), CHANNEL),
     ("just text", None, CHANNEL),
@@ -63,12 +87,25 @@ TURNS: list[tuple[str, Read | None, str]] = [
         "",
     ),
     (" to=functions.f<|channel|>commentary<|message|>{}", ([("f", "{}")], "", ""), ""),
-    ("<|channel|>commentary to=assistant<|message|>{}", ([("??assistant", "{}")], "", ""), RECIPIENT),
-    ("<|channel|>commentary to=functions.<|message|>{}", ([("", "{}")], "", ""), RECIPIENT),
-    ("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", ([], "ab", ""), ""),
-    ("<|start|>assistant<|channel|>final<|message|>b", ([("??<|start|>assistant", "b")], "", ""), HEADER),
     (
-        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 1}<|call|><|start|>assistant<|channel|>final<|message|>x',
+        "<|channel|>commentary to=assistant<|message|>{}",
+        ([("??assistant", "{}")], "", ""),
+        RECIPIENT,
+    ),
+    ("<|channel|>commentary to=functions.<|message|>{}", ([("", "{}")], "", ""), RECIPIENT),
+    (
+        "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+        ([], "ab", ""),
+        "",
+    ),
+    (
+        "<|start|>assistant<|channel|>final<|message|>b",
+        ([("??<|start|>assistant", "b")], "", ""),
+        HEADER,
+    ),
+    (
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": '
+        "1}<|call|><|start|>assistant<|channel|>final<|message|>x",
         ([("f", '{"n": 1}')], "x", ""),
         "",
     ),
@@ -78,9 +115,15 @@ TURNS: list[tuple[str, Read | None, str]] = [
 @pytest.mark.parametrize(("text", "theirs", "differs"), TURNS, ids=range(len(TURNS)))
 def test_harmony_reads_the_same_or_differs_as_listed(text: str, theirs: Read | None, differs: str):
     read = PARSERS["gpt_oss"](text, False, TOOLS)
-    ours = ([(call.name, dict(call.arguments)) for call in read.calls], read.content, read.reasoning)
+    ours = (
+        [(call.name, dict(call.arguments)) for call in read.calls],
+        read.content,
+        read.reasoning,
+    )
     same = theirs is not None and not read.errors and ours == (decoded(theirs[0]), *theirs[1:])
-    assert same == (not differs), f"ours {ours} {list(read.errors)}, harmony's {theirs}; listed: {differs!r}"
+    assert same == (not differs), (
+        f"ours {ours} {list(read.errors)}, harmony's {theirs}; listed: {differs!r}"
+    )
 
 
 HEADERS = [
@@ -117,17 +160,29 @@ def test_a_well_formed_header_is_taken_off(header: str):
     assert not read.errors and bool(read.calls) == ("to=" in header) != (read.content == "{}")
 
 
-@pytest.mark.parametrize(("header", "says"), MALFORMED, ids=[header[:60] for header, _ in MALFORMED])
+@pytest.mark.parametrize(
+    ("header", "says"), MALFORMED, ids=[header[:60] for header, _ in MALFORMED]
+)
 def test_a_malformed_header_is_an_error_and_kept(header: str, says: str):
     good = "<|end|><|start|>assistant<|channel|>final<|message|>Bye."
     read = PARSERS["gpt_oss"](f"{header}<|message|>{{}}{good}", False, TOOLS)
     assert len(read.errors) == 1 and says in read.errors[0] and len(read.errors[0]) < 300
-    assert (read.content, list(read.calls), read.reasoning) == (f"{header}<|message|>{{}}Bye.", [], "")
+    assert (read.content, list(read.calls), read.reasoning) == (
+        f"{header}<|message|>{{}}Bye.",
+        [],
+        "",
+    )
 
 
 def test_a_message_that_another_token_cuts_off_does_not_spoil_the_next():
-    read = PARSERS["gpt_oss"](f"<|channel|>final Hello.<|end|><|start|>assistant{HARMONY_CALL}", False, TOOLS)
-    assert (len(read.errors), len(read.calls), read.content) == (1, 1, "<|channel|>final Hello.<|end|>")
+    read = PARSERS["gpt_oss"](
+        f"<|channel|>final Hello.<|end|><|start|>assistant{HARMONY_CALL}", False, TOOLS
+    )
+    assert (len(read.errors), len(read.calls), read.content) == (
+        1,
+        1,
+        "<|channel|>final Hello.<|end|>",
+    )
 
 
 def decoded(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:

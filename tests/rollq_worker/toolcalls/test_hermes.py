@@ -23,7 +23,13 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
     # name, turn, content, calls, reasoning
     ("nothing", "", "", [], ""),
     ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
-    ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
+    (
+        "a list of calls",
+        block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"),
+        "",
+        [F],
+        "",
+    ),
     ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
     ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),
     (
@@ -60,7 +66,11 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
 BROKEN: list[tuple[str, str, str]] = [
     # name, turn, what the policy is told
     ("bad JSON", block("{'name': 'f'}"), "not valid JSON: Expecting property name"),
-    ("a raw line break in a string", block('{"name": "f", "arguments": {"s": "a\nb"}}'), "Invalid control character"),
+    (
+        "a raw line break in a string",
+        block('{"name": "f", "arguments": {"s": "a\nb"}}'),
+        "Invalid control character",
+    ),
     ("an empty block", block(""), "not valid JSON"),
     ("a missing brace", block('{"name": "f", "arguments": {"a": 1}'), "not valid JSON"),
     ("two objects in a block", block('{"name": "f"}\n{"name": "g"}'), "text behind the JSON"),
@@ -81,25 +91,50 @@ BROKEN: list[tuple[str, str, str]] = [
     ("NaN", block('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
     ("Infinity", block('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),
     ("a float beyond range", block('{"name": "f", "arguments": {"a": 1e999}}'), "too large"),
-    ("an integer beyond 64 bits", block('{"name": "f", "arguments": {"a": 99999999999999999999}}'), "64 bits"),
-    ("an integer of 5000 digits", block('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"), "64 bits"),
+    (
+        "an integer beyond 64 bits",
+        block('{"name": "f", "arguments": {"a": 99999999999999999999}}'),
+        "64 bits",
+    ),
+    (
+        "an integer of 5000 digits",
+        block('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"),
+        "64 bits",
+    ),
     ("a key twice", block('{"name": "f", "arguments": {"a": 1, "a": 2}}'), "the key 'a' twice"),
     ("half a surrogate pair", block(r'{"name": "f", "arguments": {"s": "\ud83d"}}'), "surrogate"),
-    ("deep", block('{"name": "f", "arguments": ' + '{"a":' * 90 + "1" + "}" * 91), "nested 91 levels deep"),
-    ("deeper than Python", block('{"name": "f", "arguments": ' + "[" * 100_000), f"deeper than {MAX_DEPTH}"),
+    (
+        "deep",
+        block('{"name": "f", "arguments": ' + '{"a":' * 90 + "1" + "}" * 91),
+        "nested 91 levels deep",
+    ),
+    (
+        "deeper than Python",
+        block('{"name": "f", "arguments": ' + "[" * 100_000),
+        f"deeper than {MAX_DEPTH}",
+    ),
     ("reasoning that never ends", "<think>well, maybe", "reasoning was not closed"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("turn", "content", "calls", "reasoning"), [row[1:] for row in READ], ids=[row[0] for row in READ]
+    ("turn", "content", "calls", "reasoning"),
+    [row[1:] for row in READ],
+    ids=[row[0] for row in READ],
 )
 def test_a_turn_is_read(turn: str, content: str, calls: list[Action], reasoning: str):
     read = HERMES(turn)
-    assert (read.content, list(read.calls), read.reasoning, list(read.errors)) == (content, calls, reasoning, [])
+    assert (read.content, list(read.calls), read.reasoning, list(read.errors)) == (
+        content,
+        calls,
+        reasoning,
+        [],
+    )
 
 
-@pytest.mark.parametrize(("turn", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+@pytest.mark.parametrize(
+    ("turn", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
 def test_a_broken_call_is_reported_and_its_text_is_kept(turn: str, says: str):
     read = HERMES(turn)
     assert read.calls == () and len(read.errors) == 1
@@ -109,7 +144,12 @@ def test_a_broken_call_is_reported_and_its_text_is_kept(turn: str, says: str):
 
 
 @pytest.mark.parametrize(
-    "bad", [row[1] for row in BROKEN if row[0] in ("bad JSON", "no name", "NaN", "a scalar", "half a call")]
+    "bad",
+    [
+        row[1]
+        for row in BROKEN
+        if row[0] in ("bad JSON", "no name", "NaN", "a scalar", "half a call")
+    ],
 )
 def test_a_broken_call_does_not_spoil_its_neighbours(bad: str):
     read = HERMES(f"{GOOD} {bad} {GOOD}")

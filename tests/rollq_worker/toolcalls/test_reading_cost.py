@@ -16,10 +16,22 @@ def units(name: str) -> list[str]:
     """A call, and the beginnings of it: what a policy may repeat."""
     call = WRITE[name]("f", {"text": "hi", "items": ["a"]})
     ends = [found.end() for found in TOKEN.finditer(call)]
-    return [call[:end] for end in dict.fromkeys([*ends[:3], *ends[3 :: max(1, len(ends) // 6)], len(call)])]
+    return [
+        call[:end]
+        for end in dict.fromkeys([*ends[:3], *ends[3 :: max(1, len(ends) // 6)], len(call)])
+    ]
 
 
-ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]
+ENDS = [
+    "",
+    "</tool_call>",
+    "</parameter>",
+    "</arg_key>",
+    "</arg_value>",
+    '"',
+    '<|"|>',
+    "<|message|>",
+]
 
 
 class Text(str):
@@ -27,17 +39,23 @@ class Text(str):
 
     looked = 0
 
-    def find(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+    def find(
+        self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /
+    ) -> int:
         found = super().find(sub, start, end)
         Text.looked += (found if found >= 0 else len(self)) - (start.__index__() if start else 0)
         return found
 
-    def rfind(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+    def rfind(
+        self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /
+    ) -> int:
         found = super().rfind(sub, start, end)
         Text.looked += (end.__index__() if end else len(self)) - max(0, found)
         return found
 
-    def count(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+    def count(
+        self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /
+    ) -> int:
         Text.looked += (end.__index__() if end else len(self)) - (start.__index__() if start else 0)
         return super().count(sub, start, end)
 
@@ -81,7 +99,9 @@ def work(format: str, text: str) -> int:
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize(("format", "unit"), [(name, unit) for name in sorted(PARSERS) for unit in units(name)])
+@pytest.mark.parametrize(
+    ("format", "unit"), [(name, unit) for name in sorted(PARSERS) for unit in units(name)]
+)
 def test_twice_the_text_is_twice_the_work(format: str, unit: str):
     times = 3_000 // len(unit)
     for end in ENDS:
@@ -90,7 +110,8 @@ def test_twice_the_text_is_twice_the_work(format: str, unit: str):
 
 
 @pytest.mark.parametrize(
-    ("format", "unit"), [("hermes", "<tool_call>"), ("kimi_k2", "<|tool_call_begin|>"), ("gpt_oss", "<|start|>")]
+    ("format", "unit"),
+    [("hermes", "<tool_call>"), ("kimi_k2", "<|tool_call_begin|>"), ("gpt_oss", "<|start|>")],
 )
 def test_the_first_of_many_errors_are_reported_one_by_one(format: str, unit: str):
     read = PARSERS[format](unit * 500, False, TOOLS)
@@ -100,5 +121,7 @@ def test_the_first_of_many_errors_are_reported_one_by_one(format: str, unit: str
 
 
 def test_a_call_behind_thousands_of_broken_ones_is_read():
-    read = PARSERS["hermes"]('<tool_call>{"name": "g"' * 3000 + '<tool_call>{"name": "f"}</tool_call>')
+    read = PARSERS["hermes"](
+        '<tool_call>{"name": "g"' * 3000 + '<tool_call>{"name": "f"}</tool_call>'
+    )
     assert [call.name for call in read.calls] == ["f"] and len(read.errors) == pieces.MAX_ERRORS + 1

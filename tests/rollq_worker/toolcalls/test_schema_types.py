@@ -1,4 +1,6 @@
-"""Values that a format writes as bare text get the type that the tool's schema asks for, or are malformed."""
+"""Values that a format writes as bare text get the type that the tool's schema asks for, or are
+malformed.
+"""
 
 import ast
 import json
@@ -31,7 +33,10 @@ DEFS = {
 
 
 def read(text: str, schema: Any) -> tuple[Any, str]:
-    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}, "$defs": DEFS}}
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"x": schema}, "$defs": DEFS},
+    }
     return parameters([{"type": "function", "function": function}], "f").read("x", text)
 
 
@@ -65,9 +70,17 @@ def read(text: str, schema: Any) -> tuple[Any, str]:
         ("{}", {"properties": {}}, {}),
         ("[]", {"items": {}}, []),
         ('{"street": "x"}', {"$ref": "#/$defs/Address"}, {"street": "x"}),
-        ('{"street": "x"}', {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, {"street": "x"}),
+        (
+            '{"street": "x"}',
+            {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]},
+            {"street": "x"},
+        ),
         ("null", {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, None),
-        ('{"street": "x"}', {"allOf": [{"$ref": "#/$defs/Address"}], "description": "where"}, {"street": "x"}),
+        (
+            '{"street": "x"}',
+            {"allOf": [{"$ref": "#/$defs/Address"}], "description": "where"},
+            {"street": "x"},
+        ),
         ("5", {"allOf": [{"type": ["string", "integer"]}, {"type": "number"}]}, 5),
         ("1", {"$ref": "#/$defs/Level"}, 1),
         ("1", {"$ref": "#/$defs/Name"}, "1"),

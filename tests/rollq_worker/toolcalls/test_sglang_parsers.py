@@ -1,6 +1,7 @@
 """Our readers against SGLang's own parsers: the same calls and text, or a difference that is meant.
 
-`ROLLQ_TEST_SGLANG_PYTHON` is the Python of an environment with sglang in it; without it, ~/.cache/rollq/sglang.
+`ROLLQ_TEST_SGLANG_PYTHON` is the Python of an environment with sglang in it; without it,
+~/.cache/rollq/sglang.
 """
 
 import json
@@ -28,8 +29,9 @@ SCRIPT = Path(__file__).with_name("sglang_parsers.py")
 
 
 def given(turn: Turn) -> str:
-    """The turn as SGLang's parser is given it: gpt-oss' one wants the prompt's header and the stop token as well, and
-    Hunyuan's looks up in the vocabulary how its tags end."""
+    """The turn as SGLang's parser is given it: gpt-oss' one wants the prompt's header and the stop
+    token as well, and Hunyuan's looks up in the vocabulary how its tags end.
+    """
     if turn.format == "hunyuan3":
         return turn.text.replace(":opensource", "")
     if turn.format != "gpt_oss":
@@ -40,10 +42,17 @@ def given(turn: Turn) -> str:
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
     """What SGLang reads, by the turn's id."""
-    python = os.environ.get("ROLLQ_TEST_SGLANG_PYTHON") or str(Path.home() / ".cache/rollq/sglang/bin/python")
+    python = os.environ.get("ROLLQ_TEST_SGLANG_PYTHON") or str(
+        Path.home() / ".cache/rollq/sglang/bin/python"
+    )
     if not Path(python).exists():
-        pytest.fail(f"no {python}: give the Python of an SGLang installation with ROLLQ_TEST_SGLANG_PYTHON")
-    asked = {"tools": TOOLS, "turns": [{"format": turn.format, "text": given(turn)} for turn in COMPARED]}
+        pytest.fail(
+            f"no {python}: give the Python of an SGLang installation with ROLLQ_TEST_SGLANG_PYTHON"
+        )
+    asked = {
+        "tools": TOOLS,
+        "turns": [{"format": turn.format, "text": given(turn)} for turn in COMPARED],
+    }
     done = subprocess.run(
         [python, str(SCRIPT)],
         input=json.dumps(asked),
@@ -60,12 +69,17 @@ def theirs() -> dict[str, Any]:
 @pytest.mark.parametrize("turn", COMPARED, ids=[turn.id for turn in COMPARED])
 def test_sglang_reads_the_same_or_differs_as_listed(turn: Turn, theirs: dict[str, Any]):
     read = PARSERS[turn.format](turn.text, None if "</think>" in turn.text else False, TOOLS)
-    ours = {"text": read.content, "calls": [[call.name, dict(call.arguments)] for call in read.calls]}
+    ours = {
+        "text": read.content,
+        "calls": [[call.name, dict(call.arguments)] for call in read.calls],
+    }
     answer = dict(theirs[turn.id])
     if "text" in answer:
         answer["text"] = answer["text"].strip()
     same = ours == answer and not read.errors
-    assert same == (not turn.sglang), f"ours {ours} {list(read.errors)}, SGLang's {answer}; listed: {turn.sglang!r}"
+    assert same == (not turn.sglang), (
+        f"ours {ours} {list(read.errors)}, SGLang's {answer}; listed: {turn.sglang!r}"
+    )
 
 
 def test_every_format_is_compared():

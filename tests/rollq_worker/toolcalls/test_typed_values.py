@@ -1,5 +1,6 @@
-"""Values that a format writes without quotes, under schemas of every kind: as their type or as an error, never silently
-as a string."""
+"""Values that a format writes without quotes, under schemas of every kind: as their type or as an
+error, never silently as a string.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +13,28 @@ from hypothesis import strategies as st
 from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.toolcalls.written import WRITE
 
-BARE = sorted(name for name, write in WRITE.items() if write("f", {"x": "5"}) == write("f", {"x": 5}))
+BARE = sorted(
+    name for name, write in WRITE.items() if write("f", {"x": "5"}) == write("f", {"x": 5})
+)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "string": st.sampled_from(["hi", "007", "true", "a b", "[1]"]),
     "integer": st.integers(-(2**63), 2**63 - 1),
-    "number": st.floats(allow_nan=False, allow_infinity=False).filter(lambda value: not value.is_integer()),
+    "number": st.floats(allow_nan=False, allow_infinity=False).filter(
+        lambda value: not value.is_integer()
+    ),
     "boolean": st.booleans(),
     "null": st.none(),
     "array": st.lists(st.integers(0, 9) | st.sampled_from(["a b", "c"]) | st.none(), max_size=3),
     "object": st.dictionaries(st.sampled_from("abc"), st.booleans() | st.floats(-2, 2), max_size=3),
 }
-NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "string": "str"}
+NAMES = {
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "array": "list",
+    "object": "dict",
+    "string": "str",
+}
 
 
 @dataclass
@@ -47,7 +59,9 @@ def typed_values(draw: st.DrawFn, defs: dict[str, Any], depth: int = 3) -> Typed
             other = draw(typed_values(defs, depth - 1))
             options = draw(st.permutations([inner.schema, other.schema]))
             word = draw(st.sampled_from(["anyOf", "oneOf"]))
-            return Typed({word: options, "description": "d"}, inner.value, inner.kinds | other.kinds)
+            return Typed(
+                {word: options, "description": "d"}, inner.value, inner.kinds | other.kinds
+            )
         if form == "all":
             return Typed({"allOf": [inner.schema], "default": None}, inner.value, inner.kinds)
         if form == "nullable":
@@ -60,17 +74,35 @@ def typed_values(draw: st.DrawFn, defs: dict[str, Any], depth: int = 3) -> Typed
         return Typed({"type": [kind, other_kind]}, value, only | {other_kind})
     if form == "name":
         return Typed({"type": NAMES.get(kind, kind)}, value, only)
-    schema = {"type": kind} if form == "type" else {"const": value} if form == "const" else {"enum": [value]}
+    schema = (
+        {"type": kind}
+        if form == "type"
+        else {"const": value}
+        if form == "const"
+        else {"enum": [value]}
+    )
     return Typed(schema, value, only)
 
 
 def tool(schema: Any, defs: dict[str, Any]) -> Any:
-    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}, "$defs": defs}}
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"x": schema}, "$defs": defs},
+    }
     return {"type": "function", "function": function}
 
 
 def test_these_formats_write_values_without_quotes():
-    assert BARE == ["glm45", "hunyuan3", "minicpm5", "minimax_m2", "minimax_m3", "muse", "qwen3_coder", "seed"]
+    assert BARE == [
+        "glm45",
+        "hunyuan3",
+        "minicpm5",
+        "minimax_m2",
+        "minimax_m3",
+        "muse",
+        "qwen3_coder",
+        "seed",
+    ]
 
 
 @pytest.mark.parametrize("name", BARE)
@@ -79,7 +111,9 @@ def test_a_value_is_read_as_its_type(name: str, data: st.DataObject):
     defs: dict[str, Any] = {}
     typed = data.draw(typed_values(defs))
     assume(
-        name != "minimax_m3" or typed.value not in ([], {}) or not typed.kinds >= {"array", "object"}
+        name != "minimax_m3"
+        or typed.value not in ([], {})
+        or not typed.kinds >= {"array", "object"}
     )  # both: no tags
     written = WRITE[name]("f", {"x": typed.value})
     read = PARSERS[name](written, False, [tool(typed.schema, defs)])
@@ -93,7 +127,10 @@ def test_a_value_is_read_as_its_type(name: str, data: st.DataObject):
 
 
 @pytest.mark.parametrize("name", BARE)
-@given(data=st.data(), text=st.sampled_from(["some words", "5", "1.5", "true", "null", "[1]", '{"a": 1}', "None", ""]))
+@given(
+    data=st.data(),
+    text=st.sampled_from(["some words", "5", "1.5", "true", "null", "[1]", '{"a": 1}', "None", ""]),
+)
 def test_a_string_is_only_read_where_one_is_allowed(name: str, data: st.DataObject, text: str):
     defs: dict[str, Any] = {}
     typed = data.draw(typed_values(defs))
@@ -134,7 +171,9 @@ def test_null_is_null_where_the_schema_allows_it(name: str, text: str):
 @pytest.mark.parametrize("name", sorted(set(WRITE) - set(BARE)))
 def test_null_for_arguments_stands_for_none(name: str):
     text = WRITE[name]("f", {"x": 1})
-    nulls = {text.replace(written, "null") for written in ('{"x": 1}', "{'x': 1}") if written in text}
+    nulls = {
+        text.replace(written, "null") for written in ('{"x": 1}', "{'x': 1}") if written in text
+    }
     for null in nulls:
         assert [call.arguments for call in PARSERS[name](null).calls] == [{}]
 
@@ -149,5 +188,7 @@ def test_parameters_are_found_wherever_the_schema_has_them(name: str):
         {"type": "object", "properties": {"y": {}}, "additionalProperties": number},
     ):
         tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-        assert PARSERS[name](WRITE[name]("f", {"x": 5}), False, tools).calls[0].arguments == {"x": 5}
+        assert PARSERS[name](WRITE[name]("f", {"x": 5}), False, tools).calls[0].arguments == {
+            "x": 5
+        }
         assert PARSERS[name](WRITE[name]("f", {"x": "five"}), False, tools).errors

@@ -1,4 +1,6 @@
-"""A call without its end tag: carried out, noted in the journal, counted, and replayed as it was."""
+"""A call without its end tag: carried out, noted in the journal, counted, and replayed
+as it was.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 

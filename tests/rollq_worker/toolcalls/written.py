@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from rollq.job import Json
 from rollq_worker.toolcalls.format_tests import Write
 from tests.rollq_worker.toolcalls.turns.list_formats import gigachat3_call
-from tests.rollq_worker.toolcalls.turns.markup_formats import dsml, k3_argument, k3_call, k3_tools, minicpm_call
+from tests.rollq_worker.toolcalls.turns.markup_formats import (
+    dsml,
+    k3_argument,
+    k3_call,
+    k3_tools,
+    minicpm_call,
+)
 from tests.rollq_worker.toolcalls.turns.token_formats import (
     deepseek_call,
     deepseek_section,
@@ -34,7 +40,8 @@ def bare(value: Json) -> str:
 def coder(tag: str, line: str = "\n") -> Write:
     def write(name: str, arguments: Arguments) -> str:
         inside = "".join(
-            f"<parameter={key}>{line}{bare(value)}{line}</parameter>\n" for key, value in arguments.items()
+            f"<parameter={key}>{line}{bare(value)}{line}</parameter>\n"
+            for key, value in arguments.items()
         )
         return f"<{tag}>\n<function={name}>\n{inside}</function>\n</{tag}>"
 
@@ -42,12 +49,17 @@ def coder(tag: str, line: str = "\n") -> Write:
 
 
 def glm(name: str, arguments: Arguments) -> str:
-    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n" for key, value in arguments.items())
+    pairs = (
+        f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n"
+        for key, value in arguments.items()
+    )
     return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
 
 
 def minimax(name: str, arguments: Arguments) -> str:
-    inside = "".join(f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items())
+    inside = "".join(
+        f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items()
+    )
     return f'<minimax:tool_call>\n<invoke name="{name}">\n{inside}</invoke>\n</minimax:tool_call>'
 
 
@@ -64,7 +76,11 @@ def gemma_value(value: Json) -> str:
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, Mapping):
-        return "{" + ",".join(f'<|"|>{key}<|"|>:{gemma_value(item)}' for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f'<|"|>{key}<|"|>:{gemma_value(item)}' for key, item in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(map(gemma_value, value)) + "]"
     return json.dumps(value)
@@ -83,14 +99,18 @@ def hunyuan(name: str, arguments: Arguments) -> str:
 
 
 def kimi_k3(name: str, arguments: Arguments) -> str:
-    kinds = {key: "string" if isinstance(value, str) else "object" for key, value in arguments.items()}
+    kinds = {
+        key: "string" if isinstance(value, str) else "object" for key, value in arguments.items()
+    }
     inside = "".join(k3_argument(key, bare(value), kinds[key]) for key, value in arguments.items())
     return k3_tools(k3_call(inside, name))
 
 
 def minicpm(name: str, arguments: Arguments) -> str:
     texts = {
-        key: f"<![CDATA[{value}]]>" if isinstance(value, str) and set("<&\n") & set(value) else bare(value)
+        key: f"<![CDATA[{value}]]>"
+        if isinstance(value, str) and set("<&\n") & set(value)
+        else bare(value)
         for key, value in arguments.items()
     }
     return minicpm_call(*texts.items(), name=name)
@@ -102,7 +122,11 @@ M3 = "]<]minimax[>["
 def nested(value: Json) -> str:
     if isinstance(value, Mapping):
         return "".join(f"{M3}<{key}>{nested(item)}{M3}</{key}>" for key, item in value.items())
-    return "".join(f"{M3}<item>{nested(item)}{M3}</item>" for item in value) if isinstance(value, list) else bare(value)
+    return (
+        "".join(f"{M3}<item>{nested(item)}{M3}</item>" for item in value)
+        if isinstance(value, list)
+        else bare(value)
+    )
 
 
 def minimax_m3(name: str, arguments: Arguments) -> str:
@@ -112,9 +136,13 @@ def minimax_m3(name: str, arguments: Arguments) -> str:
 
 def muse(name: str, arguments: Arguments) -> str:
     inside = "".join(
-        f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n' for key, value in arguments.items()
+        f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n'
+        for key, value in arguments.items()
     )
-    call = f'<atem:function_calls>\n<atem:invoke name="{name}">\n{inside}</atem:invoke>\n</atem:function_calls>'
+    call = (
+        "<atem:function_calls>\n<atem:invoke "
+        f'name="{name}">\n{inside}</atem:invoke>\n</atem:function_calls>'
+    )
     return f" to={name}<|message|>{call}"
 
 
@@ -127,24 +155,36 @@ WRITE: Mapping[str, Write] = {
     "llama3": lambda name, arguments: f'{{"name": "{name}", "parameters": {as_json(arguments)}}}',
     "mistral": lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}",
     "glm45": glm,
-    "deepseek_v31": lambda name, arguments: deepseek_section(deepseek_call(as_json(arguments), name)),
+    "deepseek_v31": lambda name, arguments: deepseek_section(
+        deepseek_call(as_json(arguments), name)
+    ),
     "deepseek_v32": deepseek_v32,
-    "kimi_k2": lambda name, arguments: kimi_section(kimi_call(as_json(arguments), f"functions.{name}:0")),
+    "kimi_k2": lambda name, arguments: kimi_section(
+        kimi_call(as_json(arguments), f"functions.{name}:0")
+    ),
     "minimax_m2": minimax,
     "gpt_oss": lambda name, arguments: (
-        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}"
+        f"<|channel|>commentary to=functions.{name} "
+        f"<|constrain|>json<|message|>{as_json(arguments)}"
     ),
     "gemma4": lambda name, arguments: gemma_call(gemma_value(arguments)[1:-1], name),
     "cohere": lambda name, arguments: (
-        f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "{name}", "parameters": {as_json(arguments)}}}]'
+        f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "{name}", "parameters": '
+        f"{as_json(arguments)}}}]"
         "<|END_ACTION|>"
     ),
-    "granite3": lambda name, arguments: f'<|tool_call|>[{{"name": "{name}", "arguments": {as_json(arguments)}}}]',
+    "granite3": lambda name, arguments: (
+        f'<|tool_call|>[{{"name": "{name}", "arguments": {as_json(arguments)}}}]'
+    ),
     "nemotron_v2": lambda name, arguments: (
         f'<TOOLCALL>[{{"name": "{name}", "arguments": {as_json(arguments)}}}]</TOOLCALL>'
     ),
-    "apertus": lambda name, arguments: f'<|tools_prefix|>[{{"{name}": {as_json(arguments)}}}]<|tools_suffix|>',
-    "lfm2": lambda name, arguments: f"<|tool_call_start|>{in_python(name, arguments)}<|tool_call_end|>",
+    "apertus": lambda name, arguments: (
+        f'<|tools_prefix|>[{{"{name}": {as_json(arguments)}}}]<|tools_suffix|>'
+    ),
+    "lfm2": lambda name, arguments: (
+        f"<|tool_call_start|>{in_python(name, arguments)}<|tool_call_end|>"
+    ),
     "pythonic": in_python,
     "functionary_v31": lambda name, arguments: f"<function={name}>{as_json(arguments)}</function>",
     "functionary_v32": lambda name, arguments: f"{name}\n{as_json(arguments)}",
@@ -152,7 +192,9 @@ WRITE: Mapping[str, Write] = {
     "gigachat3": lambda name, arguments: gigachat3_call(as_object(name, arguments)),
     "gigachat31": lambda name, arguments: f"<|function_call|>{as_object(name, arguments)}",
     "apriel": lambda name, arguments: f"<tool_calls>[{as_object(name, arguments)}]</tool_calls>",
-    "minimax_m1": lambda name, arguments: f"<tool_calls>\n{as_object(name, arguments)}\n</tool_calls>",
+    "minimax_m1": lambda name, arguments: (
+        f"<tool_calls>\n{as_object(name, arguments)}\n</tool_calls>"
+    ),
     "hunyuan3": hunyuan,
     "kimi_k3": kimi_k3,
     "minicpm5": minicpm,

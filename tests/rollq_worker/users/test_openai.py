@@ -70,13 +70,25 @@ def make_user(
     """A user of that server, which gives these answers and then the last one again and again."""
     server.answers, server.then = list(answers), answers[-1]
     endpoints = {"sim": Endpoint(f"{server.url}/v1", key_file)}
-    spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 60, "retries": 3, **options}
+    spec = {
+        "kind": "openai",
+        "endpoint": "sim",
+        "model": "m-1",
+        "timeout_s": 60,
+        "retries": 3,
+        **options,
+    }
     return user_factory(spec, TASK, seed=7, endpoints=endpoints, check=check, away=away)
 
 
 def test_a_conversation_with_flipped_roles(server: ScriptedEngine) -> None:
     user = make_user(
-        server, say("Hi, I am Ada."), say(" It is S-1. \n"), say(f"{STOP_MARKER}"), temperature=0.5, max_tokens=99
+        server,
+        say("Hi, I am Ada."),
+        say(" It is S-1. \n"),
+        say(f"{STOP_MARKER}"),
+        temperature=0.5,
+        max_tokens=99,
     )
     assert user.open() == "Hi, I am Ada."
     assert user.reply("Which order?") == "It is S-1."
@@ -85,7 +97,11 @@ def test_a_conversation_with_flipped_roles(server: ScriptedEngine) -> None:
     last = bodies(server)[-1]
     system, *messages = last.pop("messages")
     assert last == {"model": "m-1", "max_tokens": 99, "seed": 7, "temperature": 0.5}
-    assert system["role"] == "system" and TASK.instruction in system["content"] and STOP_MARKER in system["content"]
+    assert (
+        system["role"] == "system"
+        and TASK.instruction in system["content"]
+        and STOP_MARKER in system["content"]
+    )
     assert [(message["role"], message["content"]) for message in messages] == [
         ("user", openai.GREETING),
         ("assistant", "Hi, I am Ada."),
@@ -112,7 +128,10 @@ def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) ->
         ("<thinking>a plan</thinking>It is S-1.", "It is S-1."),
         ("[THINK]a plan[/THINK]It is S-1.", "It is S-1."),
         (
-            [{"type": "thinking", "thinking": [{"text": "a plan"}]}, {"type": "text", "text": "It is S-1."}],
+            [
+                {"type": "thinking", "thinking": [{"text": "a plan"}]},
+                {"type": "text", "text": "It is S-1."},
+            ],
             "It is S-1.",
         ),
         ("half \ud83d pair", "half \ufffd pair"),
@@ -146,11 +165,15 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
         (say("<think>on and on", finish_reason="stop"), r"nothing \(finish_reason 'stop'\)"),
     ],
 )
-def test_nonsense_is_asked_again_and_then_a_user_failure(server: ScriptedEngine, bad: Answer, words: str) -> None:
+def test_nonsense_is_asked_again_and_then_a_user_failure(
+    server: ScriptedEngine, bad: Answer, words: str
+) -> None:
     assert make_user(server, bad, say("Hi")).open() == "Hi"
     server.requests.clear()
     user = make_user(server, bad, retries=1)
-    with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': .*({words}).*\(tried 2 times\)"):
+    with pytest.raises(
+        UserFailure, match=rf"user endpoint 'sim', model 'm-1': .*({words}).*\(tried 2 times\)"
+    ):
         user.open()
     assert len(bodies(server)) == 2
 
@@ -171,13 +194,21 @@ def fails_long_ones(failing: Answer) -> Callable[[dict[str, Any]], Answer]:
     ],
     ids=["hang", "trickle", "cut short", "500", "429"],
 )
-def test_a_request_that_alone_fails_spends_the_retries(server: ScriptedEngine, failing: Answer, says: str) -> None:
-    with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': {says}.* \(tried 2 times\)"):
+def test_a_request_that_alone_fails_spends_the_retries(
+    server: ScriptedEngine, failing: Answer, says: str
+) -> None:
+    with pytest.raises(
+        UserFailure, match=rf"user endpoint 'sim', model 'm-1': {says}.* \(tried 2 times\)"
+    ):
         make_user(server, fails_long_ones(failing), timeout_s=1.0, retries=1).open()
 
 
-@pytest.mark.parametrize("away", [*((code, {}) for code in (408, 429, 500, 502, 503, 529)), "reset"], ids=repr)
-def test_an_endpoint_that_is_away_is_waited_for_and_spends_nothing(server: ScriptedEngine, away: Answer) -> None:
+@pytest.mark.parametrize(
+    "away", [*((code, {}) for code in (408, 429, 500, 502, 503, 529)), "reset"], ids=repr
+)
+def test_an_endpoint_that_is_away_is_waited_for_and_spends_nothing(
+    server: ScriptedEngine, away: Answer
+) -> None:
     waits: list[str] = []
 
     @contextmanager
@@ -189,10 +220,18 @@ def test_an_endpoint_that_is_away_is_waited_for_and_spends_nothing(server: Scrip
     assert user.open() == "Hi"
     first, *probes, last = bodies(server)
     assert first == last and all(body["messages"] == list(chat_model.PROBE) for body in probes)
-    assert all(re.match("the user's endpoint 'sim', which (answered|gave no answer)", what) for what in waits) and waits
+    assert (
+        all(
+            re.match("the user's endpoint 'sim', which (answered|gave no answer)", what)
+            for what in waits
+        )
+        and waits
+    )
 
 
-def test_an_endpoint_that_stays_away_is_left_when_the_attempt_must_stop(server: ScriptedEngine) -> None:
+def test_an_endpoint_that_stays_away_is_left_when_the_attempt_must_stop(
+    server: ScriptedEngine,
+) -> None:
     spec = {"kind": "openai", "endpoint": "sim", "model": "m", "retries": 1}
     endpoints = {"sim": Endpoint(f"http://user:{KEY}@127.0.0.1:{free_port()}/v1")}
     waits: list[str] = []
@@ -211,12 +250,18 @@ def test_an_endpoint_that_stays_away_is_left_when_the_attempt_must_stop(server: 
     assert len(waits) == 1 and KEY not in waits[0]
 
 
-@pytest.mark.parametrize("refused", [["max_tokens"], ["seed", "temperature"], ["max_tokens", "max_completion_tokens"]])
-def test_a_parameter_that_a_model_refuses_is_left_out(server: ScriptedEngine, refused: list[str]) -> None:
+@pytest.mark.parametrize(
+    "refused", [["max_tokens"], ["seed", "temperature"], ["max_tokens", "max_completion_tokens"]]
+)
+def test_a_parameter_that_a_model_refuses_is_left_out(
+    server: ScriptedEngine, refused: list[str]
+) -> None:
     def strict(body: dict[str, Any]) -> Answer:
         for name in refused:
             if name in body:
-                return 400, {"error": {"message": f"Unsupported parameter: '{name}'", "param": name}}
+                return 400, {
+                    "error": {"message": f"Unsupported parameter: '{name}'", "param": name}
+                }
         return say("Hi")
 
     user = make_user(server, strict, temperature=0.5, max_tokens=99)
@@ -230,12 +275,15 @@ def test_a_parameter_that_a_model_refuses_is_left_out(server: ScriptedEngine, re
 @pytest.mark.parametrize(
     "refusal",
     [
-        "'max_tokens' or 'max_completion_tokens' is too large: 99. This model's maximum context length is 4096"
+        "'max_tokens' or 'max_completion_tokens' is too large: 99. This model's maximum "
+        "context length is 4096"
         " tokens and your request has 4000 input tokens (99 > 4096 - 4000).",
         "temperature: must be between 0 and 1",
     ],
 )
-def test_a_value_that_is_refused_is_no_parameter_that_is(server: ScriptedEngine, refusal: str) -> None:
+def test_a_value_that_is_refused_is_no_parameter_that_is(
+    server: ScriptedEngine, refusal: str
+) -> None:
     with pytest.raises(UserFailure, match="answered 400"):
         make_user(server, (400, {"message": refusal}), temperature=1.5, max_tokens=99).open()
     make_user(server, say("Hi"), temperature=1.5, max_tokens=99).open()
@@ -248,12 +296,17 @@ def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Script
         make_user(server, say(f"{STOP_MARKER}")).open()
 
 
-def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_says_when_to_come_back(
+    server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(chat_model, "wait", lambda seconds, check: pauses.append(seconds))
     monkeypatch.setattr(chat_model, "BACKOFF_S", (0.0, 0.0))
     later, much_later = (429, b"", {"Retry-After": "3"}), (503, b"", {"Retry-After": "100000"})
-    assert make_user(server, later, later, much_later, say("Yes."), say("Hi"), retries=0).open() == "Hi"
+    assert (
+        make_user(server, later, later, much_later, say("Yes."), say("Hi"), retries=0).open()
+        == "Hi"
+    )
     assert pauses == [3.0, 60.0]
     assert make_user(server, later, say("Yes."), say("Hi"), retries=1).open() == "Hi"
     assert pauses[2:] == [3.0, 0.0]
@@ -279,7 +332,9 @@ def test_a_message_that_breaks_the_endpoint_again_and_again_is_given_up(
 def test_a_long_answer_is_read_at_once(server: ScriptedEngine) -> None:
     began = time.process_time()
     assert make_user(server, say("a" * 100_000)).open() == "a" * 100_000
-    assert time.process_time() - began < 5  # it took 30 s where each end of a thought was looked for behind each start
+    assert (
+        time.process_time() - began < 5
+    )  # it took 30 s where each end of a thought was looked for behind each start
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 422])
@@ -287,8 +342,12 @@ def test_other_statuses_fail_at_once(server: ScriptedEngine, code: int, tmp_path
     key_file = tmp_path / "key"
     key_file.write_text(f"{KEY}\n")
     body = f"bad\nrequest with {KEY} {'x' * 350} {KEY}".encode()
-    user = make_user(server, (code, body, {"Location": "http://127.0.0.1:9/"}), say("Hi"), key_file=key_file)
-    with pytest.raises(UserFailure, match=f"user endpoint 'sim', model 'm-1': answered {code}") as caught:
+    user = make_user(
+        server, (code, body, {"Location": "http://127.0.0.1:9/"}), say("Hi"), key_file=key_file
+    )
+    with pytest.raises(
+        UserFailure, match=f"user endpoint 'sim', model 'm-1': answered {code}"
+    ) as caught:
         user.open()
     assert len(bodies(server)) == 1
     shown = "".join(traceback.format_exception(caught.value))
@@ -299,7 +358,9 @@ def test_other_statuses_fail_at_once(server: ScriptedEngine, code: int, tmp_path
         assert ("redirects are not followed" if code == 301 else "bad request with ***") in shown
 
 
-def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tmp_path: Path) -> None:
+def test_the_key_is_sent_read_again_and_shown_nowhere(
+    server: ScriptedEngine, tmp_path: Path
+) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("old")
     user = make_user(server, say("Hi"), say("Ho"), "hang", key_file=key_file)
@@ -307,16 +368,23 @@ def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tm
     user.open()
     key_file.write_text("newer")
     user.reply("?")
-    assert [headers["Authorization"] for _, _, headers in server.requests] == [f"Bearer {KEY}", "Bearer newer"]
+    assert [headers["Authorization"] for _, _, headers in server.requests] == [
+        f"Bearer {KEY}",
+        "Bearer newer",
+    ]
     assert KEY not in repr(user) + repr(vars(user)) + repr(vars(chat_model.http_client()._session))
 
 
 @pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])
-def test_a_key_file_without_a_key(server: ScriptedEngine, tmp_path: Path, content: str | bytes | None) -> None:
+def test_a_key_file_without_a_key(
+    server: ScriptedEngine, tmp_path: Path, content: str | bytes | None
+) -> None:
     key_file = tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserFailure, match=r"'sim'.*its key file .*key (cannot be read|holds no key)"):
+    with pytest.raises(
+        UserFailure, match=r"'sim'.*its key file .*key (cannot be read|holds no key)"
+    ):
         make_user(server, say("Hi"), key_file=key_file).open()
     assert bodies(server) == []
 
@@ -327,7 +395,12 @@ def test_a_failed_reply_can_be_asked_for_again(server: ScriptedEngine) -> None:
     with pytest.raises(UserFailure):
         user.reply("Which order?")
     assert user.reply("Which order?") == "S-1"
-    assert [message["role"] for message in bodies(server)[-1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in bodies(server)[-1]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 def test_text_that_is_no_unicode_can_be_said(server: ScriptedEngine) -> None:

@@ -42,7 +42,9 @@ def test_an_oracle_leaves_after_many_replies() -> None:
 
 
 def test_an_oracle_plays_the_shop_to_an_end() -> None:
-    """The moves were written for the scripted user. The oracle answers otherwise, yet most tasks succeed."""
+    """The moves were written for the scripted user. The oracle answers otherwise, yet most tasks
+    succeed.
+    """
     domain, earned = shop.load(None), 0.0
     for index in range(100):
         task = domain.task("test", index)

@@ -16,7 +16,11 @@ def make(spec: dict[str, object], endpoints: dict[str, Endpoint] | None = None) 
 def test_a_scripted_user_reads_its_lines_and_repeats_the_last() -> None:
     user = make({"kind": "scripted"})
     assert user.open() == TASK.opening
-    assert [user.reply("?") for _ in range(5)] == [*TASK.replies, TASK.replies[-1], TASK.replies[-1]]
+    assert [user.reply("?") for _ in range(5)] == [
+        *TASK.replies,
+        TASK.replies[-1],
+        TASK.replies[-1],
+    ]
 
 
 def test_a_script_needs_a_line() -> None:
@@ -37,10 +41,22 @@ def test_a_script_needs_a_line() -> None:
         ),
         ({"kind": "openai", "endpoint": "e", "model": ""}, "user model cannot be ''"),
         ({"kind": "openai", "endpoint": 3, "model": "m"}, "user endpoint cannot be 3"),
-        ({"kind": "openai", "endpoint": "e", "model": "m", "temperature": float("nan")}, "temperature cannot be nan"),
-        ({"kind": "openai", "endpoint": "e", "model": "m", "max_tokens": 0}, "max_tokens cannot be 0"),
-        ({"kind": "openai", "endpoint": "e", "model": "m", "timeout_s": float("inf")}, "timeout_s cannot be inf"),
-        ({"kind": "openai", "endpoint": "e", "model": "m", "retries": 1.5}, r"retries cannot be 1\.5"),
+        (
+            {"kind": "openai", "endpoint": "e", "model": "m", "temperature": float("nan")},
+            "temperature cannot be nan",
+        ),
+        (
+            {"kind": "openai", "endpoint": "e", "model": "m", "max_tokens": 0},
+            "max_tokens cannot be 0",
+        ),
+        (
+            {"kind": "openai", "endpoint": "e", "model": "m", "timeout_s": float("inf")},
+            "timeout_s cannot be inf",
+        ),
+        (
+            {"kind": "openai", "endpoint": "e", "model": "m", "retries": 1.5},
+            r"retries cannot be 1\.5",
+        ),
         (
             {"kind": "openai", "endpoint": "e", "model": "m"},
             "'e' is unknown to this worker, which knows none: .* ROLLQ_USER_E",
@@ -54,4 +70,7 @@ def test_a_user_that_a_job_cannot_have(spec: dict[str, object], words: str) -> N
 
 def test_the_known_endpoints_are_named() -> None:
     with pytest.raises(JobFailure, match="which knows a, b:"):
-        make({"kind": "openai", "endpoint": "e", "model": "m"}, {"b": Endpoint("u"), "a": Endpoint("u")})
+        make(
+            {"kind": "openai", "endpoint": "e", "model": "m"},
+            {"b": Endpoint("u"), "a": Endpoint("u")},
+        )

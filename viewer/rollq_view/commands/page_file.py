@@ -18,8 +18,9 @@ def write(
     attempt: int | None,
     tokenizer: str | None,
 ) -> None:
-    """Writes the page of an exported record, or of a job in Redis as `RolloutReader.rollout` has it. Raises
-    RollqError."""
+    """Writes the page of an exported record, or of a job in Redis as `RolloutReader.rollout` has
+    it. Raises RollqError.
+    """
     page = page_of_record(found) if isinstance(found, Mapping) else page_of_job(*found, attempt)
     try:
         out.write_text(single_page(with_texts(page, load_texts(tokenizer))), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""`rollq view`: runs, groups and rollouts as web pages on loopback, from Redis or from an exported file."""
+"""`rollq view`: runs, groups and rollouts as web pages on loopback, from Redis or from an exported
+file.
+"""
 
 import argparse
 import secrets
@@ -24,19 +26,28 @@ PORT = 8642
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "view",
-        description="Serves web pages on this machine's loopback: runs, groups, every rollout as a conversation with"
-        " its tokens, times and the reasons for its reward. Takes an exported file (FILE.jsonl, or a folder"
+        description="Serves web pages on this machine's loopback: runs, groups, every rollout as "
+        "a conversation with"
+        " its tokens, times and the reasons for its reward. Takes an exported file "
+        "(FILE.jsonl, or a folder"
         " FILE.parquet), else the runs in Redis, which it shows live. Needs the extra view.",
     )
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="exported file (the runs in Redis)")
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="exported file (the runs in Redis)"
+    )
     add_run(parser, required=False, help="run to open first (all runs)")
     parser.add_argument(
-        "--port", type=whole(0, 65535), default=PORT, metavar="N", help="port; 0: one that is free (%(default)s)"
+        "--port",
+        type=whole(0, 65535),
+        default=PORT,
+        metavar="N",
+        help="port; 0: one that is free (%(default)s)",
     )
     parser.add_argument(
         "--allow-actions",
         action="store_true",
-        help="let the page play dead rollouts again; the address that is printed then carries a token",
+        help="let the page play dead rollouts again; the address that is printed "
+        "then carries a token",
     )
     add_redis(parser)
     parser.set_defaults(run=run)
@@ -59,14 +70,23 @@ def _view_redis(args: argparse.Namespace) -> int:
 
     url = settings(args).redis_url
     token = secrets.token_urlsafe(24) if args.allow_actions else ""
-    with open_redis(args, patience_s=0) as connection:  # a page asks again by itself, and says meanwhile what is wrong
+    with open_redis(
+        args, patience_s=0
+    ) as connection:  # a page asks again by itself, and says meanwhile what is wrong
         if args.run_name:
             check_run(connection, args.run_name, url)
         client = partial(_client, settings(args)) if token else None
-        place, texts = RedisPlace(connection, mask_url(url), client), load_texts(settings(args).tokenizer)
+        place, texts = (
+            RedisPlace(connection, mask_url(url), client),
+            load_texts(settings(args).tokenizer),
+        )
         view = server.ViewServer(place, run=args.run_name or "", token=token, texts=texts)
         what = f"run {args.run_name}" if args.run_name else "the runs"
-        server.serve(view, args.port, ready=lambda port: _print(port, f"{what} in Redis at {mask_url(url)}", token))
+        server.serve(
+            view,
+            args.port,
+            ready=lambda port: _print(port, f"{what} in Redis at {mask_url(url)}", token),
+        )
     return 0
 
 
@@ -78,5 +98,7 @@ def _print(port: int, what: str, token: str) -> None:
     print(f"rollq view shows {what}. Open in a browser on this machine:", flush=True)
     print(f"  http://127.0.0.1:{port}/" + (f"#token={token}" if token else ""), flush=True)
     print(
-        f"From another machine: ssh -L {port}:127.0.0.1:{port} HOST, then the same address. Ctrl-C ends it.", flush=True
+        f"From another machine: ssh -L {port}:127.0.0.1:{port} HOST, then the same "
+        "address. Ctrl-C ends it.",
+        flush=True,
     )

@@ -1,7 +1,8 @@
 """The connections that an endpoint holds: so many at a time, and a stranger's for a few seconds.
 
-A stranger is a connection that has not shown the episode's key. Where there are too many connections, the oldest
-stranger's is closed, so programs without the key do not keep those that have it away. It knows no requests.
+A stranger is a connection that has not shown the episode's key. Where there are too many
+connections, the oldest stranger's is closed, so programs without the key do not keep those that
+have it away. It knows no requests.
 """
 
 import asyncio
@@ -17,8 +18,12 @@ STRANGER_S = 5.0
 """Seconds in which a connection must show the key."""
 
 log = logging.getLogger(__name__)
-log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
-"""Where the server writes what goes wrong in it. What is no HTTP is answered and not written: anybody can send it."""
+log.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
+"""Where the server writes what goes wrong in it. What is no HTTP is answered and not written:
+anybody can send it.
+"""
 
 
 class Connections(web.Server):
@@ -27,7 +32,9 @@ class Connections(web.Server):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, logger=log, access_log=None, **options)
         self._open: set[web.RequestHandler] = set()
-        self._strangers: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+        self._strangers: dict[
+            web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]
+        ] = {}
         """The oldest first."""
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
@@ -40,7 +47,9 @@ class Connections(web.Server):
             loop.call_soon(self._strangers[oldest][0].abort)  # soon: the newest has not begun yet
             self._lost(oldest)
 
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         super().connection_lost(handler, exc)
         self._lost(handler)
 

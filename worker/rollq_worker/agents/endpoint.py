@@ -1,7 +1,9 @@
-"""The endpoint of an episode, on loopback unless told otherwise: turns in three dialects, `/v1/models` and `/episode`.
+"""The endpoint of an episode, on loopback unless told otherwise: turns in three dialects,
+`/v1/models` and `/episode`.
 
-Each episode has a port, a key and threads of its own, and what its requests may hold at a time is bounded. One thread
-reads and writes for all of them. It knows requests and replies, and nothing of tokens.
+Each episode has a port, a key and threads of its own, and what its requests may hold at a time is
+bounded. One thread reads and writes for all of them. It knows requests and replies, and nothing of
+tokens.
 """
 
 import asyncio
@@ -30,14 +32,17 @@ from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
 from rollq_worker.whole_text import whole_json
 
 HOST = "ROLLQ_AGENT_HOST"
-"""Environment variable: the address of this machine at which endpoints listen, for agents in containers. Without it,
-loopback."""
+"""Environment variable: the address of this machine at which endpoints listen, for agents in
+containers. Without it, loopback.
+"""
 THREADS = 16
 """Number of an agent's requests that are carried out at once; more wait."""
 LARGEST_BODY = 8 << 20
 """Longest request in bytes."""
 REQUESTS, BODIES = 64, 16 << 20
-"""Number of requests of an episode that are under way or wait, and bytes of all their bodies; more are refused."""
+"""Number of requests of an episode that are under way or wait, and bytes of all their bodies; more
+are refused.
+"""
 
 
 class Address(NamedTuple):
@@ -52,7 +57,9 @@ class AgentEndpoint:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollq-agents", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="rollq-agents", daemon=True
+        )
         self._thread.start()
 
     @contextmanager
@@ -80,7 +87,9 @@ class _Asked:
     dialect: Dialect
     body: bytes
     http: web.BaseRequest
-    """The last time that it came: a client that gives up waiting sends it again, on another connection."""
+    """The last time that it came: a client that gives up waiting sends it again, on another
+    connection.
+    """
     moved: asyncio.Future[None]
     """Done when it has come again, and the connection before need not be answered."""
     answer: asyncio.Future[tuple[TurnRequest, Turn]] = field(init=False)
@@ -111,7 +120,9 @@ class _Served:
         """The size of each request that is under way or waits, by its `id`."""
         self._free = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollq-agent-request")
-        self._routes: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+        self._routes: dict[
+            tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+        ] = {
             ("POST", "/v1/chat/completions"): partial(self._complete, chat_completions),
             ("POST", "/v1/responses"): partial(self._complete, Responses()),
             ("POST", "/v1/messages"): partial(self._complete, messages),
@@ -126,8 +137,12 @@ class _Served:
         """Returns the port."""
         loop = asyncio.get_running_loop()
 
-        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
+        def request(
+            message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+        ) -> web.BaseRequest:
+            return web.BaseRequest(
+                message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY
+            )
 
         self._web = Connections(self._handle, request_factory=request)
         self._server = await loop.create_server(self._web, _host(), 0)
@@ -146,11 +161,14 @@ class _Served:
             if route is None:
                 paths = ", ".join(f"{method} {path}" for method, path in self._routes)
                 raise RequestRefused(
-                    f"{request.method} {request.path} is not served here; there is {paths}", status=404
+                    f"{request.method} {request.path} is not served here; there is {paths}",
+                    status=404,
                 )
             return await route(request)
         except RequestRefused as e:
-            e.__traceback__ = None  # its frames hold what was asked, and it, until somebody collects garbage
+            e.__traceback__ = (
+                None  # its frames hold what was asked, and it, until somebody collects garbage
+            )
             refused = e
         except web.HTTPRequestEntityTooLarge:
             refused = RequestRefused("the request is too large", status=413)
@@ -158,19 +176,26 @@ class _Served:
         return web.json_response(dialect.error(refused), status=refused.status)
 
     def _authorise(self, request: web.BaseRequest) -> None:
-        given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("x-api-key") or request.headers.get(
+            "Authorization", ""
+        ).removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
-            raise RequestRefused("this is not the key of this episode", code="invalid_api_key", status=401)
+            raise RequestRefused(
+                "this is not the key of this episode", code="invalid_api_key", status=401
+            )
 
     @contextmanager
     def _place(self, http: web.BaseRequest) -> Iterator[None]:
-        """A block in which the request takes one of the episode's places. Raises RequestRefused when there is none."""
+        """A block in which the request takes one of the episode's places. Raises RequestRefused
+        when there is none.
+        """
         known = http.content_length is not None and "Content-Encoding" not in http.headers
         size = min(http.content_length or 0, LARGEST_BODY) if known else LARGEST_BODY
         held = sum(self._bodies.values())
         if len(self._bodies) >= REQUESTS or held + size > BODIES:
             raise RequestRefused(
-                f"{len(self._bodies)} requests of {held} bytes are under way; at most {REQUESTS} of {BODIES} may be",
+                f"{len(self._bodies)} requests of {held} bytes are under way; at most "
+                f"{REQUESTS} of {BODIES} may be",
                 code="rate_limit_exceeded",
                 status=429,
             )
@@ -188,13 +213,21 @@ class _Served:
     async def _complete(self, dialect: Dialect, http: web.BaseRequest) -> web.StreamResponse:
         with self._place(http):
             body, moved = await self._read(http), asyncio.get_running_loop().create_future()
-            again = (asked for asked in self._asked if (asked.dialect, asked.body) == (dialect, body))
-            asked = next((asked for asked in again if asked.has_hung_up() and not asked.is_dropped()), None)
+            again = (
+                asked for asked in self._asked if (asked.dialect, asked.body) == (dialect, body)
+            )
+            asked = next(
+                (asked for asked in again if asked.has_hung_up() and not asked.is_dropped()), None
+            )
             if asked is None:
                 asked = _Asked(dialect, body, http, moved)
                 answer = partial(self._answer, dialect)
-                asked.answer = asyncio.ensure_future(self._in_thread(asked.has_hung_up, answer, body))
-                asked.answer.add_done_callback(asyncio.Future.exception)  # nobody may be left who asks for it
+                asked.answer = asyncio.ensure_future(
+                    self._in_thread(asked.has_hung_up, answer, body)
+                )
+                asked.answer.add_done_callback(
+                    asyncio.Future.exception
+                )  # nobody may be left who asks for it
                 self._asked.append(asked)
             else:
                 asked.moved.set_result(None)
@@ -205,7 +238,9 @@ class _Served:
                 if not moved.done():
                     self._asked.remove(asked)
             if moved.done():
-                return web.Response(status=499)  # its client has sent it again, and that request takes the answer
+                return web.Response(
+                    status=499
+                )  # its client has sent it again, and that request takes the answer
             return await self._reply(asked, *asked.answer.result())
 
     async def _reply(self, asked: _Asked, request: TurnRequest, turn: Turn) -> web.StreamResponse:
@@ -214,7 +249,9 @@ class _Served:
             return web.Response(status=499)
         if not request.stream:
             return web.json_response(asked.dialect.reply(turn, request))
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        stream = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
         with suppress(ConnectionError):
             await stream.prepare(asked.http)
             for event in asked.dialect.stream(turn, request):
@@ -230,7 +267,9 @@ class _Served:
         with self._place(http):
             body = await self._read(http)
             number = await self._in_thread(
-                lambda: _has_hung_up(http), lambda body: self._episode.count(_request(messages, body)), body
+                lambda: _has_hung_up(http),
+                lambda body: self._episode.count(_request(messages, body)),
+                body,
             )
             return web.json_response({"input_tokens": number})
 
@@ -242,10 +281,14 @@ class _Served:
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
         """What the episode is about: `{"messages": [...], "tools": [...]}`."""
-        return web.json_response({"messages": self._episode.world.opening, "tools": self._episode.world.tools})
+        return web.json_response(
+            {"messages": self._episode.world.opening, "tools": self._episode.world.tools}
+        )
 
     async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text": ..., "done": ...}`."""
+        """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text":
+        ..., "done": ...}`.
+        """
         with self._place(http):
             body = await self._read(http)
             observed = await self._in_thread(lambda: _has_hung_up(http), self._act, body)
@@ -253,13 +296,21 @@ class _Served:
 
     def _act(self, body: bytes) -> Observation:
         step = _json(body)
-        name, arguments = (step.get("name"), step.get("arguments", {})) if isinstance(step, dict) else (None, None)
+        name, arguments = (
+            (step.get("name"), step.get("arguments", {}))
+            if isinstance(step, dict)
+            else (None, None)
+        )
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
         return self._episode.step(name, arguments)
 
-    async def _in_thread(self, has_hung_up: Callable[[], bool], function: Callable[[bytes], Any], body: bytes) -> Any:
-        """What the function returns for the body. One whose client has gone is dropped before it begins."""
+    async def _in_thread(
+        self, has_hung_up: Callable[[], bool], function: Callable[[bytes], Any], body: bytes
+    ) -> Any:
+        """What the function returns for the body. One whose client has gone is dropped before it
+        begins.
+        """
         async with self._free:
             if has_hung_up():
                 raise RequestRefused("its client has gone", status=499)

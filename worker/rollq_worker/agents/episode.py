@@ -1,8 +1,10 @@
-"""One episode of an agent program: it asks for turns as the client of a model does, and may act in an environment.
+"""One episode of an agent program: it asks for turns as the client of a model does, and may act in
+an environment.
 
-The invariant: the program is given a turn, or the result of a step, once that is in the journal. Requests come from
-any thread, also several at once; steps are made by the attempt's own thread, one after the other. It knows
-protocols and values, and nothing of HTTP, Redis or how a program is started.
+The invariant: the program is given a turn, or the result of a step, once that is in the journal.
+Requests come from any thread, also several at once; steps are made by the attempt's own thread, one
+after the other. It knows protocols and values, and nothing of HTTP, Redis or how a program is
+started.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -62,7 +64,9 @@ class AgentEpisode:
         for turn in turns.values():
             self._answers.add(turn, recorded=True)
         self._turns, self._number = len(turns), max(turns, default=-1) + 1
-        """Turns that were begun, and the number of the next one. A turn that a kill cut off left a gap."""
+        """Turns that were begun, and the number of the next one. A turn that a kill cut off left a
+        gap.
+        """
         self._asking = 0
         """Number of requests under way."""
         self._asked = 0
@@ -92,14 +96,22 @@ class AgentEpisode:
                 raise self._refusal() from e
 
     def count(self, request: TurnRequest) -> int:
-        """The number of tokens that the request's turn would begin behind. Raises RequestRefused."""
+        """The number of tokens that the request's turn would begin behind. Raises
+        RequestRefused.
+        """
         with self._lock:
             self._check_going_on()
             place = self._tree.prompt_for(request)
-        return len(place[0].trace.ids) + len(place[1].ids) if isinstance(place, tuple) else len(place.ids)
+        return (
+            len(place[0].trace.ids) + len(place[1].ids)
+            if isinstance(place, tuple)
+            else len(place.ids)
+        )
 
     def not_delivered(self, turn: Turn) -> None:
-        """The agent has hung up before it was given this turn. It is there for the same request, sent again."""
+        """The agent has hung up before it was given this turn. It is there for the same request,
+        sent again.
+        """
         with self._lock:
             self._answers.add(turn, recorded=False)
 
@@ -108,7 +120,9 @@ class AgentEpisode:
         try:
             plain = whole_json(json.loads(json.dumps(dict(arguments), allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as e:
-            raise RequestRefused(f"the arguments of {name} are no JSON: {e}", param="arguments") from e
+            raise RequestRefused(
+                f"the arguments of {name} are no JSON: {e}", param="arguments"
+            ) from e
         made: Future[Observation] = Future()
         with self._lock:
             self._check_going_on()
@@ -141,13 +155,14 @@ class AgentEpisode:
         return turn
 
     def _recorded(self, request: TurnRequest) -> Turn | None:
-        """The turn that answers the request, if the journal has one. Raises AgentDiverged, and RequestRefused for a
-        request that was refused before, which no journal says."""
+        """The turn that answers the request, if the journal has one. Raises AgentDiverged, and
+        RequestRefused for a request that was refused before, which no journal says.
+        """
         turn = self._answers.take(request)
         if turn is None and self._asking == 1 and (divergence := self._answers.divergence(request)):
             self._place(request)
-            # Of several requests at once, this one may not have been answered when the journal ended. Then another one
-            # follows within two seconds.
+            # Of several requests at once, this one may not have been answered when the journal
+            # ended. Then another one follows within two seconds.
             before = self._asked
             if not self._company.wait_for(lambda: self._asked > before or self._over, 2.0):
                 raise divergence
@@ -158,10 +173,14 @@ class AgentEpisode:
         return Sampler(turn.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
 
     def _begin(self, request: TurnRequest) -> Turn:
-        """Open the turn where the request goes on. Raises RequestRefused when there is no budget for it."""
+        """Open the turn where the request goes on. Raises RequestRefused when there is no budget
+        for it.
+        """
         if self._turns >= self.job.budget.max_turns:
             self.refused = Stop.TURNS
-            raise RequestRefused(f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent")
+            raise RequestRefused(
+                f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent"
+            )
         self._check_growth()
         job, place = self._place(request)
         if isinstance(place, Prompt):
@@ -176,7 +195,9 @@ class AgentEpisode:
         return self._tree.begin(trace, self._number - 1, job)
 
     def _place(self, request: TurnRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
-        """The job with what the request asks for, and where it goes on in the traces. Raises RequestRefused."""
+        """The job with what the request asks for, and where it goes on in the traces. Raises
+        RequestRefused.
+        """
         try:
             job = with_asked(self.job, request.asked)
         except ContractError as e:
@@ -192,7 +213,9 @@ class AgentEpisode:
         trace, sampler = turn.trace, self._sampler(turn)
         while True:
             trace.checks.check_request(trace.ids)
-            piece = sampler.generate(trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read)
+            piece = sampler.generate(
+                trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read
+            )
             if piece is None:
                 return
             over = sampler.is_over(piece)
@@ -219,7 +242,8 @@ class AgentEpisode:
     def _no_room(self) -> RequestRefused:
         self.refused = Stop.LENGTH
         return RequestRefused(
-            "the conversation leaves no room for a turn in the job's max_tokens or in the model's context",
+            "the conversation leaves no room for a turn in the job's max_tokens or in "
+            "the model's context",
             param="messages",
             code="context_length_exceeded",
         )
@@ -247,7 +271,9 @@ class AgentEpisode:
 
     # What the attempt's own thread does.
 
-    def serve(self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]) -> None:
+    def serve(
+        self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         """Carry out the agent's steps until it has `ended`. Raises what made the episode fail.
 
         The time for which the agent is at work by itself is spent in a block of `idle`.
@@ -268,13 +294,19 @@ class AgentEpisode:
             elif ended() and not self._asking:
                 return
 
-    def _next_work(self, ended: Callable[[], bool], busy: bool) -> tuple[Action, Future[Observation]] | None:
+    def _next_work(
+        self, ended: Callable[[], bool], busy: bool
+    ) -> tuple[Action, Future[Observation]] | None:
         """The next step; None when the agent begins or ends a request, or has ended."""
         while True:
             try:
                 work = self._work.get(timeout=0.2)
             except Empty:
-                with errors_become(EngineFailure, "the engine") if busy else errors_become(AgentFailure, "the agent"):
+                with (
+                    errors_become(EngineFailure, "the engine")
+                    if busy
+                    else errors_become(AgentFailure, "the agent")
+                ):
                     self._journal.check()
                 work = None
             if work is not None or self._failure is not None or (self._asking > 0) is not busy:
@@ -283,14 +315,20 @@ class AgentEpisode:
                 return None
 
     def _await_requests(self) -> None:
-        """A worker that stops aborts what it samples. What was sampled so far is recorded before the job goes back."""
+        """A worker that stops aborts what it samples. What was sampled so far is recorded before
+        the job goes back.
+        """
         until = time.monotonic() + 3.0
         while self._asking and time.monotonic() < until:
             time.sleep(0.01)
 
     def _carry_out(self, action: Action, made: Future[Observation]) -> None:
         if self.world.done:
-            made.set_exception(RequestRefused("the environment has ended the episode", code="episode_over", status=409))
+            made.set_exception(
+                RequestRefused(
+                    "the environment has ended the episode", code="episode_over", status=409
+                )
+            )
             return
         try:
             if not self.world.repeats:
@@ -303,15 +341,19 @@ class AgentEpisode:
             raise
 
     def close(self) -> Closed:
-        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent had no
-        turn, and JobFailure when there was no room for the first one."""
+        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when
+        the agent had no turn, and JobFailure when there was no room for the first one.
+        """
         with self._lock:
             self._answers.check_finished()
             self.world.check_finished()
             self._over = True
             if not any(isinstance(event, Sampled) for event in self.events):
                 if self.refused is Stop.LENGTH:
-                    raise JobFailure("the agent's first prompt leaves no room in max_tokens or in the model's context")
+                    raise JobFailure(
+                        "the agent's first prompt leaves no room in max_tokens or in "
+                        "the model's context"
+                    )
                 raise AgentFailure("the agent ended without a turn")
             for leaf in self._tree.leaves():
                 self._tree.answer(leaf)

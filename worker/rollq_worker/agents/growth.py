@@ -1,4 +1,6 @@
-"""How far the journal of an agent program's episode has grown, and where that ends. It knows events only."""
+"""How far the journal of an agent program's episode has grown, and where that ends. It knows events
+only.
+"""
 
 import json
 
@@ -13,7 +15,9 @@ LARGEST = 64 << 20
 
 
 class Spent(RequestRefused):
-    """A request for which the journal has no room. `stop` is how an episode ends that cannot go on without."""
+    """A request for which the journal has no room. `stop` is how an episode ends that cannot go on
+    without.
+    """
 
     def __init__(self, message: str, code: str, stop: Stop) -> None:
         super().__init__(message, code=code)
@@ -39,12 +43,17 @@ class Growth:
                 texts = [event.text, dict(event.action)]
                 self._steps += 1
         text = json.dumps(texts, ensure_ascii=False)
-        # An element of a list or of an object takes about 64 bytes in memory, a token with its logprob 12.
-        self._size += len(text) + 64 * sum(map(text.count, "[{,")) + 12 * len(getattr(event, "ids", ()))
+        # An element of a list or of an object takes about 64 bytes in memory, a token with its
+        # logprob 12.
+        self._size += (
+            len(text) + 64 * sum(map(text.count, "[{,")) + 12 * len(getattr(event, "ids", ()))
+        )
 
     def check(self) -> None:
         """Raises Spent when it has no room."""
         if self._size >= LARGEST:
-            raise Spent(f"the episode's journal has {LARGEST >> 20} MB", "journal_full", Stop.LENGTH)
+            raise Spent(
+                f"the episode's journal has {LARGEST >> 20} MB", "journal_full", Stop.LENGTH
+            )
         if self._steps >= STEPS:
             raise Spent(f"the episode's {STEPS} steps are made", "steps_spent", Stop.TURNS)

@@ -1,8 +1,9 @@
 """Agent programs by name: functions of installed packages, and files of this process.
 
-A function's name is an entry point of the group `rollq.agents`. A file is called by its stem and the first digits of
-its hash, `solver@0123456789ab`, so a job carries a name, never a path, and only a worker that was given the same file
-plays it. `solver.py:play` is a function in a file; without a function, the file is a command for a child process.
+A function's name is an entry point of the group `rollq.agents`. A file is called by its stem and
+the first digits of its hash, `solver@0123456789ab`, so a job carries a name, never a path, and only
+a worker that was given the same file plays it. `solver.py:play` is a function in a file; without a
+function, the file is a command for a child process.
 """
 
 from functools import cache, partial
@@ -26,7 +27,9 @@ def is_program(name: str) -> bool:
 
 
 def agent_starter(job: Job) -> Starter:
-    """What starts the job's agent. Raises JobFailure, or ForOtherWorkers for a file that is not here."""
+    """What starts the job's agent. Raises JobFailure, or ForOtherWorkers for a file that is not
+    here.
+    """
     name, args = job.agent, job.agent_args
     for what, asked in (
         ("history=template", job.history is History.TEMPLATE),
@@ -38,7 +41,9 @@ def agent_starter(job: Job) -> Starter:
     if "@" in name:
         file = FILES.of(name)
         if not file.part:
-            start = partial(AgentProcess, name, command_of(file.path), users=agent_users(), job_id=job.id)
+            start = partial(
+                AgentProcess, name, command_of(file.path), users=agent_users(), job_id=job.id
+            )
             return lambda given, on_end: start(given, args, on_end)
         function = _function_in(file)
     else:
@@ -48,8 +53,9 @@ def agent_starter(job: Job) -> Starter:
 
 
 def check_agent(job: Job) -> str:
-    """What this machine does not know of the job's agent, which the workers may know; else empty. Raises JobFailure for
-    an agent that no worker can play."""
+    """What this machine does not know of the job's agent, which the workers may know; else empty.
+    Raises JobFailure for an agent that no worker can play.
+    """
     try:
         agent_starter(job)
     except ForOtherWorkers as e:
@@ -58,7 +64,9 @@ def check_agent(job: Job) -> str:
 
 
 def add_file(text: str) -> str:
-    """Have this process and its children know the file. Returns the agent's name. Raises JobFailure."""
+    """Have this process and its children know the file. Returns the agent's name. Raises
+    JobFailure.
+    """
     return FILES.add(text)
 
 
@@ -66,7 +74,9 @@ def add_file(text: str) -> str:
 def _function_in(file: NamedFile) -> AgentFunction:
     where = f"{file.path.name}:{file.part}"
     if file.path.suffix != ".py":
-        raise JobFailure(f"agent {file.name!r}: {file.path.name} is no Python file, so it has no function")
+        raise JobFailure(
+            f"agent {file.name!r}: {file.path.name} is no Python file, so it has no function"
+        )
     try:
         return as_function("agent", file.name, getattr(file.run(), file.part, None), where)
     except RollqError:

@@ -1,4 +1,5 @@
-"""Plays a job with an agent program: the program, its endpoint, the episode and the journal brought together.
+"""Plays a job with an agent program: the program, its endpoint, the episode and the journal brought
+together.
 
 The counterpart of `rollq_worker.episode.loop.play` for agents that bring their own loop.
 """
@@ -47,9 +48,10 @@ def play_with_agent(
 ) -> Trajectory:
     """Play `job` to its end, as `loop.play` does, with the agent that `start` starts.
 
-    `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine only for what the
-    journal has no answer to. The time for which it is at work by itself is spent in a block of `idle`. Raises
-    AgentFailure when it crashes, and AgentDiverged when it does not repeat what it did before; else as `loop.play`.
+    `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine
+    only for what the journal has no answer to. The time for which it is at work by itself is spent
+    in a block of `idle`. Raises AgentFailure when it crashes, and AgentDiverged when it does not
+    repeat what it did before; else as `loop.play`.
     """
     episode = AgentEpisode(
         job,
@@ -93,10 +95,13 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
     except AgentFailure:
         if episode.refused is None and not episode.world.done:
             raise
-        answer = ""  # it could not go on, because a budget is spent or the environment has ended the episode
+        # it could not go on, because a budget is spent or the environment has ended the episode
+        answer = ""
     else:
         answer = answer if answer is not None or episode.world.acted else episode.answer
     if answer and not episode.world.done:
         episode.world.act(Action(RESPOND, {"content": whole(answer)}))
     closed = episode.close()
-    return replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed
+    return (
+        replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed
+    )

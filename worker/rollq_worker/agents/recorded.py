@@ -1,7 +1,8 @@
 """The journal of an agent program's episode, and the turns that an earlier attempt recorded.
 
-The program is started again from the beginning. As long as it asks what it asked before, it is answered from the
-journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no HTTP.
+The program is started again from the beginning. As long as it asks what it asked before, it is
+answered from the journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no
+HTTP.
 """
 
 from collections import defaultdict, deque
@@ -17,13 +18,16 @@ from rollq_worker.episode.sampler import Sampler
 from rollq_worker.protocols import Journal
 
 HINT = (
-    "an agent that is to resume must ask the same again: no clocks, random ids or unordered results of parallel calls"
+    "an agent that is to resume must ask the same again: no clocks, random ids or "
+    "unordered results of parallel calls"
     " in its messages"
 )
 
 
 class AgentDiverged(AgentFailure):
-    """The agent did something else than before. Its journal is set aside, and the episode starts again."""
+    """The agent did something else than before. Its journal is set aside, and the episode starts
+    again.
+    """
 
 
 class AgentJournal(Journal, Protocol):
@@ -41,7 +45,9 @@ class AgentJournal(Journal, Protocol):
 def replayed(
     recorded: Sequence[Event], job: Job, tree: TraceTree, sampler_of: Callable[[Turn], Sampler]
 ) -> dict[int, Turn]:
-    """The recorded turns by their numbers, with the traces of `tree` as they were where the journal ends."""
+    """The recorded turns by their numbers, with the traces of `tree` as they were where the journal
+    ends.
+    """
     turns: dict[int, Turn] = {}
     for event in recorded:
         if isinstance(event, Prompt):
@@ -50,7 +56,9 @@ def replayed(
             turn = turns.get(event.turn)
             if turn is None:
                 trace = tree.traces[event.trace or 0]
-                turn = turns[event.turn] = tree.begin(trace, event.turn, with_asked(job, event.asked))
+                turn = turns[event.turn] = tree.begin(
+                    trace, event.turn, with_asked(job, event.asked)
+                )
             tree.add(turn, event)
             sampler = sampler_of(turn)
             if sampler.is_over(event):
@@ -93,8 +101,9 @@ class Answers:
         return turn
 
     def divergence(self, request: TurnRequest) -> AgentDiverged | None:
-        """What is wrong with a request that no turn answers, if the agent asks one thing at a time; None when all turns
-        were asked for, or some were under way at once."""
+        """What is wrong with a request that no turn answers, if the agent asks one thing at a time;
+        None when all turns were asked for, or some were under way at once.
+        """
         if not self._recorded or self._overlap:
             return None
         return AgentDiverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
@@ -103,7 +112,9 @@ class Answers:
         """Raises AgentDiverged when the agent has ended without asking all that it asked before."""
         if self._recorded:
             count = len(self._recorded)
-            raise AgentDiverged(f"the agent did not ask again for {count} of the turns in its journal; {HINT}")
+            raise AgentDiverged(
+                f"the agent did not ask again for {count} of the turns in its journal; {HINT}"
+            )
 
 
 def _difference(turn: Turn, request: TurnRequest) -> str:
@@ -115,7 +126,10 @@ def _difference(turn: Turn, request: TurnRequest) -> str:
     if len(known) != len(request.messages):
         return f"the agent's request had {len(known)} messages and has {len(request.messages)} now"
     if asked_key(turn.pieces[-1].asked) != asked_key(request.asked):
-        return f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for {request.asked!r:.200} now"
+        return (
+            f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for "
+            f"{request.asked!r:.200} now"
+        )
     return "the agent's request has other tools than before"
 
 

@@ -1,9 +1,10 @@
 """The traces of an agent program's episode, as a tree, and where a request goes on in it.
 
-A request whose conversation is an earlier one and new replies behind it extends that trace: what was sampled stays as
-ids, and only a bridge is added. A conversation that leaves an earlier one behind one of its turns opens a trace whose
-prompt begins with the same ids. Any other conversation opens a trace that the chat template writes. So each sampled
-token is sampled, and trained, in exactly one trace. It knows no engine, no journal and no HTTP.
+A request whose conversation is an earlier one and new replies behind it extends that trace: what
+was sampled stays as ids, and only a bridge is added. A conversation that leaves an earlier one
+behind one of its turns opens a trace whose prompt begins with the same ids. Any other conversation
+opens a trace that the chat template writes. So each sampled token is sampled, and trained, in
+exactly one trace. It knows no engine, no journal and no HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -55,14 +56,18 @@ class Turn:
 
     @property
     def sampled(self) -> array[int]:
-        return self.trace.ids[self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)]
+        return self.trace.ids[
+            self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)
+        ]
 
     @property
     def conversation(self) -> list[Message]:
         """The messages that it answers."""
         return self.trace.messages[: self.behind]
 
-    def observed(self, replies: Sequence[Message], ids: array[int], seconds: float = 0.0) -> Observed:
+    def observed(
+        self, replies: Sequence[Message], ids: array[int], seconds: float = 0.0
+    ) -> Observed:
         """What ends the turn, which is over: the replies to it, and the bridge behind them."""
         assert self.message is not None and self.read is not None, "it is over"
         return Observed(
@@ -80,9 +85,12 @@ class Turn:
 
 
 class RendererOf(Protocol):
-    def __call__(self, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> Renderer:
-        """The renderer for these tools. Raises JobFailure when the template cannot be trusted with them, with `several`
-        results of one turn, or with what follows a turn that was `cut`."""
+    def __call__(
+        self, tools: Sequence[Json], *, several: bool = False, cut: bool = False
+    ) -> Renderer:
+        """The renderer for these tools. Raises JobFailure when the template cannot be trusted with
+        them, with `several` results of one turn, or with what follows a turn that was `cut`.
+        """
         ...
 
 
@@ -111,7 +119,9 @@ class TraceTree:
         self._job = job
         self._renderer_of = renderer_of
         self._waiting: dict[bytes, list[Trace]] = {}
-        """Traces whose next turn was not begun, by the digest of their conversation. Equal requests have one each."""
+        """Traces whose next turn was not begun, by the digest of their conversation. Equal requests
+        have one each.
+        """
         self._prompts: dict[bytes, tuple[Trace, int]] = {}
         """Where conversations end that were sampled from: trace and number of ids."""
         self._turns: dict[bytes, Turn] = {}
@@ -119,14 +129,18 @@ class TraceTree:
         self._call_ids = CallIds()
 
     def prompt_for(self, request: TurnRequest) -> Trace | Prompt | tuple[Turn, Observed]:
-        """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
-        is to be answered and its answer. Changes nothing. Raises RequestRefused when the template cannot write it."""
+        """Where the request goes on: a trace that waits for its next turn, the prompt of a new
+        trace, or the turn that is to be answered and its answer. Changes nothing. Raises
+        RequestRefused when the template cannot write it.
+        """
         if waiting := self._waiting.get(request.digests[-1]):
             return waiting[0]
         try:
             return self._prompt_for(request)
         except JobFailure as e:
-            raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
+            raise RequestRefused(
+                f"the chat template cannot write this conversation: {e}", param="messages"
+            ) from e
 
     def _prompt_for(self, request: TurnRequest) -> Prompt | tuple[Turn, Observed]:
         with errors_become(JobFailure, "rendering the conversation"):
@@ -147,16 +161,22 @@ class TraceTree:
     def _behind(
         self, turn: Turn, request: TurnRequest, replies: Sequence[Message]
     ) -> Prompt | tuple[Turn, Observed] | None:
-        """How the conversation goes on behind a finished turn; None where only the template can say."""
+        """How the conversation goes on behind a finished turn; None where only the template can
+        say.
+        """
         trace, message = turn.trace, turn.message
         assert message is not None, "it is over"
         last = trace.ids[turn.end - 1]
-        if not trace.renderer.replying_roles(last).issuperset(str(reply["role"]) for reply in replies):
+        if not trace.renderer.replying_roles(last).issuperset(
+            str(reply["role"]) for reply in replies
+        ):
             return None
         try:
             with errors_become(JobFailure, "rendering the bridge"):
                 if (several := len(replies) > 1) or turn.cut:
-                    self._renderer_of(trace.tools, several=several, cut=turn.cut)  # whether it can be trusted
+                    self._renderer_of(
+                        trace.tools, several=several, cut=turn.cut
+                    )  # whether it can be trusted
                 ids = bridge_behind(trace.renderer, last, message, replies)
         except JobFailure:
             return None
@@ -227,4 +247,8 @@ class TraceTree:
     def leaves(self) -> list[Observed]:
         """What ends each trace whose last turn is over and has no answer."""
         last = [trace.turn for trace in self.traces if trace.turn is not None]
-        return [turn.observed([], array("I")) for turn in last if turn.message is not None and not turn.answered]
+        return [
+            turn.observed([], array("I"))
+            for turn in last
+            if turn.message is not None and not turn.answered
+        ]

@@ -21,7 +21,9 @@ _WRITTEN = json.JSONEncoder(sort_keys=True).encode
 class RequestRefused(Exception):
     """A request that is answered with an error."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
 
@@ -35,34 +37,44 @@ class TurnRequest:
     tools: list[Json]
     """Schemas in OpenAI's form, as the chat template shows them."""
     asked: Mapping[str, Json]
-    """What is asked for beside messages and tools: sampling parameters by the engine's names, MAX_NEW_TOKENS,
-    ONE_CALL."""
+    """What is asked for beside messages and tools: sampling parameters by the engine's names,
+    MAX_NEW_TOKENS, ONE_CALL.
+    """
     stream: bool = False
     usage: bool = False
     """A stream ends with the number of tokens."""
     repeated: Mapping[str, Json] = field(default_factory=dict)
     """What the reply says again of the request."""
     digests: Sequence[bytes] = field(init=False)
-    """Of the conversation before the first message, and after each. Made once, in the request's own thread."""
+    """Of the conversation before the first message, and after each. Made once, in the request's own
+    thread.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digests", chains(self.tools, self.messages))
 
 
 def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
-    """The job with what a request asks for. A turn is never longer than the job's own. Raises ContractError."""
+    """The job with what a request asks for. A turn is never longer than the job's own. Raises
+    ContractError.
+    """
     if not asked:
         return job
-    sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+    sampling = {
+        name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)
+    }
     most = min(job.budget.max_new_tokens, asked.get(MAX_NEW_TOKENS, job.budget.max_new_tokens))
-    return replace(job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most))
+    return replace(
+        job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most)
+    )
 
 
 def longer(before: bytes, message: Message) -> bytes:
     """The digest of the conversation of digest `before` and one more message.
 
-    Frameworks write the model's own turns back with other white space around them and in arguments, and without the
-    reasoning. What was sampled is known by its ids, so none of this makes it another message.
+    Frameworks write the model's own turns back with other white space around them and in arguments,
+    and without the reasoning. What was sampled is known by its ids, so none of this makes it
+    another message.
     """
     return _digest(before, orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS))
 

@@ -1,7 +1,7 @@
 """The environment of an agent program's episode: its opening, the agent's steps in it, and its end.
 
-Steps are recorded as `Acted` events. Those of an earlier attempt are carried out again and compared. It is used by the
-attempt's own thread only, and knows nothing of requests.
+Steps are recorded as `Acted` events. Those of an earlier attempt are carried out again and
+compared. It is used by the attempt's own thread only, and knows nothing of requests.
 """
 
 import time
@@ -23,7 +23,11 @@ class World:
     """One environment and its user."""
 
     def __init__(
-        self, environment: Environment, user: User, recorded: Sequence[Acted], record: Callable[[Event], None]
+        self,
+        environment: Environment,
+        user: User,
+        recorded: Sequence[Acted],
+        record: Callable[[Event], None],
     ) -> None:
         """`record` makes an event durable."""
         self.done = False
@@ -59,11 +63,15 @@ class World:
         return bool(self._recording)
 
     def act(self, action: Action) -> Observation:
-        """Carry out an action. Raises EnvironmentFailure, and AgentDiverged when another one was recorded."""
+        """Carry out an action. Raises EnvironmentFailure, and AgentDiverged when another one was
+        recorded.
+        """
         self.acted = True
         return self._carry_out(action, self._environment.step, f"environment.step({action.name})")
 
-    def _carry_out(self, action: Action, step: Callable[[Action], Observation], what: str) -> Observation:
+    def _carry_out(
+        self, action: Action, step: Callable[[Action], Observation], what: str
+    ) -> Observation:
         self._check_repeated(action)
         at = time.time()
         with errors_become(EnvironmentFailure, what):
@@ -71,11 +79,17 @@ class World:
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")
-            observation = replace(observation, done=bool(observation.done))  # numpy's is no bool to JSON
+            observation = replace(
+                observation, done=bool(observation.done)
+            )  # numpy's is no bool to JSON
         self.done = self.done or observation.done
-        recorded = recorded_action(action, observation.text, self._recording.user_messages, observation.reward)
+        recorded = recorded_action(
+            action, observation.text, self._recording.user_messages, observation.reward
+        )
         took = time.time() - at
-        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=took)
+        event = Acted(
+            action=recorded, text=observation.text, done=observation.done, at=at, seconds=took
+        )
         if self._recording.match(event) is None:
             self._record(event)
         return observation

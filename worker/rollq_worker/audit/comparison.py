@@ -1,7 +1,7 @@
 """Compares recorded logprobs with those that the engine's weights now give to the same tokens.
 
-Every sampled token is scored again by prefill. A token that cannot be compared is skipped, with the reason. It knows
-neither files nor HTTP.
+Every sampled token is scored again by prefill. A token that cannot be compared is skipped, with the
+reason. It knows neither files nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -20,7 +20,9 @@ from rollq_worker.audit.token_classes import Part, Place, SampledTurn, Tally
 from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
-"""More ids than any model has. It bounds what the tokens that are not listed can add to the normaliser."""
+"""More ids than any model has. It bounds what the tokens that are not listed can add to the
+normaliser.
+"""
 SINGLE = 5e-7
 """How far a sum of probabilities may be from the truth, since logprobs are single precision."""
 WORST = 10
@@ -74,7 +76,9 @@ class ComparisonResult:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of tokens that could not be compared, by reason."""
     shifts: dict[int, float] = field(default_factory=lambda: dict.fromkeys(SHIFTS, 0.0))
-    """For each shift: the sum of |recorded - scored that many positions later|, over the same tokens."""
+    """For each shift: the sum of |recorded - scored that many positions later|, over the same
+    tokens.
+    """
     shifted: int = 0
     """Number of tokens in those sums."""
     places: list[Place] = field(default_factory=list)
@@ -90,7 +94,8 @@ class ComparisonResult:
 class Auditor:
     """Scores and compares trajectories against one engine; used by several threads.
 
-    `versions` are the weight versions that the engine has; ids from `vocabulary_end` on are never sent.
+    `versions` are the weight versions that the engine has; ids from `vocabulary_end` on are never
+    sent.
     """
 
     def __init__(self, scorer: Scorer, versions: frozenset[str], vocabulary_end: int) -> None:
@@ -99,7 +104,9 @@ class Auditor:
         self._vocabulary_end = vocabulary_end
 
     def audit(self, trajectory: ExportedTrajectory, outlier: float) -> ComparisonResult:
-        """Scores and compares one trajectory. Tokens off by more than `outlier` are outliers. Raises EngineFailure."""
+        """Scores and compares one trajectory. Tokens off by more than `outlier` are outliers.
+        Raises EngineFailure.
+        """
         result = ComparisonResult(trajectory.job)
         start, scored = 0, dict[int, float]()
         for length in trajectory.traces:
@@ -109,16 +116,23 @@ class Auditor:
         return result
 
     def audit_again(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> ComparisonResult:
-        """Has the engine sample the turn again, up to LONGEST tokens, and compares those before the first one beyond
-        the vocabulary. Raises EngineFailure."""
+        """Has the engine sample the turn again, up to LONGEST tokens, and compares those before the
+        first one beyond the vocabulary. Raises EngineFailure.
+        """
         result = ComparisonResult(trajectory.job)
-        prompt, version = trajectory.tokens[turn.trace_start : turn.begin], trajectory.versions[turn.begin]
+        prompt, version = (
+            trajectory.tokens[turn.trace_start : turn.begin],
+            trajectory.versions[turn.begin],
+        )
         adapter = _adapter(trajectory, turn.begin)
-        comparable = (adapter or version in self._versions) and not trajectory.conditions[turn.begin].incomparable
+        comparable = (adapter or version in self._versions) and not trajectory.conditions[
+            turn.begin
+        ].incomparable
         known = max(trajectory.tokens[turn.trace_start : turn.end]) < self._vocabulary_end
         if not comparable or not known or len(prompt) + LONGEST > self._scorer.max_tokens:
             return result
-        # They say which tokens are sampled. Those sampled with what changes logprobs are not compared.
+        # They say which tokens are sampled. Those sampled with what changes logprobs are not
+        # compared.
         chosen = ("temperature", "top_p", "top_k", "min_p")
         asked = {name: turn.sampling[name] for name in chosen if name in turn.sampling}
         asked["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
@@ -169,16 +183,23 @@ class Auditor:
         adapter: Adapter | None,
         result: ComparisonResult,
     ) -> Mapping[int, float]:
-        """The scores of those of the tokens that could be compared, by position, with that adapter."""
+        """The scores of those of the tokens that could be compared, by position, with
+        that adapter.
+        """
         first, ids = positions[0], trajectory.tokens[start : positions[-1] + 1]
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return {}
-        # The normaliser at another temperature than 1 is computed from so many likeliest tokens. Where they do not
-        # determine it, the engine decodes behind the token's prefix: a request for each token.
-        likeliest = 128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
+        # The normaliser at another temperature than 1 is computed from so many likeliest tokens.
+        # Where they do not determine it, the engine decodes behind the token's prefix: a request
+        # for each token.
+        likeliest = (
+            128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
+        )
         try:
-            scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest, adapter=adapter)
+            scores = self._scorer.score(
+                ids, first - 1 - start, likeliest=likeliest, adapter=adapter
+            )
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return {}
@@ -188,13 +209,17 @@ class Auditor:
             logprob = rescale(scores.logprobs[at], scores.likeliest[at], temperature)
             try:
                 if logprob is None:
-                    logprob = self._scorer.score_decoded(ids[: i - start], ids[i - start], temperature, adapter)
+                    logprob = self._scorer.score_decoded(
+                        ids[: i - start], ids[i - start], temperature, adapter
+                    )
                 scored[i] = logprob
             except ScoringRefused as e:
                 result.skipped[f"refused: {e}"] += 1
         return scored
 
-    def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
+    def _positions(
+        self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
+    ) -> list[int]:
         """Positions of a trace's sampled tokens that this engine can score."""
         positions = []
         for i in compress(range(start, end), trajectory.mask[start:end]):
@@ -211,18 +236,24 @@ class Auditor:
 
 def _adapter(trajectory: ExportedTrajectory, position: int) -> Adapter | None:
     """The adapter that sampled the token."""
-    return Adapter(trajectory.adapter, str(trajectory.versions[position])) if trajectory.adapter else None
+    return (
+        Adapter(trajectory.adapter, str(trajectory.versions[position]))
+        if trajectory.adapter
+        else None
+    )
 
 
 def rescale(logprob: float, top: Sequence[float], temperature: float) -> float | None:
-    """The logprob of a token at that temperature; None where its likeliest tokens do not determine it.
+    """The logprob of a token at that temperature; None where its likeliest tokens do not determine
+    it.
 
-    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The part of the tokens that are not
-    listed lies between two bounds.
+    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The part of the
+    tokens that are not listed lies between two bounds.
     """
     if temperature == 1.0:
         return logprob
-    # Everything is divided by p^(1/T) of the likeliest, because powers of low temperatures underflow.
+    # Everything is divided by p^(1/T) of the likeliest, because powers of low temperatures
+    # underflow.
     best = top[0] if top else 0.0
     known = math.fsum(math.exp((p - best) / temperature) for p in top)
     rest = 1.0 - math.fsum(map(math.exp, top))
@@ -234,8 +265,9 @@ def rescale(logprob: float, top: Sequence[float], temperature: float) -> float |
 
 
 def _unlisted(rest: float, top: Sequence[float], temperature: float) -> tuple[float, float]:
-    """The sum of (p / best)^(1/T) over the tokens that are not listed, which have the mass `rest` together: if they are
-    as likely as the last of the list, and if all are equally likely."""
+    """The sum of (p / best)^(1/T) over the tokens that are not listed, which have the mass `rest`
+    together: if they are as likely as the last of the list, and if all are equally likely.
+    """
     if rest <= 0:
         return 0.0, 0.0
     best, smallest = (top[0], top[-1]) if top else (0.0, 0.0)
@@ -244,13 +276,17 @@ def _unlisted(rest: float, top: Sequence[float], temperature: float) -> tuple[fl
     return math.exp(min(concentrated, 700.0)), math.exp(min(spread_out, 700.0))
 
 
-def _compare(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:
+def _compare(
+    trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult
+) -> None:
     for i, logprob in scored.items():
         recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)
         result.differences.append(difference)
         if len(result.worst) < WORST or difference > result.worst[-1].difference:
-            result.worst = largest_differences([*result.worst, ComparedToken(trajectory, i, logprob)])
+            result.worst = largest_differences(
+                [*result.worst, ComparedToken(trajectory, i, logprob)]
+            )
         if i - 1 in scored and i + 1 in scored:
             result.shifted += 1
             for shift in SHIFTS:

@@ -1,4 +1,5 @@
-"""Reads the tokens of an exported file, as `rollq.export.record` wrote them and `rollq.export.validation` checks them.
+"""Reads the tokens of an exported file, as `rollq.export.record` wrote them and
+`rollq.export.validation` checks them.
 
 It knows nothing of engines.
 """
@@ -34,8 +35,9 @@ CHANGES_LOGPROBS: Mapping[str, Json] = {
     "ebnf": None,
     "structural_tag": None,
 }
-"""Sampling parameters that change the logprobs of sampled tokens but not of scored ones, with the values that have no
-effect."""
+"""Sampling parameters that change the logprobs of sampled tokens but not of scored ones, with the
+values that have no effect.
+"""
 
 
 class Piece(NamedTuple):
@@ -51,9 +53,12 @@ class Conditions(NamedTuple):
     """What a token's logprob depends on, beside the tokens before it."""
 
     temperature: float
-    """It divides the logits. For greedy sampling it is 1, because raw logprobs are reported then."""
+    """It divides the logits. For greedy sampling it is 1, because raw logprobs are reported then.
+    """
     incomparable: str
-    """What keeps the token from being compared, images or a sampling parameter; empty when it can be."""
+    """What keeps the token from being compared, images or a sampling parameter; empty when it can
+    be.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,9 @@ class ExportedTrajectory:
     adapter: str = ""
     """The LoRA adapter that sampled, of which `versions` are versions; empty: none did."""
     images: bool = False
-    """Whether the policy saw images. The file has their references only, and scoring needs the images themselves."""
+    """Whether the policy saw images. The file has their references only, and scoring needs the
+    images themselves.
+    """
 
     def turns(self) -> Iterator[SampledTurn]:
         """The sampled tokens of each turn, in order."""
@@ -114,7 +121,9 @@ class ExportedTrajectory:
 
     @cached_property
     def conditions(self) -> Mapping[int, Conditions]:
-        """Under what each sampled token was sampled, by position. Tokens of one reply share an entry."""
+        """Under what each sampled token was sampled, by position. Tokens of one reply share an
+        entry.
+        """
         sampled = compress(count(), self.mask)
         return {
             i: conditions
@@ -168,7 +177,10 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             logprobs=array("d", record["logprobs"]),
             versions=record["versions"],
             traces=record["traces"],
-            pieces=[Piece(length, finish, *(asked or [{}])) for length, finish, *asked in record["pieces"]],
+            pieces=[
+                Piece(length, finish, *(asked or [{}]))
+                for length, finish, *asked in record["pieces"]
+            ],
             calls=_calls(record),
             sampling=record["sampling"],
             adapter=record.get("adapter", ""),
@@ -176,7 +188,9 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
         )
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
-        raise ContractError(f"{where} is not an exported trajectory: {type(e).__name__}: {e}") from e
+        raise ContractError(
+            f"{where} is not an exported trajectory: {type(e).__name__}: {e}"
+        ) from e
     if odd := [temperature for temperature in temperatures if not 0 <= temperature < math.inf]:
         raise ContractError(f"{where} is not an exported trajectory: its temperature is {odd[0]}")
     return trajectory

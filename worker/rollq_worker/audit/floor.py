@@ -1,4 +1,5 @@
-"""The engine's own noise: how far its prefill is from its decoding, for tokens that it sampled during the audit.
+"""The engine's own noise: how far its prefill is from its decoding, for tokens that it sampled
+during the audit.
 
 The invariant: nothing of the file's logprobs is in it. It knows nothing of the verdict.
 """
@@ -22,22 +23,33 @@ TURNS = 64
 QUIET = 0.001
 """A mean in nats that is no noise worth telling apart."""
 SHARE = 0.001
-"""Share of outliers that is no fault: one token in thousands may be far off where two logits are close."""
+"""Share of outliers that is no fault: one token in thousands may be far off where two logits are
+close.
+"""
 
 
 def spread(differences: Sequence[float]) -> dict[str, Json]:
-    """Number, mean, 99th percentile (the nearest rank below) and maximum; None if there are no differences."""
+    """Number, mean, 99th percentile (the nearest rank below) and maximum; None if there are no
+    differences.
+    """
     if not differences:
         return {"tokens": 0, "mean_abs": None, "p99_abs": None, "max_abs": None}
     n = len(differences)
     top = heapq.nlargest(n - int(0.99 * (n - 1)), differences)
-    return {"tokens": n, "mean_abs": math.fsum(differences) / n, "p99_abs": top[-1], "max_abs": top[0]}
+    return {
+        "tokens": n,
+        "mean_abs": math.fsum(differences) / n,
+        "p99_abs": top[-1],
+        "max_abs": top[0],
+    }
 
 
 def turns_to_decode(
     trajectories: Iterable[ExportedTrajectory], count: int
 ) -> Iterator[tuple[ExportedTrajectory, SampledTurn]]:
-    """TURNS turns from all over a file of `count` trajectories. Every second one is a trajectory's first."""
+    """TURNS turns from all over a file of `count` trajectories. Every second one is a trajectory's
+    first.
+    """
     wanted = Counter(i * count // TURNS for i in range(TURNS))
     done = 0
     for number, trajectory in enumerate(trajectories):
@@ -77,14 +89,17 @@ class Floor:
         return self.classes[kind] if self.classes[kind].tokens >= FEWEST else self.whole
 
     def share(self, kind: TokenClass | None = None) -> float:
-        """The largest share of outliers that is no fault: of all tokens, or of a class that is clearly noisier."""
+        """The largest share of outliers that is no fault: of all tokens, or of a class that is
+        clearly noisier.
+        """
         noise = self.classes[kind] if kind and self._is_noisier(kind) else self.whole
         tokens, outliers = noise.tokens * noise.independent, noise.outliers * noise.independent
         # Laplace's rule of succession: a short look has seen few outliers.
         return max(SHARE, MARGIN * (outliers + 1) / (tokens + 2))
 
     def _is_noisier(self, kind: TokenClass) -> bool:
-        # A policy may be sure of all tokens but those that decide what to do, which are the first of a turn.
+        # A policy may be sure of all tokens but those that decide what to do, which are the first
+        # of a turn.
         noise = self.classes[kind]
         if noise.tokens < FEWEST:
             return False

@@ -1,7 +1,7 @@
 """The result of an audit: the numbers over all trajectories, what could be seen, and the verdict.
 
-It keeps eight bytes a token, the tokens of one group and the worst ones, so a file may be long. It knows nothing of
-engines.
+It keeps eight bytes a token, the tokens of one group and the worst ones, so a file may be long. It
+knows nothing of engines.
 """
 
 import math
@@ -15,8 +15,9 @@ from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, high
 from rollq_worker.audit.token_classes import Part, Place, Tally, TokenClass, note_repeats
 
 MAX_NOISE = 0.15
-"""Largest mean difference, in nats, between an engine's own decoding and prefill. A network of 28 layers in bf16 has
-0.06. A temperature wrong by 0.5 makes 0.16."""
+"""Largest mean difference, in nats, between an engine's own decoding and prefill. A network of 28
+layers in bf16 has 0.06. A temperature wrong by 0.5 makes 0.16.
+"""
 MIN_COMPARED = 0.95
 """Share of the sampled tokens that must be compared."""
 
@@ -65,10 +66,13 @@ class Report:
 
     @property
     def shift(self) -> int:
-        """The shift at which the scores fit the recorded logprobs at least twice as well as in place; else 0."""
+        """The shift at which the scores fit the recorded logprobs at least twice as well as in
+        place; else 0.
+        """
         sums, n = self.total.shifts, self.total.shifted
         best = min(SHIFTS, key=lambda shift: (sums[shift], abs(shift)))
-        # Below a mean of 0.001 a shift proves nothing: a confident policy's logprobs are all about 0.
+        # Below a mean of 0.001 a shift proves nothing: a confident policy's logprobs are all about
+        # 0.
         return best if n and sums[0] / n > 0.001 and sums[best] < sums[0] / 2 else 0
 
     @cached_property
@@ -80,14 +84,19 @@ class Report:
 
     @property
     def level(self) -> float:
-        """Of one test, so that all of them together keep LEVEL: the mean and the outliers of the file and of each
-        class, and the outliers of each part."""
+        """Of one test, so that all of them together keep LEVEL: the mean and the outliers of the
+        file and of each class, and the outliers of each part.
+        """
         return LEVEL / (2 + 2 * len(TokenClass) + self.total.parts)
 
     @cached_property
     def faults(self) -> list[list[Part]]:
-        """For each trajectory with too many outliers, where they are: in all of it, or in some of its turns."""
-        found = [[part for part in parts if self._improbable(part.tally)] for parts in self._suspects]
+        """For each trajectory with too many outliers, where they are: in all of it, or in some of
+        its turns.
+        """
+        found = [
+            [part for part in parts if self._improbable(part.tally)] for parts in self._suspects
+        ]
         return [parts[:1] if parts[0].turn is None else parts for parts in found if parts]
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +119,9 @@ class Report:
 
     @property
     def detectable(self) -> dict[str, Any]:
-        """The smallest faults that this audit can see, in trajectories and turns of average length."""
+        """The smallest faults that this audit can see, in trajectories and turns of
+        average length.
+        """
         tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
         limit = self._highest_mean(self.whole, self.floor.whole)
         parts = {"trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
@@ -124,7 +135,9 @@ class Report:
         }
 
     def _fewest(self, tokens: int, independent: float = 1.0) -> int | None:
-        """The smallest number of outliers that chance does not explain; None if even all prove nothing."""
+        """The smallest number of outliers that chance does not explain; None if even all prove
+        nothing.
+        """
         fewest = fewest_outliers(round(tokens * independent), self.floor.share(), self.level)
         return fewest and math.ceil(fewest / independent)
 
@@ -136,7 +149,10 @@ class Report:
             least = "not even all" if outliers["least"] is None else outliers["least"]
             counts.append(f"{least} of {outliers['of']} in a {name}")
         mean = "" if found["mean_abs"] is None else f"a mean above {found['mean_abs']:.4f}, or "
-        return f"a fault shows as {mean}tokens off by more than {found['outlier']:.3g}: {', '.join(counts)}"
+        return (
+            f"a fault shows as {mean}tokens off by more than {found['outlier']:.3g}: "
+            f"{', '.join(counts)}"
+        )
 
     @property
     def verdict(self) -> str:
@@ -151,17 +167,21 @@ class Report:
 
     def _improbable(self, tally: Tally, kind: TokenClass | None = None) -> bool:
         part = tally.independent
-        return chance(tally.outliers * part, tally.tokens * part, self.floor.share(kind)) < self.level
+        return (
+            chance(tally.outliers * part, tally.tokens * part, self.floor.share(kind)) < self.level
+        )
 
     def _highest_mean(self, tally: Tally, floor: Tally) -> float:
-        # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense 32B).
+        # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense
+        # 32B).
         return max(0.01, highest_mean(tally, floor, self.level))
 
     def _mismatches(self) -> list[str]:
         reasons, noise = [], self.floor.numbers["mean_abs"]
         if noise is not None and noise > MAX_NOISE:
             reasons.append(
-                f"the engine contradicts itself: its prefill is off by {noise:.4f} on average from what it decoded"
+                f"the engine contradicts itself: its prefill is off by {noise:.4f} on "
+                "average from what it decoded"
                 f" during this audit, above {MAX_NOISE:g}"
             )
         if self.shift:
@@ -174,12 +194,15 @@ class Report:
             first = self.faults[0][0]
             where = first.job if first.turn is None else f"turn {first.turn} of {first.job}"
             reasons.append(
-                f"too many tokens are off in {len(self.faults)} of {self.trajectories} trajectories, first in {where}"
+                f"too many tokens are off in {len(self.faults)} of {self.trajectories} "
+                f"trajectories, first in {where}"
             )
         return reasons
 
     def _beyond(self, tally: Tally, kind: TokenClass | None) -> Iterator[str]:
-        """How the tokens of a class, or all, differ by more than the engine's noise and chance explain."""
+        """How the tokens of a class, or all, differ by more than the engine's noise and chance
+        explain.
+        """
         if not tally.tokens:
             return
         what = f"the tokens of class {kind}" if kind else "all tokens"
@@ -187,7 +210,10 @@ class Report:
         if tally.mean > limit:
             yield f"the mean difference of {what} is {tally.mean:.4f}, above {limit:.4f}"
         if self._improbable(tally, kind):
-            yield f"{tally.outliers} of {what} ({tally.tokens}) are off by more than {self.floor.outlier:.3g}"
+            yield (
+                f"{tally.outliers} of {what} ({tally.tokens}) are off by more than "
+                f"{self.floor.outlier:.3g}"
+            )
 
     def _gaps(self) -> list[str]:
         compared, skipped = len(self.total.differences), self.total.skipped.total()

@@ -1,7 +1,7 @@
 """Asks an engine, over SGLang's native API, for the logprobs of tokens that were sampled before.
 
-The invariant: the logprobs it returns are finite and belong to the ids it was given, under the weights that the engine
-named at the start. It knows nothing of trajectories.
+The invariant: the logprobs it returns are finite and belong to the ids it was given, under the
+weights that the engine named at the start. It knows nothing of trajectories.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -44,7 +44,9 @@ class Scores:
     logprobs: array[float]
     """array('d'): log_softmax(logits), whatever the sampling parameters."""
     likeliest: Sequence[Sequence[float]]
-    """The logprobs of the likeliest tokens at each position, falling; all empty if the engine does not report them."""
+    """The logprobs of the likeliest tokens at each position, falling; all empty if the engine does
+    not report them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,18 @@ class SampledTokens:
 class Scorer:
     """One engine, used by several threads.
 
-    Scores are of a prefill of this audit: what the engine cached while it decoded, for a rollout or in `sample`, is not
-    read. With it a token would be scored from the very numbers that it was sampled from.
+    Scores are of a prefill of this audit: what the engine cached while it decoded, for a rollout or
+    in `sample`, is not read. With it a token would be scored from the very numbers that it was
+    sampled from.
     """
 
     def __init__(self, url: str) -> None:
         self.url = mask_url(url)
         """Without the login."""
         # SGLang shares cached prefixes among requests of the same `extra_key` only.
-        self._scored, self._decoded = (f"rollq audit {uuid.uuid4().hex} {what}" for what in ("scored", "decoded"))
+        self._scored, self._decoded = (
+            f"rollq audit {uuid.uuid4().hex} {what}" for what in ("scored", "decoded")
+        )
         # With the likeliest tokens a response takes 4 kB per token.
         self._http = EngineHttp(url, max_bytes=1 << 30)
         self.version = self._version()
@@ -94,9 +99,12 @@ class Scorer:
         # An id without a token is decoded to an empty text.
         return max((id + 1 for id, text in zip(highest, texts, strict=True) if text), default=0)
 
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0, adapter: Adapter | None = None) -> Scores:
-        """The logprobs of `ids[start + 1:]`, each given all ids before it, with a LoRA adapter or without one. Raises
-        ScoringRefused, EngineFailure."""
+    def score(
+        self, ids: array[int], start: int, *, likeliest: int = 0, adapter: Adapter | None = None
+    ) -> Scores:
+        """The logprobs of `ids[start + 1:]`, each given all ids before it, with a LoRA adapter or
+        without one. Raises ScoringRefused, EngineFailure.
+        """
         body: dict[str, Any] = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 0},
@@ -109,9 +117,12 @@ class Scorer:
         with self._typed_errors():
             return self._read(self._generate(body, adapter), ids[start:], bool(likeliest))
 
-    def score_decoded(self, ids: array[int], token: int, temperature: float, adapter: Adapter | None = None) -> float:
-        """The logprob of `token` after `ids` at that temperature, which the engine applies to what it decodes only: it
-        decodes one token. Raises ScoringRefused, EngineFailure."""
+    def score_decoded(
+        self, ids: array[int], token: int, temperature: float, adapter: Adapter | None = None
+    ) -> float:
+        """The logprob of `token` after `ids` at that temperature, which the engine applies to what
+        it decodes only: it decodes one token. Raises ScoringRefused, EngineFailure.
+        """
         body = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
@@ -122,13 +133,17 @@ class Scorer:
         with self._typed_errors():
             meta = self._generate(body, adapter)
             if "output_token_ids_logprobs" not in meta:
-                raise ScoringRefused("the engine reports no logprobs of the tokens that it is asked for")
+                raise ScoringRefused(
+                    "the engine reports no logprobs of the tokens that it is asked for"
+                )
             [[[logprob, id, *_]]] = meta["output_token_ids_logprobs"]
             if id != token:
                 raise EngineFailure(f"{self.url}: a logprob of token {id} in place of {token}")
             return _finite([logprob])[0]
 
-    def sample(self, ids: array[int], sampling: Mapping[str, Json], adapter: Adapter | None = None) -> SampledTokens:
+    def sample(
+        self, ids: array[int], sampling: Mapping[str, Json], adapter: Adapter | None = None
+    ) -> SampledTokens:
         """Tokens that the engine decodes after `ids`. Raises ScoringRefused, EngineFailure."""
         body = {
             "input_ids": ids.tolist(),
@@ -155,7 +170,9 @@ class Scorer:
 
     def _generate(self, body: dict[str, Any], adapter: Adapter | None) -> dict[str, Any]:
         """Sends a request for a generation. Returns the reply's `meta_info`."""
-        response = self._send("/generate", body | ({"lora_path": adapter.served} if adapter else {}))
+        response = self._send(
+            "/generate", body | ({"lora_path": adapter.served} if adapter else {})
+        )
         if response.status == 400:
             raise ScoringRefused(self._refusal(read_error(response.body), adapter))
         if response.status != 200:
@@ -163,7 +180,8 @@ class Scorer:
         meta: dict[str, Any] = json.loads(response.body)["meta_info"]
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
-                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: the"
+                f"{self.url}: one reply is by weights {self.version!r}, another by "
+                f"{meta['weight_version']!r}: the"
                 " weights changed in the middle of the audit, or the servers behind a router differ"
             )
         return meta
@@ -172,20 +190,25 @@ class Scorer:
         if adapter is None or not ADAPTER_MISSING.match(said):
             return said
         return (
-            f"the engine lacks the adapter that sampled them; `rollq engines sync --engine {self.url}"
+            "the engine lacks the adapter that sampled them; `rollq engines sync "
+            f"--engine {self.url}"
             f" --adapter {adapter.name} --path DIR --version {adapter.version}` loads it"
         )
 
     def _read(self, meta: dict[str, Any], ids: array[int], likeliest: bool) -> Scores:
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():
-            raise EngineFailure(f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent")
+            raise EngineFailure(
+                f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent"
+            )
         logprobs = _finite([entry[0] for entry in entries[1:]])
         tops = meta.get("input_top_logprobs") if likeliest else None
         if not tops:
             return Scores(logprobs, [()] * len(logprobs))
         if len(tops) != len(entries):
-            raise EngineFailure(f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens")
+            raise EngineFailure(
+                f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens"
+            )
         return Scores(logprobs, [_finite([entry[0] for entry in top]) for top in tops[1:]])
 
     def _version(self) -> str | None:
@@ -203,8 +226,9 @@ class Scorer:
         return response.json() if response.status == 200 else None
 
     def _send(self, path: str, body: object = None) -> Response:
-        """Sends a POST, or a GET without a body. It is repeated only if the engine was busy, because a request that
-        broke the engine must not be sent twice."""
+        """Sends a POST, or a GET without a body. It is repeated only if the engine was busy,
+        because a request that broke the engine must not be sent twice.
+        """
         tries = 0
         while True:
             try:
@@ -216,7 +240,9 @@ class Scorer:
             except ConnectFailed as e:
                 raise EngineFailure(f"no engine at {self.url}: {e}") from e
             except ResponseTimeout as e:
-                raise EngineFailure(f"{self.url}{path}: no answer within {TIMEOUT_S:g} s (is it paused?)") from e
+                raise EngineFailure(
+                    f"{self.url}{path}: no answer within {TIMEOUT_S:g} s (is it paused?)"
+                ) from e
             except NoResponse as e:
                 raise EngineFailure(f"{self.url}{path}: the engine broke: {e}") from e
             tries += 1

@@ -1,7 +1,8 @@
-"""Where faults hide: each sampled token by its place in a turn, and how many of a class, turn or trajectory are off.
+"""Where faults hide: each sampled token by its place in a turn, and how many of a class, turn or
+trajectory are off.
 
-A mean over a whole file dilutes a fault that is rare in it. So the tokens of each class, each turn and each trajectory
-are counted for themselves. It knows nothing of engines.
+A mean over a whole file dilutes a fault that is rare in it. So the tokens of each class, each turn
+and each trajectory are counted for themselves. It knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class Tally:
     def independent(self) -> float:
         """The part of the tokens that counts as independent observations: 1 where none is repeated.
 
-        Samples of a group begin with the same prompt, and those of a confident policy go on alike; the same token is
-        then off by about the same, however often it was sampled. This is the effective sample size of L. Kish, Survey
-        Sampling, 1965, for clusters whose members are equal.
+        Samples of a group begin with the same prompt, and those of a confident policy go on alike;
+        the same token is then off by about the same, however often it was sampled. This is the
+        effective sample size of L. Kish, Survey Sampling, 1965, for clusters whose members are
+        equal.
         """
         return self.tokens / (self.tokens + self.repeats) if self.tokens else 1.0
 
@@ -86,11 +88,17 @@ class Tally:
         return max(0.0, self.squares - self.total * self.mean) / self.tokens**2 / self.independent
 
     def as_json(self) -> dict[str, Json]:
-        return {"tokens": self.tokens, "mean_abs": self.mean if self.tokens else None, "outliers": self.outliers}
+        return {
+            "tokens": self.tokens,
+            "mean_abs": self.mean if self.tokens else None,
+            "outliers": self.outliers,
+        }
 
 
 def note_repeats(tallies: Mapping[TokenClass, Tally], places: Iterable[Place]) -> None:
-    """Note which of the places, all of them in the tallies, are the same token behind the same ids."""
+    """Note which of the places, all of them in the tallies, are the same token behind
+    the same ids.
+    """
     for (kind, _), count in Counter((place.kind, place.context) for place in places).items():
         tallies[kind].repeats += count * (count - 1)
 

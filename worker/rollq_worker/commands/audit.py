@@ -1,8 +1,8 @@
-"""`rollq audit`: has the engine score the tokens of an exported file again, and compares with the recorded logprobs.
-With --offline, `offline_audit` checks the file without an engine.
+"""`rollq audit`: has the engine score the tokens of an exported file again, and compares with the
+recorded logprobs. With --offline, `offline_audit` checks the file without an engine.
 
-For an engine the file is read three times, a line at a time: to check that all of it can be audited, to choose turns
-that the engine decodes again, and to audit it.
+For an engine the file is read three times, a line at a time: to check that all of it can be
+audited, to choose turns that the engine decodes again, and to audit it.
 """
 
 import argparse
@@ -38,27 +38,40 @@ AT_ONCE = 4
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
-        description="Checks an exported file. With --offline: that each trajectory is sound, and each job there once;"
-        " this needs no engine and no extra. Else has the engine score the sampled tokens again by prefill and compares"
-        " with the recorded logprobs, token by token. Turns that the engine decodes again say how far its own decoding"
-        " and prefill are apart. Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the tokens"
+        description="Checks an exported file. With --offline: that each trajectory is sound, and "
+        "each job there once;"
+        " this needs no engine and no extra. Else has the engine score the sampled "
+        "tokens again by prefill and compares"
+        " with the recorded logprobs, token by token. Turns that the engine decodes "
+        "again say how far its own decoding"
+        " and prefill are apart. Exit code 1: something is wrong, the logprobs do not "
+        "fit, or under 95 % of the tokens"
         " could be compared.",
     )
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="JSON Lines that --out wrote; with --offline also Parquet"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="JSON Lines that --out wrote; with --offline also Parquet",
     )
     parser.add_argument("--offline", action="store_true", help="ask no engine")
     parser.add_argument(
-        "--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)"
+        "--engine",
+        type=http_url,
+        metavar="URL",
+        help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
     parser.add_argument(
         "--versions",
         type=version_names,
         metavar="V[,V]",
-        help="weight versions in the file that the engine serves under another name (the engine's own version)",
+        help="weight versions in the file that the engine serves under another name (the "
+        "engine's own version)",
     )
     add_tokenizer(parser)
-    add_json(parser, "print one JSON object: the verdict and what it rests on; the rest goes to stderr")
+    add_json(
+        parser, "print one JSON object: the verdict and what it rests on; the rest goes to stderr"
+    )
     parser.set_defaults(run=run)
 
 
@@ -66,7 +79,9 @@ def version_names(text: str) -> frozenset[str]:
     """An argument type: weight versions with commas between them."""
     names = frozenset(filter(None, (part.strip() for part in text.split(","))))
     if not names:
-        raise argparse.ArgumentTypeError(f"expected weight versions with commas between them, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected weight versions with commas between them, not {text!r}"
+        )
     return names
 
 
@@ -96,7 +111,9 @@ def run(args: argparse.Namespace) -> int:
         contents = _read(args.file, progress)
         scorer = Scorer(args.engine or _engine_url(args))
         try:
-            auditor = Auditor(scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents))
+            auditor = Auditor(
+                scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents)
+            )
             report = _audit(auditor, args, contents, progress)
         finally:
             scorer.close()
@@ -108,16 +125,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine_url(args: argparse.Namespace) -> str:
-    """The first engine of ROLLQ_ENGINE_URL. Raises SettingsError when that is a list which may change."""
+    """The first engine of ROLLQ_ENGINE_URL. Raises SettingsError when that is a list which may
+    change.
+    """
     url = settings(args).engine_urls[0]
     if not url.startswith("http"):
-        raise SettingsError(f"rollq audit asks one engine: name it with --engine URL ({url} is a list of engines)")
+        raise SettingsError(
+            f"rollq audit asks one engine: name it with --engine URL ({url} is a list of engines)"
+        )
     return url
 
 
 def _read(path: Path, progress: ProgressDisplay) -> FileContents:
-    """Reads the whole file, before anything is sent. Raises SettingsError, and ContractError if it cannot be
-    audited."""
+    """Reads the whole file, before anything is sent. Raises SettingsError, and ContractError if it
+    cannot be audited.
+    """
     from rollq_worker.audit.exported_file import read
 
     if path.exists() and not path.is_file():
@@ -134,10 +156,11 @@ def _read(path: Path, progress: ProgressDisplay) -> FileContents:
 
 
 def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileContents) -> int:
-    """The first id that must not be sent. Raises ContractError if a prompt in the file has it or a higher one.
+    """The first id that must not be sent. Raises ContractError if a prompt in the file has it or a
+    higher one.
 
-    The tokenizer that was named decides, else the engine's. If the engine does not say (a router, the replay engine),
-    the tokenizer that rollq ships decides.
+    The tokenizer that was named decides, else the engine's. If the engine does not say (a router,
+    the replay engine), the tokenizer that rollq ships decides.
     """
     named = settings(args).tokenizer
     end, whose = (None if named else scorer.vocabulary_end(contents.ids)), "the engine's tokenizer"
@@ -147,7 +170,8 @@ def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileCo
         end, whose = load_tokenizer(named).vocab_size, f"the tokenizer {named or 'of rollq'}"
     if (highest := max(contents.prompt_ids, default=0)) >= end:
         raise ContractError(
-            f"{args.file} holds token id {highest}, which {whose} does not know; an unknown id can kill an engine, so"
+            f"{args.file} holds token id {highest}, which {whose} does not know; an "
+            "unknown id can kill an engine, so"
             " nothing was sent. Is it the same model? --tokenizer names its tokenizer"
         )
     return end
@@ -158,11 +182,15 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
         versions: frozenset[str] = args.versions
         return versions
     if scorer.version is None:
-        raise SettingsError(f"{scorer.url} does not say which weights it has: name them with --versions")
+        raise SettingsError(
+            f"{scorer.url} does not say which weights it has: name them with --versions"
+        )
     return frozenset([scorer.version])
 
 
-def _audit(auditor: "Auditor", args: argparse.Namespace, contents: FileContents, progress: ProgressDisplay) -> "Report":
+def _audit(
+    auditor: "Auditor", args: argparse.Namespace, contents: FileContents, progress: ProgressDisplay
+) -> "Report":
     from rollq_worker.audit.exported_file import read
     from rollq_worker.audit.floor import TURNS, Floor, turns_to_decode
     from rollq_worker.audit.report import Report
@@ -172,7 +200,10 @@ def _audit(auditor: "Auditor", args: argparse.Namespace, contents: FileContents,
             print(row, flush=True)
 
     def compared(
-        what: str, total: int, compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]]
+        what: str,
+        total: int,
+        compare: "Callable[..., ComparisonResult]",
+        items: Iterable[tuple[Any, ...]],
     ) -> "Iterator[ComparisonResult]":
         done = 0
         try:
@@ -183,7 +214,9 @@ def _audit(auditor: "Auditor", args: argparse.Namespace, contents: FileContents,
             raise EngineFailure(f"{e} ({done} of {total} {what} were compared)") from e
 
     turns = turns_to_decode(read(args.file), contents.trajectories)
-    floor = Floor(compared("turns that the engine decodes again", TURNS, auditor.audit_again, turns))
+    floor = Floor(
+        compared("turns that the engine decodes again", TURNS, auditor.audit_again, turns)
+    )
     report, width = Report(floor), contents.longest_job
     show(f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
     file = ((trajectory, floor.outlier) for trajectory in read(args.file))

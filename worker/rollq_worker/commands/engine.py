@@ -16,22 +16,31 @@ from rollq_worker.commands.environment_names import load_domain
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engine",
-        description="Serves SGLang's HTTP API and plays the ground truth of the environment's tasks, to try"
+        description="Serves SGLang's HTTP API and plays the ground truth of the "
+        "environment's tasks, to try"
         " rollq and to test. It recognizes a task by the text of the conversation.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument(
-        "--port", type=whole(0, 65535), default=30000, help="port to listen on; 0: any free one (%(default)s)"
+        "--port",
+        type=whole(0, 65535),
+        default=30000,
+        help="port to listen on; 0: any free one (%(default)s)",
     )
     parser.add_argument(
         "--env",
         type=environments,
         default="shop",
         metavar="NAMES",
-        help="environments whose tasks it plays, with commas, or all; files too: game.py:load (%(default)s)",
+        help="environments whose tasks it plays, with commas, or all; files too: "
+        "game.py:load (%(default)s)",
     )
     parser.add_argument(
-        "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
+        "--latency",
+        type=number(0),
+        default=0.0,
+        metavar="MEAN_S",
+        help="mean seconds of one generation (%(default)s)",
     )
     parser.add_argument(
         "--mistakes",
@@ -41,9 +50,18 @@ def add(commands: Commands) -> None:
         help="probability that an episode goes wrong (%(default)s)",
     )
     parser.add_argument(
-        "--errors", type=number(0, 1), default=0.0, metavar="P", help="probability that a request fails (%(default)s)"
+        "--errors",
+        type=number(0, 1),
+        default=0.0,
+        metavar="P",
+        help="probability that a request fails (%(default)s)",
     )
-    parser.add_argument("--seed", type=whole(0), default=0, help="seed of mistakes, errors and latency (%(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=whole(0),
+        default=0,
+        help="seed of mistakes, errors and latency (%(default)s)",
+    )
     add_tokenizer(parser)
     parser.set_defaults(run=run)
 

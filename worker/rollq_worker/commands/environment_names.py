@@ -1,4 +1,6 @@
-"""Environments by the names that a user gives to commands: a wrong name or a missing extra becomes one clear error."""
+"""Environments by the names that a user gives to commands: a wrong name or a missing extra becomes
+one clear error.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def load_domain(env: str, extra: str = "demo") -> "Domain":
-    """The environment of that name. `extra` is the extra that the command needs. Raises SettingsError."""
+    """The environment of that name. `extra` is the extra that the command needs. Raises
+    SettingsError.
+    """
     with needs(extra):
         from rollq_worker.environments import domain
     try:

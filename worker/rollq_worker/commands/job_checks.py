@@ -1,5 +1,6 @@
-"""What `rollq submit` and `rollq eval` ask before they submit: whether a job can be played, and which tokenizer a name
-stands for."""
+"""What `rollq submit` and `rollq eval` ask before they submit: whether a job can be played, and
+which tokenizer a name stands for.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,26 +20,37 @@ from rollq_worker.users import user_factory
 def check(job: Job, tasks: Sequence[int]) -> str:
     """What this machine does not know of the job's tasks, which the workers may know; else empty.
 
-    Raises JobFailure for an agent strategy, a user simulator, a reward function or a context that no worker can play.
+    Raises JobFailure for an agent strategy, a user simulator, a reward function or a context that
+    no worker can play.
     """
     if not is_program(job.agent):
         agent_factory(job.agent, job.agent_args)
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
     known = Endpoint("http://known.to.the.workers/v1")
-    endpoints = {str(part.get("endpoint")): known for part in (job.user, job.reward_args, job.context)}
+    endpoints = {
+        str(part.get("endpoint")): known for part in (job.user, job.reward_args, job.context)
+    }
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=endpoints)
     context_factory(job, endpoints=endpoints)
-    return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job) or _unplayable(job, tasks)
+    return (
+        (check_agent(job) if is_program(job.agent) else "")
+        or _unknown_part(job)
+        or _unplayable(job, tasks)
+    )
 
 
-def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[str, Json]) -> tuple[str, str]:
+def tokenizer_hashes(
+    where: str, template: str | None, template_kwargs: Mapping[str, Json]
+) -> tuple[str, str]:
     """Hash of the tokenizer and hash of the chat template, by default its own.
 
-    Raises SettingsError when one cannot be loaded, JobFailure when the template does not read an argument, ImportError
-    when a package is missing.
+    Raises SettingsError when one cannot be loaded, JobFailure when the template does not read an
+    argument, ImportError when a package is missing.
     """
-    from rollq_worker.tokens.tokenizer import load_tokenizer  # needs packages that a check of jobs can do without
+    from rollq_worker.tokens.tokenizer import (
+        load_tokenizer,
+    )  # needs packages that a check of jobs can do without
 
     tokenizer = load_tokenizer(where, template)
     tokenizer.with_arguments(template_kwargs)
@@ -54,13 +66,22 @@ def _unknown_part(job: Job) -> str:
     except RollqError as e:
         return str(e)
     if job.split not in splits:
-        return f"{job.env} has no split {job.split!r}; it has {', '.join(splits)}{_near(job.split, splits)}"
+        return (
+            f"{job.env} has no split {job.split!r}; it has "
+            f"{', '.join(splits)}{_near(job.split, splits)}"
+        )
     count = splits[job.split]
-    return "" if job.task < count else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
+    return (
+        ""
+        if job.task < count
+        else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
+    )
 
 
 def _unplayable(job: Job, tasks: Sequence[int]) -> str:
-    """Of the first tasks, how many no worker can play, such as rows of a dataset without a prompt."""
+    """Of the first tasks, how many no worker can play, such as rows of a dataset without
+    a prompt.
+    """
     looked_at, found = tasks[:200], domain(job.env)
     failures = []
     for task in looked_at:
@@ -71,7 +92,10 @@ def _unplayable(job: Job, tasks: Sequence[int]) -> str:
     if not failures:
         return ""
     task, why = failures[0]
-    return f"{len(failures)} of {len(looked_at)} tasks of {job.env} cannot be played, the first is {task}: {why}"
+    return (
+        f"{len(failures)} of {len(looked_at)} tasks of {job.env} cannot be played, the "
+        f"first is {task}: {why}"
+    )
 
 
 def _near(name: str, known: Iterable[str]) -> str:

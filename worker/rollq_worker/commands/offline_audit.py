@@ -1,4 +1,6 @@
-"""`rollq audit --offline`: checks every trajectory of an exported file, without an engine and in constant memory."""
+"""`rollq audit --offline`: checks every trajectory of an exported file, without an engine and in
+constant memory.
+"""
 
 import argparse
 import json
@@ -35,8 +37,15 @@ class Findings:
                 self.first.append(checked)
 
     def as_json(self, file: Path) -> dict[str, Any]:
-        failures = [{"where": c.where, "job": c.job or None, "faults": c.faults} for c in self.first]
-        return {"file": str(file), "trajectories": self.trajectories, "faulty": self.faulty, "failures": failures}
+        failures = [
+            {"where": c.where, "job": c.job or None, "faults": c.faults} for c in self.first
+        ]
+        return {
+            "file": str(file),
+            "trajectories": self.trajectories,
+            "faulty": self.faulty,
+            "failures": failures,
+        }
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
         return 1 if found.faulty else 0
     if found.faulty == found.trajectories and not any(checked.job for checked in found.first):
         first = found.first[0]
-        print(clean(f"{args.file}: this is no exported file. {first.where}: {'; '.join(first.faults)}"))
+        print(
+            clean(
+                f"{args.file}: this is no exported file. {first.where}: {'; '.join(first.faults)}"
+            )
+        )
         return 1
     for checked in found.first:
         job = f" (job {checked.job})" if checked.job else ""
@@ -58,13 +71,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(file: Path) -> Findings:
-    """Checks the whole file. Raises SettingsError when it cannot be read, ContractError when it holds nothing."""
+    """Checks the whole file. Raises SettingsError when it cannot be read, ContractError when it
+    holds nothing.
+    """
     found, known = Findings(), KnownJobs()
     try:
         with open_progress(sys.stderr) as progress:
             for checked in formats.check(file):
                 found.add(_once(checked, known))
-                facts = {"percent of": str(file), "trajectories": str(found.trajectories), "faulty": str(found.faulty)}
+                facts = {
+                    "percent of": str(file),
+                    "trajectories": str(found.trajectories),
+                    "faulty": str(found.faulty),
+                }
                 progress.show(int(100 * checked.share), 100, facts)
     finally:
         known.close()

@@ -10,16 +10,21 @@ UNFINISHED = "\ufffd"
 
 
 def token_texts(where: str | None) -> Callable[[Sequence[int]], list[str]]:
-    """A function that gives the text of each id, by the tokenizer of that name or directory; None: the one that rollq
-    ships. Raises SettingsError."""
+    """A function that gives the text of each id, by the tokenizer of that name or directory; None:
+    the one that rollq ships. Raises SettingsError.
+    """
     return partial(texts_of, load_tokenizer(where).decode)
 
 
 def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
-    """The texts of these ids, which make `decode(ids)` side by side. A character that several tokens spell is the last
-    one's, and the others are empty."""
+    """The texts of these ids, which make `decode(ids)` side by side. A character that several
+    tokens spell is the last one's, and the others are empty.
+    """
     texts: list[str] = []
-    before, begun = 0, 0  # what is decoded as context, and where the character that is being spelt begins
+    before, begun = (
+        0,
+        0,
+    )  # what is decoded as context, and where the character that is being spelt begins
     for place in range(len(ids)):
         text = decode(ids[before : place + 1])
         # So many tokens at most are taken together because they spell one character.

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.files import agent, environment
 from rollq.commands.flags.parser import Commands
-from rollq.commands.flags.shared import add_broker, add_engines, add_redis, add_template, add_tokenizer
+from rollq.commands.flags.shared import (
+    add_broker,
+    add_engines,
+    add_redis,
+    add_template,
+    add_tokenizer,
+)
 from rollq.commands.flags.types import listen_address, name, whole
 from rollq.pip_extras import needs
 
@@ -21,11 +27,16 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "worker",
-        description="Plays rollouts until it is stopped. SIGTERM or Ctrl-C stops each episode at its next turn, and"
+        description="Plays rollouts until it is stopped. SIGTERM or Ctrl-C stops each episode at "
+        "its next turn, and"
         " other workers continue it. Start as many workers as you like, on any machines.",
     )
     parser.add_argument(
-        "-c", "--concurrency", type=whole(1), metavar="N", help="episodes at a time (ROLLQ_CONCURRENCY, else 64)"
+        "-c",
+        "--concurrency",
+        type=whole(1),
+        metavar="N",
+        help="episodes at a time (ROLLQ_CONCURRENCY, else 64)",
     )
     parser.add_argument(
         "--queues",
@@ -38,7 +49,8 @@ def add(commands: Commands) -> None:
         action="append",
         type=environment_file,
         metavar="FILE",
-        help="a file with an environment that jobs may name: FILE.py:FUNCTION, or a dataset, FILE.jsonl:GRADER; may be"
+        help="a file with an environment that jobs may name: FILE.py:FUNCTION, or a dataset, "
+        "FILE.jsonl:GRADER; may be"
         " repeated (ROLLQ_ENV_FILES, with commas)",
     )
     parser.add_argument(
@@ -46,7 +58,8 @@ def add(commands: Commands) -> None:
         action="append",
         type=agent_file,
         metavar="FILE.py:FUNCTION",
-        help="a file with an agent program that jobs may name: FILE.py:FUNCTION, or a command, FILE.sh; may be"
+        help="a file with an agent program that jobs may name: FILE.py:FUNCTION, or a "
+        "command, FILE.sh; may be"
         " repeated (ROLLQ_AGENT_FILES, with commas)",
     )
     add_redis(parser)
@@ -58,7 +71,8 @@ def add(commands: Commands) -> None:
         "--metrics",
         type=listen_address,
         metavar="[HOST:]PORT",
-        help="serve this process's metrics to Prometheus there, at 127.0.0.1 unless told otherwise; port 0: a free one"
+        help="serve this process's metrics to Prometheus there, at 127.0.0.1 unless told "
+        "otherwise; port 0: a free one"
         " (docs/metrics.md)",
     )
     parser.set_defaults(run=run)
@@ -73,16 +87,20 @@ def environment_file(text: str) -> str:
     """An argument type: a file of an environment, `game.py:load`, which becomes its name."""
     if (name := environment(text)) == text:
         raise argparse.ArgumentTypeError(
-            f"expected a file, as in game.py:load, not {text!r}: a worker plays every installed environment"
+            f"expected a file, as in game.py:load, not {text!r}: a worker plays every "
+            "installed environment"
         )
     return name
 
 
 def agent_file(text: str) -> str:
-    """An argument type: a file of an agent program, `solver.py:play` or `agent.sh`, which becomes its name."""
+    """An argument type: a file of an agent program, `solver.py:play` or `agent.sh`, which becomes
+    its name.
+    """
     if (name := agent(text)) == text or "@" not in name:
         raise argparse.ArgumentTypeError(
-            f"expected a file, as in solver.py:play, not {text!r}: a worker plays every installed agent"
+            f"expected a file, as in solver.py:play, not {text!r}: a worker plays "
+            "every installed agent"
         )
     return name
 
@@ -95,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
     secrecy.hide_memory()
     ping_redis(found.redis_url)
     code = main.main(found, _serve_metrics(args))
-    # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
+    # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and
+    # abort.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

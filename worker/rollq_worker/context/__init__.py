@@ -2,8 +2,8 @@
 
 There are `window`, `summary`, and what installed packages add.
 
-Another kind is an entry point of the group `rollq.contexts`: a `rollq.env.ContextHook` that takes the rest of the
-job's `context` by keyword.
+Another kind is an entry point of the group `rollq.contexts`: a `rollq.env.ContextHook` that takes
+the rest of the job's `context` by keyword.
 """
 
 import json
@@ -35,8 +35,9 @@ def context_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Context | None:
-    """What the job's `context` asks for; None: nothing. `check` and `away` are those of `ChatModel`. Raises JobFailure
-    for a context that cannot be had."""
+    """What the job's `context` asks for; None: nothing. `check` and `away` are those of
+    `ChatModel`. Raises JobFailure for a context that cannot be had.
+    """
     if not job.context:
         return None
     options = dict(job.context)
@@ -47,7 +48,9 @@ def context_factory(
         return Context(shorten=_checked(partial(function, **options)))
     over = _whole(job, options, "over")
     if over >= job.budget.max_tokens:
-        raise _refusal(job, f"over must be below budget.max_tokens, which is {job.budget.max_tokens}")
+        raise _refusal(
+            job, f"over must be below budget.max_tokens, which is {job.budget.max_tokens}"
+        )
     if kind == SUMMARY:
         return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
     turns = _whole(job, options, "turns")
@@ -95,16 +98,21 @@ def _refusal(job: Job, why: str) -> JobFailure:
 
 
 def _checked(hook: ContextHook) -> ContextHook:
-    """The hook of another package. What it changes in the messages is not what was said; those that it returns are
-    plain ones that the policy can answer, with images it knows."""
+    """The hook of another package. What it changes in the messages is not what was said; those that
+    it returns are plain ones that the policy can answer, with images it knows.
+    """
 
-    def checked(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+    def checked(
+        opening: Sequence[Message], messages: Sequence[Message], tokens: int
+    ) -> Sequence[Message] | None:
         found = hook(*deepcopy((opening, messages)), tokens)
         if found is None:
             return None
         plain: list[Message] = json.loads(json.dumps(list(found), allow_nan=False))
         if not plain or plain[-1]["role"] not in ("user", "tool"):
-            raise ValueError(f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}")
+            raise ValueError(
+                f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}"
+            )
         known = references([*opening, *messages])
         if new := [image for image in references(plain) if image not in known]:
             raise ValueError(f"it shows an image that the conversation does not: {new[0]!r:.100}")

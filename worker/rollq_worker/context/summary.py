@@ -1,7 +1,7 @@
 """A summary in place of all turns: by the policy itself, or by another model.
 
-The new trace begins with the first prompt, and the summary stands in its user's message, because many chat templates
-take no two messages of the user in a row. It knows no endpoint.
+The new trace begins with the first prompt, and the summary stands in its user's message, because
+many chat templates take no two messages of the user in a row. It knows no endpoint.
 """
 
 import json
@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from rollq.events import Message
 
 _SUMMARY = (
-    "what was asked, what is known and was done so far (names, numbers and ids exactly), what was said last, and what"
+    "what was asked, what is known and was done so far (names, numbers and ids exactly), "
+    "what was said last, and what"
     " is left to do"
 )
 ASK = (
-    "The conversation has become too long. Of all of it, you will only see its beginning and what you write now."
+    "The conversation has become too long. Of all of it, you will only see its beginning "
+    "and what you write now."
     f" Take no action now. Write a summary in plain text, with which you can go on: {_SUMMARY}."
 )
 """What the policy is asked."""
 ASK_MODEL = (
-    "You get a conversation of a user and an assistant with tools, one message a line, as JSON. Of all of it, the"
-    " assistant will only see its beginning and what you write. Write a summary in plain text, with which it can go on:"
+    "You get a conversation of a user and an assistant with tools, one message a line, "
+    "as JSON. Of all of it, the"
+    " assistant will only see its beginning and what you write. Write a summary in plain "
+    "text, with which it can go on:"
     f" {_SUMMARY}."
 )
 """What another model is told, before it gets the conversation."""
@@ -33,13 +37,17 @@ def with_summary(opening: Sequence[Message], summary: str) -> list[Message]:
     """The first prompt with a summary of what followed it."""
     *before, first = opening
     content, text = first["content"], HEADING + summary.strip()
-    content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    content = (
+        content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    )
     return [*before, {**first, "content": content}]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSummary:
-    """Implements rollq.env.ContextHook, for a summary that the policy writes in a turn of its own."""
+    """Implements rollq.env.ContextHook, for a summary that the policy writes in a turn
+    of its own.
+    """
 
     over: int
     """Most tokens of a trace of which no summary is asked."""
@@ -70,5 +78,8 @@ class ModelSummary:
         if tokens <= self.over:
             return None
         lines = [json.dumps(each, ensure_ascii=False) for each in messages]
-        told = [{"role": "system", "content": self.ask}, {"role": "user", "content": "\n".join(lines)}]
+        told = [
+            {"role": "system", "content": self.ask},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
         return with_summary(opening, self.model(told))

@@ -8,7 +8,9 @@ from rollq.events import Message
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Implements rollq.env.ContextHook. A turn is kept with all its replies, so no result is without its call."""
+    """Implements rollq.env.ContextHook. A turn is kept with all its replies, so no result is
+    without its call.
+    """
 
     over: int
     """Most tokens of a trace that is left as it is."""

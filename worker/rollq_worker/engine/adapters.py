@@ -1,8 +1,8 @@
 """The LoRA adapters that an engine has not loaded, as its refusals tell.
 
-An engine that was restarted, has missed a sync or came late lacks the version of an adapter that a run has published.
-Lists of adapters are not asked: a router has none, and an engine loads again by itself what it has put out for lack of
-room.
+An engine that was restarted, has missed a sync or came late lacks the version of an adapter that a
+run has published. Lists of adapters are not asked: a router has none, and an engine loads again by
+itself what it has put out for lack of room.
 """
 
 import logging
@@ -35,14 +35,17 @@ class MissingAdapters:
         return time.monotonic() >= self._ask_at.get(adapter, 0.0)
 
     def asked(self, adapter: Adapter) -> None:
-        """A request with it is sent. Others wait for what becomes of it, if it was refused before."""
+        """A request with it is sent. Others wait for what becomes of it, if it was
+        refused before.
+        """
         if adapter in self._ask_at:
             self._ask_at[adapter] = time.monotonic() + ASK_S
 
     def refused(self, adapter: Adapter, why: str) -> None:
         if adapter not in self._ask_at:
             log.warning(
-                "the engine at %s lacks version %r of the adapter %r: nothing is sampled with it there until `rollq"
+                "the engine at %s lacks version %r of the adapter %r: nothing is sampled "
+                "with it there until `rollq"
                 " engines sync --adapter` has loaded it (%s)",
                 self._name,
                 adapter.version,

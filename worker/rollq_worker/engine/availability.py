@@ -14,7 +14,9 @@ LOG_AFTER_S = 2.0
 
 
 class OutageClock:
-    """Counts the seconds in which nothing could be sampled, whatever the reason. Overlapping outages count once."""
+    """Counts the seconds in which nothing could be sampled, whatever the reason. Overlapping
+    outages count once.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +48,9 @@ class OutageClock:
 
 
 class AllAway:
-    """Runs the clock while every engine of a process is away, or none is known. It is the clock of their outages."""
+    """Runs the clock while every engine of a process is away, or none is known. It is the clock of
+    their outages.
+    """
 
     def __init__(self, clock: OutageClock, engines: int) -> None:
         self._clock = clock
@@ -85,8 +89,8 @@ class AllAway:
 class Availability:
     """Whether the engine is up: until a request is refused, and again once a request is answered.
 
-    A server that is ready may still refuse requests (a full queue, a wrong key). It is worth another request then, so
-    it is up, but the outage lasts until a request is answered.
+    A server that is ready may still refuse requests (a full queue, a wrong key). It is worth
+    another request then, so it is up, but the outage lasts until a request is answered.
     """
 
     def __init__(self, name: str, clock: OutageClock | AllAway) -> None:
@@ -100,8 +104,9 @@ class Availability:
         self._logged = False
 
     def mark_down(self, reason: str, *, unreachable: bool = False, refused: bool = False) -> None:
-        """The engine takes no requests. `unreachable`: the engine did not answer, so the next one may be another.
-        `refused`: a server refused a request, whatever it says of itself."""
+        """The engine takes no requests. `unreachable`: the engine did not answer, so the next one
+        may be another. `refused`: a server refused a request, whatever it says of itself.
+        """
         with self._lock:
             self.up = False
             self._unreachable |= unreachable
@@ -130,7 +135,9 @@ class Availability:
         return self.mark_up()
 
     def mark_up(self) -> bool:
-        """A request was answered. True when the engine had been unreachable, so that facts known about it are stale."""
+        """A request was answered. True when the engine had been unreachable, so that facts known
+        about it are stale.
+        """
         with self._lock:
             self.up = True
             since, self._since = self._since, None

@@ -1,4 +1,5 @@
-"""One call of `generate`, as it goes from try to try and from engine to engine, and what all engines share.
+"""One call of `generate`, as it goes from try to try and from engine to engine, and what all
+engines share.
 
 It knows nothing of HTTP.
 """
@@ -70,7 +71,9 @@ class Call:
             self.quarantined.enter_context(quarantine.unserved())
 
     def engine_died(self, engine: str, quarantine: Quarantine) -> None:
-        """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
+        """Note that the engine died, or was given up, with this request in flight. Raises
+        PoisonJob.
+        """
         self.failed, self.connection_lost, self.deaths = 0, False, self.deaths + 1
         if self.suspect is not None:
             quarantine.engine_died(self.suspect, self.key)

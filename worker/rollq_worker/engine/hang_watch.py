@@ -1,8 +1,9 @@
 """Watches one engine: finds out that it hangs, and that it is back.
 
-An engine that hangs accepts requests and never answers. A long wait alone proves nothing: turns may be long, the queue
-full, the engine paused for new weights. So its scheduler is asked a question. When it fails twice, all waits are
-ended. Their requests are sent again, to another engine or to this one once it generates.
+An engine that hangs accepts requests and never answers. A long wait alone proves nothing: turns may
+be long, the queue full, the engine paused for new weights. So its scheduler is asked a question.
+When it fails twice, all waits are ended. Their requests are sent again, to another engine or to
+this one once it generates.
 """
 
 import logging
@@ -15,8 +16,9 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 AWAY_S = 1.0
-"""Seconds between two questions to an engine that is away. Its requests may be elsewhere, so that only this thread
-asks."""
+"""Seconds between two questions to an engine that is away. Its requests may be elsewhere, so that
+only this thread asks.
+"""
 SLOW_S = 60.0
 """Seconds after which the watch asks the engine about a request."""
 FAILURES = 2
@@ -24,7 +26,9 @@ FAILURES = 2
 
 
 class HangWatch:
-    """A thread that now and then looks at the request that has waited longest, and asks an engine that is away."""
+    """A thread that now and then looks at the request that has waited longest, and asks an engine
+    that is away.
+    """
 
     def __init__(self, engine: SGLangEngine) -> None:
         self._engine = engine
@@ -48,11 +52,14 @@ class HangWatch:
                 self.check()
                 self._engine.close_idle_connections()
             except Exception:
-                # Nothing else notices an engine that hangs, so this thread must survive every error.
+                # Nothing else notices an engine that hangs, so this thread must survive every
+                # error.
                 log.exception("looking at the engine at %s failed; trying again", self._engine.name)
 
     def check(self) -> None:
-        """Ask the engine if a request is slow. Give the engine up when it has failed to answer several times."""
+        """Ask the engine if a request is slow. Give the engine up when it has failed to answer
+        several times.
+        """
         if not self._engine.available:
             self._failures = 0
             self._engine.ready()

@@ -1,8 +1,8 @@
-"""Facts about an engine: how long its prompts may be, which parameters and token ids it takes, whether its tokenizer is
-ours.
+"""Facts about an engine: how long its prompts may be, which parameters and token ids it takes,
+whether its tokenizer is ours.
 
-The invariant: what the engine does not report is no limit, because a server refuses too long a prompt by itself and
-names the limit. It knows nothing of jobs.
+The invariant: what the engine does not report is no limit, because a server refuses too long a
+prompt by itself and names the limit. It knows nothing of jobs.
 """
 
 import logging
@@ -31,7 +31,9 @@ RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """Limits in tokens. SGLang refuses prompt + max_new_tokens > `context`, and prompts of `prompt` or more tokens."""
+    """Limits in tokens. SGLang refuses prompt + max_new_tokens > `context`, and prompts of `prompt`
+    or more tokens.
+    """
 
     context: int = UNLIMITED
     prompt: int = UNLIMITED
@@ -44,8 +46,9 @@ class ContextLimits:
 
 
 def read_limits(get: Callable[[str], object]) -> ContextLimits:
-    """The limits that the engine reports. `get` returns the JSON at a path, or None if the server does not have it (a
-    router)."""
+    """The limits that the engine reports. `get` returns the JSON at a path, or None if the server
+    does not have it (a router).
+    """
     info = get("/server_info")
     info = info if isinstance(info, dict) else {}
     prompt, context = _length(info.get("max_req_input_len")), _length(info.get("context_length"))
@@ -54,17 +57,22 @@ def read_limits(get: Callable[[str], object]) -> ContextLimits:
         data = models.get("data") if isinstance(models, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         context = _length(first.get("max_model_len"))
-    return ContextLimits(context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt))
+    return ContextLimits(
+        context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt)
+    )
 
 
 def _length(value: object) -> int | None:
-    """The number, or None unless it is positive: with a context of 0 every episode would end by length, and be
-    graded."""
+    """The number, or None unless it is positive: with a context of 0 every episode would end by
+    length, and be graded.
+    """
     return value if type(value) is int and value > 0 else None
 
 
 class EngineLimits:
-    """The context limits of one engine, for all threads. The engine is asked when they are first needed."""
+    """The context limits of one engine, for all threads. The engine is asked when they are first
+    needed.
+    """
 
     def __init__(self, get: Callable[[str], object]) -> None:
         """`get` is as in `read_limits`, and may raise NoResponse."""
@@ -85,7 +93,9 @@ class EngineLimits:
         return self._known or ContextLimits()
 
     def dropped(self, sampling: Collection[str]) -> list[str]:
-        """Those of the parameters that get lost: a server that generates and reports no limits is a router."""
+        """Those of the parameters that get lost: a server that generates and reports no limits is a
+        router.
+        """
         if self.current().reported or self._known is None:
             return []
         return [name for name in DROPPED if name in sampling]
@@ -96,24 +106,32 @@ class EngineLimits:
             self._known, self._ask_at = None, 0.0
 
     def learn(self, limit: int, reserved: int, asked: int) -> None:
-        """Take over the limit that a refusal of `asked` tokens named, less the tokens that the engine reserves.
+        """Take over the limit that a refusal of `asked` tokens named, less the tokens that the
+        engine reserves.
 
-        Limits that the engine reported stay, because one odd refusal must not shorten every episode.
+        Limits that the engine reported stay, because one odd refusal must not shorten every
+        episode.
         """
         self.current()
         with self._lock:
             known = self._known or ContextLimits()
             # With EAGLE, SGLang counts its draft tokens as part of every prompt.
             room = limit - reserved if 0 < reserved <= MOST_RESERVED else limit
-            if 0 < room <= asked and not (known.reported and limit < min(known.context, known.prompt)):
-                self._known = replace(known, context=min(known.context, room), prompt=min(known.prompt, room))
+            if 0 < room <= asked and not (
+                known.reported and limit < min(known.context, known.prompt)
+            ):
+                self._known = replace(
+                    known, context=min(known.context, room), prompt=min(known.prompt, room)
+                )
 
 
 class Vocabulary:
-    """The token ids that an engine may be sent, for all threads. One unknown id kills a real server.
+    """The token ids that an engine may be sent, for all threads. One unknown id kills a real
+    server.
 
-    `size` is the tokenizer's (None: unknown). A model has some more ids, because its matrices are padded to a round
-    size (Qwen2.5: 271 or 399 more). A policy now and then samples one; ids that it sampled may be sent.
+    `size` is the tokenizer's (None: unknown). A model has some more ids, because its matrices are
+    padded to a round size (Qwen2.5: 271 or 399 more). A policy now and then samples one; ids that
+    it sampled may be sent.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -139,18 +157,25 @@ class Vocabulary:
 def ids_of(reply: object) -> Sequence[int] | None:
     """The ids in the reply of /tokenize; None when it has none."""
     ids = reply.get("tokens") if isinstance(reply, dict) else None
-    return ids if isinstance(ids, list) and ids and all(type(id) is int and 0 <= id < ANY_ID for id in ids) else None
+    return (
+        ids
+        if isinstance(ids, list) and ids and all(type(id) is int and 0 <= id < ANY_ID for id in ids)
+        else None
+    )
 
 
 class TokenizerCheck:
-    """Whether one engine's vocabulary is ours, for all threads. The engine is asked when the answer is first needed.
+    """Whether one engine's vocabulary is ours, for all threads. The engine is asked when the answer
+    is first needed.
 
-    It is asked for the ids of texts that touch every token, once; and for those of the first two texts whenever it may
-    be another one. An engine that shows no ids (a router) is trusted.
+    It is asked for the ids of texts that touch every token, once; and for those of the first two
+    texts whenever it may be another one. An engine that shows no ids (a router) is trusted.
     """
 
     def __init__(self, tokenize: Callable[[str], object], proof: VocabularyProof | None) -> None:
-        """`tokenize` posts a text to /tokenize and may raise NoResponse; `proof`: of our tokenizer, if known."""
+        """`tokenize` posts a text to /tokenize and may raise NoResponse; `proof`: of our tokenizer,
+        if known.
+        """
         self._tokenize = tokenize
         self._proof = proof
         self._lock = threading.Lock()
@@ -159,7 +184,9 @@ class TokenizerCheck:
         """What is different; "": nothing is known to be."""
         self.shows_ids = False
         """Whether the engine told ids."""
-        self._ask_at = 0.0 if proof else float("inf")  # monotonic time before which the engine is not asked again
+        self._ask_at = (
+            0.0 if proof else float("inf")
+        )  # monotonic time before which the engine is not asked again
 
     def differs(self) -> bool:
         """Whether the engine is known to have another vocabulary than ours."""

@@ -1,7 +1,8 @@
-"""Several engines as one: each group of jobs has its engine, and an episode leaves it only when that goes away.
+"""Several engines as one: each group of jobs has its engine, and an episode leaves it only when
+that goes away.
 
-Which engine that is, `EnginePlacement` says. The invariant: a request waits for an engine that is away only when no
-other one is up. It knows nothing of where the list comes from.
+Which engine that is, `EnginePlacement` says. The invariant: a request waits for an engine that is
+away only when no other one is up. It knows nothing of where the list comes from.
 """
 
 import logging
@@ -40,10 +41,11 @@ class Usage(NamedTuple):
 
 
 class EnginePool:
-    """`protocols.Engine` over the engines at some addresses. One object per process, used by all threads.
+    """`protocols.Engine` over the engines at some addresses. One object per process, used by all
+    threads.
 
-    `suspect_lock` gives the lock of an address; the other options are those of `SGLangEngine`. Without engines,
-    requests wait. An episode stays on its engine until `end`.
+    `suspect_lock` gives the lock of an address; the other options are those of `SGLangEngine`.
+    Without engines, requests wait. An episode stays on its engine until `end`.
     """
 
     def __init__(
@@ -80,11 +82,15 @@ class EnginePool:
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run meanwhile."""
+        """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run
+        meanwhile.
+        """
         return self._shared.clock.seconds
 
     def stopped_s(self, run: str) -> float:
-        """Seconds so far for which the deadlines of that run stood still: `outage_s`, and waits for new weights."""
+        """Seconds so far for which the deadlines of that run stood still: `outage_s`, and waits for
+        new weights.
+        """
         return self.outage_s + self._shared.weight_waits.seconds(run)
 
     def awaits_weights(self, run: str) -> bool:
@@ -92,12 +98,18 @@ class EnginePool:
         return run in self._shared.weight_waits
 
     def serves(self, version: str) -> bool:
-        """Whether an engine may have weights of that version. One that is away, or does not tell, may."""
-        return any(not engine.available or engine.policies.serve(version) for engine in self._engines)
+        """Whether an engine may have weights of that version. One that is away, or does not tell,
+        may.
+        """
+        return any(
+            not engine.available or engine.policies.serve(version) for engine in self._engines
+        )
 
     @contextmanager
     def waits_for_weights(self, key: str) -> Iterator[None]:
-        """A turn of that job waits for weights, as `generate` does; the deadlines of its run stand still."""
+        """A turn of that job waits for weights, as `generate` does; the deadlines of its run stand
+        still.
+        """
         self.traffic.begin(key)
         try:
             with self._shared.weight_waits.of(parse_id(key)[0]):
@@ -108,11 +120,16 @@ class EnginePool:
     def usage(self) -> list[Usage]:
         """How each engine is used."""
         loads, placement = self._loads, self._placement
-        return [Usage(e, loads.idle(e.url), placement.episodes(e.url), loads.load(e.url)) for e in self._engines]
+        return [
+            Usage(e, loads.idle(e.url), placement.episodes(e.url), loads.load(e.url))
+            for e in self._engines
+        ]
 
     def update(self, urls: Collection[str]) -> None:
-        """The engines are now those at these addresses. One that is no longer among them gets no new requests, and its
-        connections are closed once the last one has its answer. For one thread."""
+        """The engines are now those at these addresses. One that is no longer among them gets no
+        new requests, and its connections are closed once the last one has its answer. For one
+        thread.
+        """
         known = {engine.url: engine for engine in self._engines}
         with ExitStack() as undo:  # all of them, or none
             engines = tuple(known.get(url) or self._open(url, undo) for url in dict.fromkeys(urls))
@@ -132,8 +149,9 @@ class EnginePool:
                 self._forget(engine)
 
     def watch(self) -> None:
-        """Look for engines that hang, and ask those that are away, in a thread for each, until `close`. One more thread
-        asks how busy they are."""
+        """Look for engines that hang, and ask those that are away, in a thread for each, until
+        `close`. One more thread asks how busy they are.
+        """
         self._watching = True
         for watch in self._watches.values():
             watch.start()
@@ -151,8 +169,9 @@ class EnginePool:
     def generate(self, request: SampleRequest) -> Generated:
         """Sample a continuation on the engine of the episode; see `protocols.Engine`.
 
-        That is the engine of its group, unless that has too many episodes. When it goes away the request goes on
-        elsewhere, and the episode stays there. So the rest of an aborted turn goes where its start was sampled.
+        That is the engine of its group, unless that has too many episodes. When it goes away the
+        request goes on elsewhere, and the episode stays there. So the rest of an aborted turn goes
+        where its start was sampled.
         """
         got: Generated | None = None
         self.traffic.begin(request.key)
@@ -173,18 +192,23 @@ class EnginePool:
                     log.info("%s leaves the engine at %s", request.key, engine.name)
 
     def end(self, key: str) -> None:
-        """That job's episode is over in this process. A later attempt of the same job that has begun here already
-        enters again before its next turn."""
+        """That job's episode is over in this process. A later attempt of the same job that has
+        begun here already enters again before its next turn.
+        """
         self._placement.leave(key)
 
     def abort_running(self) -> int:
         """Abort every request of this process, as `SGLangEngine.abort_running` does."""
         engines = (*self._engines, *self._retired)
-        with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
+        with ThreadPoolExecutor(
+            max(1, len(engines))
+        ) as pool:  # at once, because one that hangs answers late
             return sum(pool.map(SGLangEngine.abort_running, engines))
 
     def cut(self, key: str | None = None) -> int:
-        """End this process's wait for that job's response (None: for all). Returns how many waits were ended."""
+        """End this process's wait for that job's response (None: for all). Returns how many waits
+        were ended.
+        """
         return sum(engine.cut(key) for engine in (*self._engines, *self._retired))
 
     def close(self) -> None:
@@ -212,8 +236,10 @@ class EnginePool:
         return tuple(engine for engine in self._engines if engine.available)
 
     def _enter(self, call: Call) -> SGLangEngine:
-        """The engine for the call's turn. Waits while there is none, and while none has weights that it accepts. Raises
-        OtherWeights in place of the second, where these are of one version only."""
+        """The engine for the call's turn. Waits while there is none, and while none has weights
+        that it accepts. Raises OtherWeights in place of the second, where these are of one version
+        only.
+        """
         while not self._engines:
             wait(CHECK_S, call.check)
         if not (fit := self._fit(call)):
@@ -226,7 +252,9 @@ class EnginePool:
         return engines[self._placement.enter(call.key, call.group, list(engines))]
 
     def _fit(self, call: Call) -> Sequence[SGLangEngine]:
-        """The engines that the call may go to: those that are up, before those that failed it, before all others."""
+        """The engines that the call may go to: those that are up, before those that failed it,
+        before all others.
+        """
         engines = self._suiting(call)
         if len(engines) <= 1:
             return engines
@@ -234,10 +262,14 @@ class EnginePool:
         return [engine for engine in up if engine.url not in call.avoided] or up or engines
 
     def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
-        """The engines whose weights the call accepts. One that is away is asked for them when it is back."""
+        """The engines whose weights the call accepts. One that is away is asked for them when it is
+        back.
+        """
         if call.request.accepts is None and call.request.adapter is None:
             return self._engines
-        return [engine for engine in self._engines if not engine.available or engine.policies.suit(call)]
+        return [
+            engine for engine in self._engines if not engine.available or engine.policies.suit(call)
+        ]
 
     def _has_better(self, call: Call, url: str) -> bool:
         engines = self._engines
@@ -248,5 +280,7 @@ class EnginePool:
             return True  # it was removed
         if here.available and url not in call.avoided:
             return False
-        others = [engine for engine in engines if engine is not here and engine.url not in call.avoided]
+        others = [
+            engine for engine in engines if engine is not here and engine.url not in call.avoided
+        ]
         return any(engine.available and engine.policies.suit(call) for engine in others)

@@ -1,10 +1,11 @@
 """Finds the requests that kill engines.
 
-When an engine dies, everything in flight dies with it, and nothing tells which request was the cause. So one death
-blames no request. A request that was in flight at two deaths is a suspect and is sent alone. A suspect that was alone
-in flight at two further deaths is poison if the engine works for others, which are tried between those two deaths.
-Engines that live have no suspects, and lose no time. Deaths count over all engines of the process, so a request that
-goes from one to the next is found. It knows nothing of HTTP.
+When an engine dies, everything in flight dies with it, and nothing tells which request was the
+cause. So one death blames no request. A request that was in flight at two deaths is a suspect and
+is sent alone. A suspect that was alone in flight at two further deaths is poison if the engine
+works for others, which are tried between those two deaths. Engines that live have no suspects, and
+lose no time. Deaths count over all engines of the process, so a request that goes from one to the
+next is found. It knows nothing of HTTP.
 """
 
 import logging
@@ -22,10 +23,14 @@ from rollq_worker.engine.availability import OutageClock
 log = logging.getLogger(__name__)
 
 DEATHS = 2
-"""Number of deaths after which a request in flight is a suspect, and a suspect alone in flight is poison."""
+"""Number of deaths after which a request in flight is a suspect, and a suspect alone in flight is
+poison.
+"""
 OTHERS_S = 10.0
-"""Seconds for which a suspect waits for others that should be tried first and have not come. They count from the last
-request in flight there. A request whose engine died asks every two to four seconds whether it is back."""
+"""Seconds for which a suspect waits for others that should be tried first and have not come. They
+count from the last request in flight there. A request whose engine died asks every two to four
+seconds whether it is back.
+"""
 
 Check = Callable[[], None]
 SharedLock = Callable[[Check], AbstractContextManager[None]]
@@ -56,7 +61,9 @@ class Quarantine:
 
     def __init__(self, clock: OutageClock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # taken in each turn, by itself because a Condition takes it four times slower
+        self._lock = (
+            threading.Lock()
+        )  # taken in each turn, by itself because a Condition takes it four times slower
         self._changed = threading.Condition(self._lock)
         self._in_flight: Counter[str] = Counter()
         self._alone: set[str] = set()
@@ -65,14 +72,17 @@ class Quarantine:
         """When (`time.monotonic`) a request last left each engine, while there were suspects."""
         self._suspects: list[Suspect] = []
         self._unserved = 0
-        """Number of requests that an engine failed and that have no answer yet, suspects included."""
+        """Number of requests that an engine failed and that have no answer yet, suspects included.
+        """
         self._waiting: Counter[str] = Counter()
         """Number of requests at each engine's gate, without suspects."""
         self._answered: Counter[str] = Counter()
 
     @contextmanager
     def unserved(self) -> Iterator[None]:
-        """Register a request that an engine failed, until it has its answer. A suspect is one, too."""
+        """Register a request that an engine failed, until it has its answer. A suspect
+        is one, too.
+        """
         with self._changed:
             self._unserved += 1
         try:
@@ -90,7 +100,9 @@ class Quarantine:
             self._suspects.append(suspect)
             if len(self._suspects) == 1:
                 self._clock.start()
-                log.warning("engines died with the same requests in flight: sending those one at a time")
+                log.warning(
+                    "engines died with the same requests in flight: sending those one at a time"
+                )
         try:
             yield suspect
         finally:
@@ -101,7 +113,8 @@ class Quarantine:
                 self._changed.notify_all()
 
     def enter(self, engine: str, suspect: Suspect | None, check: Check) -> None:
-        """From now until `leave`, a request is in flight on `engine`: beside others, or alone there for a suspect.
+        """From now until `leave`, a request is in flight on `engine`: beside others, or alone there
+        for a suspect.
 
         `check` is called while waiting and may raise.
         """
@@ -134,10 +147,13 @@ class Quarantine:
         log.warning("%s: alone in flight when the engine died, time %d", key, suspect.deaths)
         with self._changed:
             self._changed.notify_all()
-            blamed = suspect.deaths >= DEATHS and (self._works_for_others(suspect) or not self._has_others(suspect))
+            blamed = suspect.deaths >= DEATHS and (
+                self._works_for_others(suspect) or not self._has_others(suspect)
+            )
         if blamed:
             raise PoisonJob(
-                f"{key}: this job kills engines: it was alone in flight when one died, {suspect.deaths} times"
+                f"{key}: this job kills engines: it was alone in flight when one died, "
+                f"{suspect.deaths} times"
             )
 
     def _wait_until_free(self, engine: str, suspect: Suspect | None, check: Check) -> None:
@@ -148,7 +164,8 @@ class Quarantine:
         try:
             while self._suspects and not self._free(engine, suspect, since):
                 self._changed.wait(waiting.CHECK_S)
-                self._lock.release()  # it may ask an engine or Redis, and every request enters by this lock
+                # it may ask an engine or Redis, and every request enters by this lock
+                self._lock.release()
                 try:
                     check()
                 finally:
@@ -166,18 +183,22 @@ class Quarantine:
         before = here[: here.index(suspect)]
         if self._in_flight[engine] or any(other.waits for other in before):
             return False
-        # Others are tried before it is sent again: an engine that dies of them as well is broken. They are on their
-        # way, but may also wait elsewhere, and for it.
+        # Others are tried before it is sent again: an engine that dies of them as well is broken.
+        # They are on their way, but may also wait elsewhere, and for it.
         missing = bool(before) or any(other.deaths < suspect.deaths for other in self._suspects)
         if self._lacks_proof(suspect):
             missing = missing or self._waiting[engine] > 0 or self._unserved > len(self._suspects)
-        return not missing or time.monotonic() >= max(since, self._left.get(engine, since)) + OTHERS_S
+        return (
+            not missing or time.monotonic() >= max(since, self._left.get(engine, since)) + OTHERS_S
+        )
 
     def _lacks_proof(self, suspect: Suspect) -> bool:
         return suspect.deaths > 0 and not self._works_for_others(suspect)
 
     def _works_for_others(self, suspect: Suspect) -> bool:
-        """Whether the engine that died of it has answered another request since. Any engine, once several died."""
+        """Whether the engine that died of it has answered another request since. Any engine, once
+        several died.
+        """
         if len(suspect.killed) > 1:
             return self._answered.total() > suspect.answered.total()
         return any(self._answered[engine] > suspect.answered[engine] for engine in suspect.killed)

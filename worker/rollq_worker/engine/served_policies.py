@@ -21,12 +21,15 @@ class ServedPolicies:
 
     @property
     def outdated(self) -> bool:
-        """Whether it serves weights that a run does not take, or lacks its adapter, as far as this process has seen
-        lately."""
+        """Whether it serves weights that a run does not take, or lacks its adapter, as far as this
+        process has seen lately.
+        """
         return self._weights.outdated or self.adapters.any
 
     def suit(self, call: Call) -> bool:
-        """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
+        """Whether the call accepts the weights that the engine serves. One that does not tell them
+        is tried.
+        """
         if call.request.adapter is not None:
             return self.adapters.suit(call.request.adapter())
         return call.request.accepts is None or self._weights.suit(call.request.accepts)
@@ -36,7 +39,8 @@ class ServedPolicies:
         return self._weights.suit(version.__eq__)
 
     def may_keep(self, generated: Generated, call: Call) -> bool:
-        """Whether the call accepts all weights that sampled the reply. If not, it waits for a moment.
+        """Whether the call accepts all weights that sampled the reply. If not, it waits for a
+        moment.
 
         A router does not tell what its engines serve, so it is asked for single tokens then.
         """

@@ -1,8 +1,9 @@
 """The client of one SGLang server: token ids in, token ids out, over one pool of HTTP connections.
 
-The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A request that fails is
-sent again a bounded number of times. A request that the engine refuses is never sent twice. A request under which
-engines die is sent alone. Only ids are sent, never text. It knows nothing of episodes, templates or Redis.
+The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A
+request that fails is sent again a bounded number of times. A request that the engine refuses is
+never sent twice. A request under which engines die is sent alone. Only ids are sent, never text. It
+knows nothing of episodes, templates or Redis.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -23,7 +24,12 @@ from rollq.urls import mask_url
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.api.http import EngineHttp, WaitCut
-from rollq_worker.engine.api.reply import AdapterMissing, ContextExceeded, EngineUnavailable, RequestFailed
+from rollq_worker.engine.api.reply import (
+    AdapterMissing,
+    ContextExceeded,
+    EngineUnavailable,
+    RequestFailed,
+)
 from rollq_worker.engine.api.request import Prompt
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
@@ -41,20 +47,24 @@ RETRIES = 3
 BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
-"""The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
+"""The same after a lost connection. A dying SGLang resets connections some 5 s before its port
+closes.
+"""
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
 class SGLangEngine:
-    """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
+    """`protocols.Engine` over SGLang's native API, also behind a router. One object per server,
+    used by all threads.
 
-    `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
-    only sent if the model sampled them (`Shared.vocabulary`). `suspect_lock` is shared by the workers of an engine and
-    held around requests under which engines have died. An engine whose tokenizer differs from that of `proof` is sent
-    nothing. Several engines of a process are given what they `share`.
+    `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the
+    tokenizer's; higher ids are only sent if the model sampled them (`Shared.vocabulary`).
+    `suspect_lock` is shared by the workers of an engine and held around requests under which
+    engines have died. An engine whose tokenizer differs from that of `proof` is sent nothing.
+    Several engines of a process are given what they `share`.
 
-    A thread that waits for a response cannot call `check`: `abort_running` has the engine end all running requests, and
-    `cut` ends the wait for one.
+    A thread that waits for a response cannot call `check`: `abort_running` has the engine end all
+    running requests, and `cut` ends the wait for one.
     """
 
     def __init__(
@@ -89,12 +99,15 @@ class SGLangEngine:
 
     @property
     def available(self) -> bool:
-        """Whether the engine takes requests, as far as this process knows. While it does not, claiming jobs is
-        pointless."""
+        """Whether the engine takes requests, as far as this process knows. While it does not,
+        claiming jobs is pointless.
+        """
         return self._availability.up
 
     def room(self, prompt: int) -> int:
-        """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""
+        """How many tokens may follow a prompt of that many tokens. Very many while the engine
+        reports no limit.
+        """
         return self._limits.current().room(prompt)
 
     def generate(self, request: SampleRequest) -> Generated:
@@ -103,8 +116,9 @@ class SGLangEngine:
             return self.sample(Call(request, quarantined))
 
     def sample(self, call: Call) -> Generated:
-        """`generate` for a call that may have been on another engine before. Raises EngineLeft when it should go to
-        another one."""
+        """`generate` for a call that may have been on another engine before. Raises EngineLeft when
+        it should go to another one.
+        """
         request = call.request
         prompt = self._written(request)
         call.unavailable, call.connection_lost = 0, False
@@ -116,7 +130,9 @@ class SGLangEngine:
             adapter = request.adapter() if request.adapter else None
             room = min(request.max_new_tokens, self.room(len(request.ids)))
             if room <= 0:
-                return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
+                return Generated(
+                    ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH
+                )
             dropped = self._limits.dropped(request.sampling)
             probes = call.probes or bool(dropped)
             try:
@@ -141,7 +157,9 @@ class SGLangEngine:
                     self.policies.adapters.refused(adapter, str(e))
                 raise EngineLeft from e
             except RequestFailed as e:
-                call.engine_failed(self._shared.quarantine)  # before the wait, because others look whether it is there
+                call.engine_failed(
+                    self._shared.quarantine
+                )  # before the wait, because others look whether it is there
                 self._failed(e, call)
             except WaitCut as e:
                 if e.hung:
@@ -155,8 +173,10 @@ class SGLangEngine:
                 self._shared.quarantine.answered(self.url)
                 if still := self._limits.dropped(request.sampling):
                     raise JobFailure(
-                        f"{call.key}: the server at {self.name} is a router, and routers drop {' and '.join(still)}:"
-                        " give workers the engines' own addresses (--engine, several times), or leave it out of the job"
+                        f"{call.key}: the server at {self.name} is a router, and routers "
+                        f"drop {' and '.join(still)}:"
+                        " give workers the engines' own addresses (--engine, several "
+                        "times), or leave it out of the job"
                     )
                 if dropped:
                     continue  # another engine came back, and only one token was asked for
@@ -195,14 +215,17 @@ class SGLangEngine:
         return why
 
     def cached_prompts(self, ids: Sequence[int]) -> Sequence[int]:
-        """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""
+        """How many tokens of this prompt each of some requests of one group found in a cache.
+        Raises NoResponse.
+        """
         return cached_prompts(self._http, ids)
 
     def abort_running(self) -> int:
         """Abort every request of this process. Returns how many the engine was asked to abort.
 
-        Asynchronous: the replies come back to their threads as finish ABORT. A request that was just being sent may be
-        missed, so call it again until it returns 0. Routers do not pass aborts on.
+        Asynchronous: the replies come back to their threads as finish ABORT. A request that was
+        just being sent may be missed, so call it again until it returns 0. Routers do not pass
+        aborts on.
         """
         running = self._in_flight.rids()
         if not running:
@@ -211,9 +234,11 @@ class SGLangEngine:
             return sum(pool.map(self.control.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
-        """End this process's wait for that job's response (None: for all). Returns how many waits were ended.
+        """End this process's wait for that job's response (None: for all). Returns how many waits
+        were ended.
 
-        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends the request again.
+        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends the
+        request again.
         """
         return self._in_flight.cut(key, hung=hung)
 
@@ -222,7 +247,9 @@ class SGLangEngine:
         return self._in_flight.longest_wait_s()
 
     def give_up(self) -> None:
-        """Give up an engine that hangs: end all waits, and trust it again once it has passed its health check."""
+        """Give up an engine that hangs: end all waits, and trust it again once it has passed its
+        health check.
+        """
         self._hung = True
         self._availability.mark_down("it does not answer", unreachable=True)
         self.cut(hung=True)
@@ -239,20 +266,26 @@ class SGLangEngine:
         self._http.close()
 
     def _written(self, request: SampleRequest) -> Prompt:
-        """The prompt as digits. Raises JobFailure for one that would kill a real server, with everything in flight:
-        empty, or with an id outside the vocabulary."""
+        """The prompt as digits. Raises JobFailure for one that would kill a real server, with
+        everything in flight: empty, or with an id outside the vocabulary.
+        """
         if not request.ids:
             raise JobFailure(f"{request.key}: the prompt is empty")
         if request.max_new_tokens < 1:
             raise JobFailure(f"{request.key}: max_new_tokens is {request.max_new_tokens}")
         prompt = self._shared.prompts.write(request.ids)
         if not self._shared.vocabulary.knows(prompt.highest):
-            raise JobFailure(f"{request.key}: token id {prompt.highest} is outside the model's vocabulary")
+            raise JobFailure(
+                f"{request.key}: token id {prompt.highest} is outside the model's vocabulary"
+            )
         return prompt
 
-    def _sample_once(self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None, probes: bool) -> Generated:
-        """One request for at most `room` tokens. `probes`: it only asks which weights sample it, or whether it is a
-        router that answers."""
+    def _sample_once(
+        self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None, probes: bool
+    ) -> Generated:
+        """One request for at most `room` tokens. `probes`: it only asks which weights sample it, or
+        whether it is a router that answers.
+        """
         asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
         if adapter:
             self.policies.adapters.asked(adapter)
@@ -261,7 +294,8 @@ class SGLangEngine:
                 self._http,
                 replace(call.request, **asked),
                 prompt,
-                rid=f"{call.key}/{self._process}{next(self._requests):x}",  # the engine's log names the job
+                # the engine's log names the job
+                rid=f"{call.key}/{self._process}{next(self._requests):x}",
                 group=call.group,
                 stop_ids=self._stop_ids,
                 vocabulary=self._shared.vocabulary.end,
@@ -277,7 +311,9 @@ class SGLangEngine:
             self._forget()
 
     def _check(self, call: Call) -> None:
-        """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills the engine."""
+        """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills
+        the engine.
+        """
         call.check()
         if call.has_better(call, self.url):
             raise EngineLeft
@@ -300,8 +336,9 @@ class SGLangEngine:
             wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
     def _failed(self, error: RequestFailed, call: Call) -> None:
-        """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after too many
-        failures."""
+        """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after
+        too many failures.
+        """
         lost = isinstance(error, ConnectionLost)
         if lost:
             self.policies.forget()
@@ -317,13 +354,16 @@ class SGLangEngine:
         log.info("%s: %s; sending it again", call.key, error)
 
     def _wait_until_ready(self, pause_s: float, call: Call) -> bool:
-        """Pause after a failure, and go on waiting until the engine is ready, or away and another one is better.
+        """Pause after a failure, and go on waiting until the engine is ready, or away and another
+        one is better.
 
         True if it was not ready at first.
         """
         if self._hung and call.has_better(call, self.url):
             return True  # asking would take long
-        was_away = not self.ready()  # before the pause, because a supervisor may restart the engine quickly
+        was_away = (
+            not self.ready()
+        )  # before the pause, because a supervisor may restart the engine quickly
         if was_away and call.has_better(call, self.url):
             return True
         wait(pause_s, call.check)

@@ -1,4 +1,6 @@
-"""Which jobs wait for an engine at this moment, and what engines have replied so far. It knows nothing of HTTP."""
+"""Which jobs wait for an engine at this moment, and what engines have replied so far. It knows
+nothing of HTTP.
+"""
 
 import threading
 from collections import Counter

@@ -1,7 +1,9 @@
-"""The proof that an engine's vocabulary is ours: texts that touch each token, and their ids here and there.
+"""The proof that an engine's vocabulary is ours: texts that touch each token, and their ids here
+and there.
 
-With another vocabulary, or with two ids exchanged, the policy would seem to write nonsense. What an engine's tokenizer
-splits differently is no difference, as long as its ids spell the same text here. It knows neither engines nor HTTP.
+With another vocabulary, or with two ids exchanged, the policy would seem to write nonsense. What an
+engine's tokenizer splits differently is no difference, as long as its ids spell the same text here.
+It knows neither engines nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -49,13 +51,26 @@ class VocabularyProof:
     def _texts(self) -> Sequence[tuple[str, array[int]]]:
         own = (id for id in range(self._tokenizer.vocab_size) if id not in self._added)
         # No text has a token alone whose bytes are not UTF-8.
-        spelled = {id: text for id in own if (text := self._tokenizer.decode([id])) and "\ufffd" not in text}
+        spelled = {
+            id: text
+            for id in own
+            if (text := self._tokenizer.decode([id])) and "\ufffd" not in text
+        }
         added = "".join(self._tokenizer.added_tokens)
-        texts = [(TEST_TEXT, self.test_ids), *([(added, self._tokenizer.encode(added))] if added else [])]
-        # A digit is joined with nothing in most vocabularies, so that each token of a text stands alone.
-        for between in ("1", *islice(self._tokenizer.added_tokens, 1)):  # some stand alone only behind the latter
+        texts = [
+            (TEST_TEXT, self.test_ids),
+            *([(added, self._tokenizer.encode(added))] if added else []),
+        ]
+        # A digit is joined with nothing in most vocabularies, so that each token of a text stands
+        # alone.
+        for between in (
+            "1",
+            *islice(self._tokenizer.added_tokens, 1),
+        ):  # some stand alone only behind the latter
             touched = {id for _, ids in texts for id in ids}
-            texts += self._joined([text for id, text in spelled.items() if id not in touched], between)
+            texts += self._joined(
+                [text for id, text in spelled.items() if id not in touched], between
+            )
         return texts
 
     def _joined(self, texts: Sequence[str], between: str) -> Iterator[tuple[str, array[int]]]:
@@ -69,10 +84,11 @@ class VocabularyProof:
         return len({id for _, ids in self.texts for id in ids})
 
     def difference(self, ours: Sequence[int], theirs: Sequence[int]) -> str:
-        """What is different between our ids and an engine's for the same text; "": nothing that counts.
+        """What is different between our ids and an engine's for the same text; "": nothing that
+        counts.
 
-        An engine may add tokens that begin or end a text. It may take control tokens in a text for text, as Mistral's
-        own tokenizer does; one that knows some of them knows all.
+        An engine may add tokens that begin or end a text. It may take control tokens in a text for
+        text, as Mistral's own tokenizer does; one that knows some of them knows all.
         """
         decode = self._tokenizer.decode
         same = list(ours) == list(theirs) or decode(ours) in decode(theirs)
@@ -80,7 +96,10 @@ class VocabularyProof:
             mine, others = ([id for id in ids if id not in self._added] for ids in (ours, theirs))
             pairs = enumerate(zip(mine, others, strict=False))
             at = next((n for n, (a, b) in pairs if a != b), min(len(mine), len(others)))
-            return f"{decode(mine[at : at + 1])!r} is {mine[at : at + 1]} here and {others[at : at + 1]} there"
+            return (
+                f"{decode(mine[at : at + 1])!r} is {mine[at : at + 1]} here and "
+                f"{others[at : at + 1]} there"
+            )
         wanted = self._added.intersection(ours)
         missing = sorted(wanted.difference(theirs))
         # An engine puts two tokens around a text: one that begins it, one that ends it.

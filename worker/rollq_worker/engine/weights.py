@@ -1,8 +1,9 @@
 """Which weights an engine serves, and whether they are new enough for a call.
 
-An engine that was restarted, or that missed an update, serves older weights than the run has published. The invariant:
-a reply whose weights the call does not accept is not kept (`SGLangEngine.sample`). To ask the engine first is cheaper.
-It knows nothing of steps or of what is published.
+An engine that was restarted, or that missed an update, serves older weights than the run has
+published. The invariant: a reply whose weights the call does not accept is not kept
+(`SGLangEngine.sample`). To ask the engine first is cheaper. It knows nothing of steps or of what is
+published.
 """
 
 import logging
@@ -23,12 +24,14 @@ ASK_S = 1.0
 
 
 class ServedWeights:
-    """The version of one engine's weights, for all threads. The engine is asked when it is first needed, and again
-    while its weights are refused."""
+    """The version of one engine's weights, for all threads. The engine is asked when it is first
+    needed, and again while its weights are refused.
+    """
 
     def __init__(self, get: Callable[[str], object], name: str) -> None:
-        """`get` returns the JSON at a path, None if the server does not have it (a router), and may raise NoResponse.
-        `name` is the engine's, for people."""
+        """`get` returns the JSON at a path, None if the server does not have it (a router), and may
+        raise NoResponse. `name` is the engine's, for people.
+        """
         self._get = get
         self._name = name
         self._lock = threading.Lock()
@@ -52,10 +55,14 @@ class ServedWeights:
             return self._note([])
         self._ask()
         version = self._version
-        return version is None or self._note([] if version != known and accepts(version) else [version])
+        return version is None or self._note(
+            [] if version != known and accepts(version) else [version]
+        )
 
     def sampled(self, versions: Sequence[str], accepts: Accepts) -> bool:
-        """Whether a reply that weights of these versions sampled may be kept. The engine serves the last of them."""
+        """Whether a reply that weights of these versions sampled may be kept. The engine serves the
+        last of them.
+        """
         if self.told and versions:
             self._version = versions[-1]
         return self._note([version for version in versions if not accepts(version)])
@@ -70,8 +77,10 @@ class ServedWeights:
         if refused and self._said != refused[0]:
             self._said = refused[0]
             log.warning(
-                "the engine at %s serves weights %r, which a run does not take: older than what it has published,"
-                " not published, or not those that its jobs are pinned to. Nothing of that run is sampled there until"
+                "the engine at %s serves weights %r, which a run does not take: older "
+                "than what it has published,"
+                " not published, or not those that its jobs are pinned to. Nothing of "
+                "that run is sampled there until"
                 " it serves others (rollq engines sync)",
                 self._name,
                 refused[0],
@@ -79,7 +88,9 @@ class ServedWeights:
         return not refused
 
     def _ask(self) -> None:
-        if not self._lock.acquire(blocking=False):  # another thread asks, and the engine may take its time
+        if not self._lock.acquire(
+            blocking=False
+        ):  # another thread asks, and the engine may take its time
             return
         try:
             if time.monotonic() < self._ask_at:
@@ -96,8 +107,9 @@ class ServedWeights:
 
 
 class WeightWaits:
-    """The calls that wait for an engine to serve weights that they accept. Their runs' deadlines stand still
-    meanwhile."""
+    """The calls that wait for an engine to serve weights that they accept. Their runs' deadlines
+    stand still meanwhile.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

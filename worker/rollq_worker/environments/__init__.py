@@ -1,8 +1,9 @@
 """Environments by name: `shop`, `tau2:retail`, and whatever installed packages add.
 
-A name is an entry point of the group `rollq.environments`. It is a callable that takes the part after the colon (None
-without one) and returns a Domain. A domain is loaded at its first use, once in each process. This module knows no
-environment but the shop. `files` has the environments without a package.
+A name is an entry point of the group `rollq.environments`. It is a callable that takes the part
+after the colon (None without one) and returns a Domain. A domain is loaded at its first use, once
+in each process. This module knows no environment but the shop. `files` has the environments without
+a package.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +43,9 @@ def names() -> list[str]:
 
 
 def origins() -> dict[str, str]:
-    """What brings each environment of a package, by its name: the package, and its extra where that is rollq itself."""
+    """What brings each environment of a package, by its name: the package, and its extra where that
+    is rollq itself.
+    """
     return {name: _origin(entries[0]) for name, entries in _entries().items()}
 
 
@@ -51,20 +54,23 @@ def _origin(entry: EntryPoint) -> str:
         return "rollq"
     if entry.dist is None or entry.dist.name != "rollq":
         return entry.dist.name if entry.dist else entry.value
-    return f"rollq[{entry.name.partition(':')[0].replace('_', '-')}]"  # the extra has the environment's name
+    # the extra has the environment's name
+    return f"rollq[{entry.name.partition(':')[0].replace('_', '-')}]"
 
 
 def domain(name: str) -> Domain:
-    """The environment of that name, the same object for all threads. After a failure the next call tries again.
+    """The environment of that name, the same object for all threads. After a failure the next call
+    tries again.
 
-    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load, and ForOtherWorkers
-    for a file that this process does not have. An adapter's own RollqError passes through, such as the one for a
-    missing package.
+    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load,
+    and ForOtherWorkers for a file that this process does not have. An adapter's own RollqError
+    passes through, such as the one for a missing package.
     """
     if (known := _domains.get(name)) is not None:
         return known
-    # One lock for each name: an adapter that imports for seconds must not delay other environments. It covers
-    # the look-up, because it reads the metadata of every installed package, and a thousand threads may ask at once.
+    # One lock for each name: an adapter that imports for seconds must not delay other environments.
+    # It covers the look-up, because it reads the metadata of every installed package, and a
+    # thousand threads may ask at once.
     with _locks.setdefault(name, Lock()):
         if name not in _domains:
             _domains[name] = _load(name, _find(name))
@@ -82,8 +88,9 @@ def _entries() -> dict[str, list[EntryPoint]]:
 
 
 def _find(name: str) -> _Source:
-    """The file `game@HASH`, or an entry point: `tau2:retail` is looked up first, then `tau2`; the variant is `retail`
-    in both cases."""
+    """The file `game@HASH`, or an entry point: `tau2:retail` is looked up first, then `tau2`; the
+    variant is `retail` in both cases.
+    """
     if "@" in name:
         file = FILES.of(name)
         if file.part in FOLDERS_OF:
@@ -105,7 +112,10 @@ def _installed(name: str, entry: str, variant: str | None) -> _Source:
         )
     if len(claims) > 1:
         values = " and ".join(entry.value for entry in claims)
-        raise JobFailure(f"environment {claims[0].name!r} is claimed by {values}: uninstall one of the two packages")
+        raise JobFailure(
+            f"environment {claims[0].name!r} is claimed by {values}: uninstall one "
+            "of the two packages"
+        )
     return _Source(claims[0].load, variant, claims[0].value)
 
 
@@ -116,10 +126,13 @@ def _load(name: str, source: _Source) -> Domain:
     except RollqError:
         raise
     except (Exception, SystemExit) as error:  # other people's code
-        raise JobFailure(f"environment {name!r} ({source.where}): {type(error).__name__}: {error}") from error
+        raise JobFailure(
+            f"environment {name!r} ({source.where}): {type(error).__name__}: {error}"
+        ) from error
     if problem:
         raise JobFailure(
-            f"environment {name!r}: {source.where} returned {problem} (docs/environments.md has an example)"
+            f"environment {name!r}: {source.where} returned {problem} "
+            "(docs/environments.md has an example)"
         )
     domain: Domain = loaded
     return domain

@@ -1,16 +1,19 @@
-"""Tasks from a file of questions with answers: one prompt, one answer, and no tools or those of a server.
+"""Tasks from a file of questions with answers: one prompt, one answer, and no tools or those of a
+server.
 
-`--env maths.jsonl:number` plays such a file as it is. In a file of your own, `dataset` makes the environment:
+`--env maths.jsonl:number` plays such a file as it is. In a file of your own, `dataset` makes the
+environment:
 
     load = dataset(Path(__file__).with_name("maths.jsonl"), reward=lambda answer, row: float(row["answer"] in answer))
 
-A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the user's, perhaps behind a
-system message) and `answer`. Rows as verl (`reward_model.ground_truth`), slime (`label`) and OpenAI's fine-tuning (a
-last message of the assistant's) write them are read as they are. `system` is optional. So are `calls` and `response`:
-the tool calls that a perfect agent makes, and what it says if that is not the answer. `labels` come back in the grade's
-info. What else a row has is for the reward function. Of these fields null counts as none, as Parquet has it. This
+A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the
+user's, perhaps behind a system message) and `answer`. Rows as verl (`reward_model.ground_truth`),
+slime (`label`) and OpenAI's fine-tuning (a last message of the assistant's) write them are read as
+they are. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
+makes, and what it says if that is not the answer. `labels` come back in the grade's info. What else
+a row has is for the reward function. Of these fields null counts as none, as Parquet has it. This
 module does not know how the file is named in a job.
-"""
+"""  # noqa: E501
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,15 +44,18 @@ def dataset(
     system: str = "",
     tools: Callable[[], Tools] | None = None,
 ) -> Callable[[str | None], "Dataset"]:
-    """The `load` of an environment with the rows of a file as its tasks, or of one file for each split.
+    """The `load` of an environment with the rows of a file as its tasks, or of one file for each
+    split.
 
-    `reward` is a name in `graders.GRADERS` or a function. `system` is the system prompt of rows that have none. `tools`
-    opens the tools of an episode (`mcp_server`). Raises JobFailure for an unknown name and for a file that cannot be
-    read.
+    `reward` is a name in `graders.GRADERS` or a function. `system` is the system prompt of rows
+    that have none. `tools` opens the tools of an episode (`mcp_server`). Raises JobFailure for an
+    unknown name and for a file that cannot be read.
     """
     files = data if isinstance(data, Mapping) else {"train": data}
     chosen = _reward(reward)
-    made = Dataset({split: _read(Path(path)) for split, path in files.items()}, chosen, system, tools)
+    made = Dataset(
+        {split: _read(Path(path)) for split, path in files.items()}, chosen, system, tools
+    )
     return lambda variant: made
 
 
@@ -81,7 +87,9 @@ class Dataset:
         row = self._row(split, index)
         _, question = self._prompt(row)
         if isinstance(self._reward, _Graded):
-            self._reward("", row)  # before anything is sampled for an answer that nothing can be compared with
+            self._reward(
+                "", row
+            )  # before anything is sampled for an answer that nothing can be compared with
         response = self._perfect(row)
         moves = () if response is None else (*_calls(row), Action(RESPOND, {"content": response}))
         return Task(
@@ -114,7 +122,11 @@ class Dataset:
             return _as_text(response)
         if (answer := _answer(row)) is None:
             return None
-        return self._reward.perfect(_as_text(answer)) if isinstance(self._reward, _Graded) else _as_text(answer)
+        return (
+            self._reward.perfect(_as_text(answer))
+            if isinstance(self._reward, _Graded)
+            else _as_text(answer)
+        )
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
@@ -124,10 +136,16 @@ class Dataset:
         if isinstance(prompt, list):
             messages = _messages(prompt)
             if [role for role, _ in messages] not in (["user"], ["system", "user"]):
-                raise JobFailure("the row's prompt must be one message of the user's, after a system message or none")
+                raise JobFailure(
+                    "the row's prompt must be one message of the user's, after a "
+                    "system message or none"
+                )
             system, prompt = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
         if not isinstance(prompt, str) or not prompt.strip() or not isinstance(system, str):
-            raise JobFailure(f"the row's prompt and system prompt must be texts, not {prompt!r:.60} and {system!r:.60}")
+            raise JobFailure(
+                f"the row's prompt and system prompt must be texts, not {prompt!r:.60} "
+                f"and {system!r:.60}"
+            )
         return system, prompt
 
 
@@ -147,7 +165,9 @@ class Question:
 
     def step(self, action: Action) -> Observation:
         if action.name != RESPOND:
-            return Observation(self._tools.call(action) if self._tools else "Error: there are no tools here")
+            return Observation(
+                self._tools.call(action) if self._tools else "Error: there are no tools here"
+            )
         content = action.arguments.get("content")
         if not isinstance(content, str):
             return Observation("Error: respond needs a text as its content")
@@ -157,7 +177,9 @@ class Question:
     def grade(self) -> Grade:
         returned: Any = self._reward(self._answer, self._row)
         if returned is None or isinstance(returned, str):
-            raise TypeError(f"the reward function returned {returned!r:.60}, not a number or a Grade")
+            raise TypeError(
+                f"the reward function returned {returned!r:.60}, not a number or a Grade"
+            )
         grade = returned if isinstance(returned, Grade) else Grade(float(returned))
         labels = self._row.get("labels")
         return grade if labels is None else replace(grade, info={"labels": labels, **grade.info})
@@ -186,7 +208,8 @@ def _reward(reward: str | Reward) -> Reward:
         return reward
     if reward not in GRADERS:
         raise JobFailure(
-            f"there is no reward {reward!r} of answers; there are {', '.join(GRADERS)}, or give a function"
+            f"there is no reward {reward!r} of answers; there are {', '.join(GRADERS)}, "
+            "or give a function"
         )
     return _Graded(GRADERS[reward])
 
@@ -196,7 +219,9 @@ def _read(path: Path) -> list[bytes]:
     try:
         rows = list(_parquet(path) if path.suffix == ".parquet" else _lines(path))
     except ImportError as e:
-        raise JobFailure(f"{path}: Parquet needs the package pyarrow: {install_line('parquet')}") from e
+        raise JobFailure(
+            f"{path}: Parquet needs the package pyarrow: {install_line('parquet')}"
+        ) from e
     except (OSError, ValueError) as e:
         raise JobFailure(f"the dataset {path} cannot be read: {e}") from e
     if not rows:
@@ -222,7 +247,9 @@ def _lines(path: Path) -> Iterator[bytes]:
                 if not isinstance(json.loads(line), dict):
                     raise ValueError("not an object")
             except (ValueError, RecursionError) as e:
-                raise JobFailure(f"{path}:{n} is no line of JSON with the fields of a row: {e}") from e
+                raise JobFailure(
+                    f"{path}:{n} is no line of JSON with the fields of a row: {e}"
+                ) from e
             yield line.strip()
 
 
@@ -237,14 +264,21 @@ def _lacks(row: Row, names: Sequence[str]) -> JobFailure:
 
 
 def _messages(found: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Role and content of each message of a prompt, but for an answer of the assistant's behind them."""
-    messages = [(m.get("role"), _content(m.get("content"))) if isinstance(m, dict) else (None, None) for m in found]
+    """Role and content of each message of a prompt, but for an answer of the assistant's behind
+    them.
+    """
+    messages = [
+        (m.get("role"), _content(m.get("content"))) if isinstance(m, dict) else (None, None)
+        for m in found
+    ]
     return messages[:-1] if messages and messages[-1][0] == "assistant" else messages
 
 
 def _content(content: Any) -> Any:
     """Text, also of a list of text parts."""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
         return "".join(str(part.get("text", "")) for part in content)
     return content
 
@@ -257,15 +291,23 @@ def _answer(row: Row) -> Any:
     if isinstance(graded, dict) and graded.get("ground_truth") is not None:
         return graded["ground_truth"]
     last = prompt[-1] if isinstance(prompt := _found(row, PROMPTS), list) and prompt else None
-    return _content(last.get("content")) if isinstance(last, dict) and last.get("role") == "assistant" else None
+    return (
+        _content(last.get("content"))
+        if isinstance(last, dict) and last.get("role") == "assistant"
+        else None
+    )
 
 
 def _calls(row: Row) -> Iterator[Action]:
     calls = row.get("calls") or ()
     for call in calls if isinstance(calls, list | tuple) else [calls]:
-        name, arguments = (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+        name, arguments = (
+            (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+        )
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise JobFailure(f"the row's calls are a list of objects with name and arguments, not {call!r:.100}")
+            raise JobFailure(
+                f"the row's calls are a list of objects with name and arguments, not {call!r:.100}"
+            )
         yield Action(name, arguments)
 
 

@@ -1,8 +1,8 @@
-"""Environments from a file without a package: `game.py:load`, a dataset, `maths.jsonl:number`, or a folder of tasks,
-`harbor:DIR`.
+"""Environments from a file without a package: `game.py:load`, a dataset, `maths.jsonl:number`, or a
+folder of tasks, `harbor:DIR`.
 
-Such an environment is called `game@` and the first digits of its file's hash, or `maths.number@...` and
-`DIR.harbor@...` where the part after the colon is not the default.
+Such an environment is called `game@` and the first digits of its file's hash, or `maths.number@...`
+and `DIR.harbor@...` where the part after the colon is not the default.
 """
 
 import inspect
@@ -24,25 +24,32 @@ FILES = NamedFiles(
 
 
 def add_file(env: str) -> str:
-    """Have this process and its children know the file. Returns the environment's name. Raises JobFailure."""
+    """Have this process and its children know the file. Returns the environment's name. Raises
+    JobFailure.
+    """
     kind, _, folder = env.partition(":")
     return FILES.add(f"{folder}:{kind}" if kind in FOLDERS_OF else env)
 
 
 def load_of(file: NamedFile) -> Callable[[str | None], Any]:
-    """What returns the Domain. Raises JobFailure, ForOtherWorkers for a file that changes meanwhile, and what the file
-    raises when it is run."""
+    """What returns the Domain. Raises JobFailure, ForOtherWorkers for a file that changes
+    meanwhile, and what the file raises when it is run.
+    """
     if file.path.suffix != ".py":
         found = dataset(file.path, reward=file.part)
         file.check()
         return found
     function = getattr(file.run(), file.part, None)
     if not callable(function):
-        raise JobFailure(f"{file.path.name} has no function {file.part!r}, which returns the environment's Domain")
+        raise JobFailure(
+            f"{file.path.name} has no function {file.part!r}, which returns the "
+            "environment's Domain"
+        )
     try:
         inspect.signature(function).bind(None)
     except (TypeError, ValueError) as e:
         raise JobFailure(
-            f"{file.path.name}: {file.part} is called with one argument, which is None for a file: {e}"
+            f"{file.path.name}: {file.part} is called with one argument, which is "
+            f"None for a file: {e}"
         ) from e
     return function  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
-"""What an answer to a question earns: `exact`, `number`, `boxed` and `math`, as docs/environments.md says.
+"""What an answer to a question earns: `exact`, `number`, `boxed` and `math`, as
+docs/environments.md says.
 
-Each gets what the policy said, without its reasoning, and the truth, and returns whether the answer earns its reward.
-It raises JobFailure for a truth that nothing can be compared with. This module knows no rows and no files.
+Each gets what the policy said, without its reasoning, and the truth, and returns whether the answer
+earns its reward. It raises JobFailure for a truth that nothing can be compared with. This module
+knows no rows and no files.
 """
 
 import atexit
@@ -16,15 +18,19 @@ from rollq_worker.environments.math_process import MathProcesses
 
 Grader = Callable[[str, str], bool]
 
-MINUS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-"})
-"""Other signs that people and models write for a minus. A dash between two numbers is read as a range all the same."""
+MINUS = str.maketrans(
+    {"\u2212": "-", "\uff0d": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-"}
+)
+"""Other signs that people and models write for a minus. A dash between two numbers is read as a
+range all the same.
+"""
 NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}%.])[-+](?:\\?[$\u20ac\u00a3\u00a5])?)?      # the sign of -5 and -$5, not the dash of 3-5
     (?:\d{1,3}(?:([,'_\u00a0\u2009\u202f])\d{3})(?:\1\d{3})*(?!\d|\1\d)  # 1,234,567; not 1,2,3 and not 1,23
       |\d+|(?<![\w.])(?=\.\d))                             # .5, but not ...72 and not No.5
     (?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?
-    """,
+    """,  # noqa: E501
     re.VERBOSE,
 )
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
@@ -47,7 +53,9 @@ def exact(answer: str, truth: str) -> bool:
 
 
 def number(answer: str, truth: str) -> bool:
-    """The last number of the answer is that of the truth. What follows `####` in the truth counts alone (GSM8K)."""
+    """The last number of the answer is that of the truth. What follows `####` in the truth counts
+    alone (GSM8K).
+    """
     said, right = _numbers(answer), _numbers(truth.rpartition("####")[2])
     if not right:
         raise JobFailure(f"the row's answer holds no number: {truth!r:.100}")
@@ -55,7 +63,9 @@ def number(answer: str, truth: str) -> bool:
 
 
 def boxed(answer: str, truth: str) -> bool:
-    r"""The last \boxed{...} holds the truth, which may be in a box, too; both as texts. Without a closed box: no."""
+    r"""The last \boxed{...} holds the truth, which may be in a box, too; both as texts. Without a
+    closed box: no.
+    """
     right = _plain(truth if (held := _last_box(truth)) is None else held)
     if not right:
         raise JobFailure(f"the row's answer has nothing in its box: {truth!r:.100}")
@@ -64,8 +74,9 @@ def boxed(answer: str, truth: str) -> bool:
 
 
 def math(answer: str, truth: str) -> bool:
-    """The answer has the truth's value, as math-verify finds: formulas, fractions, sets, intervals. One that takes too
-    much time or memory has not."""
+    """The answer has the truth's value, as math-verify finds: formulas, fractions, sets, intervals.
+    One that takes too much time or memory has not.
+    """
     if find_spec("math_verify") is None:
         raise JobFailure(f"the reward math needs the package math-verify: {install_line('math')}")
     said = answer.translate(MINUS).strip()
@@ -74,9 +85,13 @@ def math(answer: str, truth: str) -> bool:
     except ValueError as e:
         if said:
             return False
-        raise JobFailure(f"the row's answer is no formula to compare with: {e}: {truth!r:.100}") from e
+        raise JobFailure(
+            f"the row's answer is no formula to compare with: {e}: {truth!r:.100}"
+        ) from e
     if same is None:
-        raise JobFailure(f"the row's answer is no formula that math-verify can read: {truth!r:.100}")
+        raise JobFailure(
+            f"the row's answer is no formula that math-verify can read: {truth!r:.100}"
+        )
     return same and bool(said)
 
 
@@ -91,11 +106,15 @@ def in_a_box(truth: str) -> str:
 
 def _numbers(text: str) -> list[Decimal]:
     found = (match.group() for match in NUMBER.finditer(text.translate(MINUS)))
-    return [Decimal(re.sub(r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]", "", one)) for one in found]
+    return [
+        Decimal(re.sub(r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]", "", one)) for one in found
+    ]
 
 
 def _last_box(text: str) -> str | None:
-    r"""What the last box holds, as in `\boxed{7}` and `\boxed 7`; None without a box, or when it is cut off."""
+    r"""What the last box holds, as in `\boxed{7}` and `\boxed 7`; None without a box, or when it is
+    cut off.
+    """
     found = None
     for found in BOX.finditer(text):  # noqa: B007 (the last one counts)
         pass

@@ -1,7 +1,8 @@
-"""math-verify in processes of its own: in a worker nothing could interrupt a formula such as 9^{9^{9^9}}.
+"""math-verify in processes of its own: in a worker nothing could interrupt a formula such as
+9^{9^{9^9}}.
 
-A process ends with the worker, and answers one question at a time. The kernel ends it at a question that takes too
-much CPU; a later question starts another one. It knows no rows and no rewards.
+A process ends with the worker, and answers one question at a time. The kernel ends it at a question
+that takes too much CPU; a later question starts another one. It knows no rows and no rewards.
 """
 
 import json
@@ -17,7 +18,9 @@ from typing import Any
 MEMORY = 2 << 30
 """Bytes of memory for a question."""
 PROCESSES = 4
-"""Most processes of a worker. They share its CPUs, so a short formula seldom waits for the end of a long one."""
+"""Most processes of a worker. They share its CPUs, so a short formula seldom waits for the end of a
+long one.
+"""
 READY = "ready\n"
 
 
@@ -28,15 +31,19 @@ class MathProcesses:
         self._limit_s = limit_s
         self._free = Semaphore(PROCESSES)
         self._idle: list[subprocess.Popen[str]] = []
-        """Those that have answered all that they were asked. One that was not heard to the end never comes back."""
+        """Those that have answered all that they were asked. One that was not heard to the end
+        never comes back.
+        """
 
     def same(self, answer: str, truth: str) -> bool | None:
         """Whether the answer has the truth's value; None if the truth is no formula.
 
-        Raises ValueError when this takes too much time or memory, or math-verify fails, and RuntimeError when the
-        process ended for another reason.
+        Raises ValueError when this takes too much time or memory, or math-verify fails, and
+        RuntimeError when the process ended for another reason.
         """
-        while not self._free.acquire(timeout=1.0):  # what is raised in this thread arrives between two waits
+        while not self._free.acquire(
+            timeout=1.0
+        ):  # what is raised in this thread arrives between two waits
             pass
         try:
             reply = self._reply(json.dumps([answer, truth, self._limit_s]) + "\n")
@@ -77,12 +84,16 @@ def _start() -> "subprocess.Popen[str]":
         start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
     )
     if _ask(process, "") != READY:
-        raise RuntimeError(f"the process of math-verify does not start: it ended with {process.wait()}")
+        raise RuntimeError(
+            f"the process of math-verify does not start: it ended with {process.wait()}"
+        )
     return process
 
 
 def _ask(process: "subprocess.Popen[str]", question: str) -> str:
-    """The next line that it writes; "": it has ended. When this is interrupted, the process is killed."""
+    """The next line that it writes; "": it has ended. When this is interrupted, the process is
+    killed.
+    """
     assert process.stdin is not None and process.stdout is not None, "they are pipes"
     try:
         process.stdin.write(question)
@@ -109,7 +120,9 @@ def _serve() -> None:
     replies, sys.stdout = sys.stdout, sys.stderr
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call without a time limit
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns at each call without a time limit
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     replies.write(READY)
     replies.flush()
@@ -118,10 +131,14 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # it has no handler, so it ends the process
         found: bool | str | None = None
         try:
-            if right := parse(truth, parsing_timeout=None):  # its own time limit cannot interrupt a large power
+            if right := parse(
+                truth, parsing_timeout=None
+            ):  # its own time limit cannot interrupt a large power
                 said = parse(answer, parsing_timeout=None)
                 found = bool(said) and bool(verify(right, said, timeout_seconds=None))
-        except Exception as e:  # of many kinds, for strange formulas; also MemoryError and RecursionError
+        except (
+            Exception
+        ) as e:  # of many kinds, for strange formulas; also MemoryError and RecursionError
             found = f"math-verify fails: {type(e).__name__}: {e}"
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(json.dumps(found) + "\n")

@@ -1,4 +1,6 @@
-"""What environments and reward functions return, checked where it enters, and the end of an episode."""
+"""What environments and reward functions return, checked where it enters, and the end of an
+episode.
+"""
 
 import json
 import math
@@ -13,7 +15,9 @@ from rollq_worker.failures import errors_become
 
 
 def check_observation(observation: Observation) -> None:
-    """Raises TypeError for what an environment may not return from `step`. Images are checked where they are shown."""
+    """Raises TypeError for what an environment may not return from `step`. Images are checked where
+    they are shown.
+    """
     if not isinstance(observation.text, str):
         raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
     if observation.reward is not None:
@@ -21,8 +25,9 @@ def check_observation(observation: Observation) -> None:
 
 
 def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
-    """The end of an episode, with the environment's grade. One that is `unfinished`, and why, gets 0, as in
-    tau-bench."""
+    """The end of an episode, with the environment's grade. One that is `unfinished`, and why, gets
+    0, as in tau-bench.
+    """
     grade = Grade(0.0, {"unfinished": unfinished})
     if not unfinished:
         with errors_become(EnvironmentFailure, "environment.grade"):
@@ -30,12 +35,16 @@ def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
             if not isinstance(grade, Grade):
                 raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
             _check_reward(grade.reward)
-            json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+            json.dumps(
+                dict(grade.info), allow_nan=False
+            )  # as the wire and an exported file take it
     return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
 
 def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) -> Trajectory:
-    """The trajectory with its end, on whose grade the reward function has the last word. Raises RewardFailure."""
+    """The trajectory with its end, on whose grade the reward function has the last word. Raises
+    RewardFailure.
+    """
     if reward is not None:
         closed = _rewarded(played, closed, reward)
     return replace(played, events=(*played.events, closed))

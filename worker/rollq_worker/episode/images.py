@@ -1,6 +1,8 @@
-"""The images of one episode: shown in messages by reference, sent with every request, kept beside the journal.
+"""The images of one episode: shown in messages by reference, sent with every request, kept beside
+the journal.
 
-The invariant: a request has as many images as its prompt has placeholders. It knows neither templates nor engines.
+The invariant: a request has as many images as its prompt has placeholders. It knows neither
+templates nor engines.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -32,13 +34,15 @@ class EpisodeImages:
     def add(self, images: Sequence[Image]) -> list[ImageRef]:
         """The references of the images that the next message shows.
 
-        Raises JobFailure where the model takes no images, EnvironmentFailure for more than a request may carry, and
-        TypeError for what is not an Image.
+        Raises JobFailure where the model takes no images, EnvironmentFailure for more than a
+        request may carry, and TypeError for what is not an Image.
         """
         found = []
         for image in images:
             if not isinstance(image, Image):
-                raise TypeError(f"an image of the observation is a {type(image).__name__}, not an Image")
+                raise TypeError(
+                    f"an image of the observation is a {type(image).__name__}, not an Image"
+                )
             reference = image.reference
             self._tokens += self._renderer.image_length(reference.width, reference.height)
             self._bytes += reference.bytes
@@ -46,28 +50,39 @@ class EpisodeImages:
             found.append(reference)
         if self._bytes > MAX_EPISODE_BYTES:
             raise EnvironmentFailure(
-                f"{len(self._shown)} images of {self._bytes} bytes; at most {MAX_EPISODE_BYTES} are sent in an episode:"
+                f"{len(self._shown)} images of {self._bytes} bytes; at most "
+                f"{MAX_EPISODE_BYTES} are sent in an episode:"
                 " show fewer or smaller ones"
             )
         return found
 
     def show(self, messages: Sequence[Message]) -> None:
-        """From now on requests have the images of these messages, which were shown before, and no others."""
+        """From now on requests have the images of these messages, which were shown before, and no
+        others.
+        """
         shown = references(messages)
         self._shown = [self._files[reference.sha256] for reference in shown]
-        self._tokens = sum(self._renderer.image_length(reference.width, reference.height) for reference in shown)
+        self._tokens = sum(
+            self._renderer.image_length(reference.width, reference.height) for reference in shown
+        )
 
     def of_prompt(self) -> PromptImages | None:
         """What a request needs besides the ids; None without images."""
         return PromptImages(self._renderer.image_token, tuple(self._shown)) if self._shown else None
 
     def misplaced(self, ids: array[int]) -> bool:
-        """Whether the policy has sampled a placeholder itself, so that no request can hold these ids.
+        """Whether the policy has sampled a placeholder itself, so that no request can hold these
+        ids.
 
-        SGLang takes each placeholder for an image, and never answers a request that has more of them than images.
+        SGLang takes each placeholder for an image, and never answers a request that has more of
+        them than images.
         """
         return bool(self._shown) and ids.count(self._renderer.image_token) != self._tokens
 
     def extras(self) -> Mapping[str, Extra]:
         """The files, each once, in the order of the conversation."""
-        return {IMAGES: pack_images(image.data for image in self._files.values())} if self._files else {}
+        return (
+            {IMAGES: pack_images(image.data for image in self._files.values())}
+            if self._files
+            else {}
+        )

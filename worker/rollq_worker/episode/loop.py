@@ -1,8 +1,9 @@
 """The agent loop: one job played from its first prompt to its grade.
 
-The invariant: each request sends what was sent before, plus what was sampled, plus a bridge. Sampled ids are never
-rendered, decoded or encoded again. The loop knows protocols and values, and nothing of Redis, Celery, HTTP or chat
-templates, so it runs the same in a test, a notebook, a trainer's process or a worker.
+The invariant: each request sends what was sent before, plus what was sampled, plus a bridge.
+Sampled ids are never rendered, decoded or encoded again. The loop knows protocols and values, and
+nothing of Redis, Celery, HTTP or chat templates, so it runs the same in a test, a notebook, a
+trainer's process or a worker.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -55,17 +56,21 @@ def play(
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
-    By then `journal` has every event but that last one, with which the caller ends the job in one atomic step.
-    `recorded` are the events of an earlier attempt's journal. They are replayed without asking engine or user, and the
-    episode goes on from there. `reward` has the last word on the grade; `context` shortens long conversations. Raises
-    RolloutFailure when the episode cannot be finished for a reason that is not the policy's (Diverged when a replay
-    differs from its journal), and whatever `journal.check` raises.
+    By then `journal` has every event but that last one, with which the caller ends the job in one
+    atomic step. `recorded` are the events of an earlier attempt's journal. They are replayed
+    without asking engine or user, and the episode goes on from there. `reward` has the last word on
+    the grade; `context` shortens long conversations. Raises RolloutFailure when the episode cannot
+    be finished for a reason that is not the policy's (Diverged when a replay differs from its
+    journal), and whatever `journal.check` raises.
     """
     recording = Recording(recorded)
     episode = _Episode(job, engine, renderer, environment, journal, recording, context)
     closed = episode.run(recording.user(user))
     played = Trajectory(
-        job=job, header=header or Header(attempt=1), events=episode.events, extras=episode.images.extras()
+        job=job,
+        header=header or Header(attempt=1),
+        events=episode.events,
+        extras=episode.images.extras(),
     )
     return with_end(played, closed, reward)
 
@@ -118,10 +123,15 @@ class _Episode:
             self.tools = {tool["function"]["name"] for tool in schemas}
         with errors_become(EnvironmentFailure, "environment.reset"):
             opening = self.environment.reset(user)
-            first, images = (opening.text, opening.images) if isinstance(opening, Observation) else (opening, ())
+            first, images = (
+                (opening.text, opening.images)
+                if isinstance(opening, Observation)
+                else (opening, ())
+            )
             said = self.recording.user_messages
             if said not in ([], [first]):
-                # The journal has this message only, so a replay would not know what the user had said.
+                # The journal has this message only, so a replay would not know what the user had
+                # said.
                 raise ValueError(f"it returned {first!r:.100} where the user said {said!r:.100}")
             policy = self.environment.system_prompt
             for what, text in (("message", first), ("system prompt", policy)):
@@ -140,12 +150,17 @@ class _Episode:
         self.record(prompt)
 
     def turn(self, turn: int) -> Stop | None:
-        """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
+        """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes
+        on.
+        """
         self.sampled, complete = self.sample(turn)
         sampled = self.sampled
         if not (sampled or turn or self.recording):
             # Nothing was sampled, so there is nothing that a reward could grade.
-            raise JobFailure(f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the context")
+            raise JobFailure(
+                f"the first prompt of {len(self.ids)} tokens leaves no room in "
+                "max_tokens or the context"
+            )
         if not sampled:
             return Stop.LENGTH
         at = time.time()
@@ -160,7 +175,11 @@ class _Episode:
         if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
             # The stop token is also the header of the next message, and the reply has another role.
             decision = Decision(
-                (), (*decision.errors, "the turn ends as if it were somebody else's turn to answer it.")
+                (),
+                (
+                    *decision.errors,
+                    "the turn ends as if it were somebody else's turn to answer it.",
+                ),
             )
         if not decision.actions:
             return self.refuse(turn, replace(read, errors=decision.errors), at)
@@ -168,8 +187,9 @@ class _Episode:
         return self.act(turn, read, decision, at)
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
-        """Sample the turn, and go on when its generation is interrupted. Returns the ids, and whether the turn is
-        complete."""
+        """Sample the turn, and go on when its generation is interrupted. Returns the ids, and
+        whether the turn is complete.
+        """
         sampled = array("I")
         while True:
             replayed = bool(self.recording)
@@ -189,7 +209,9 @@ class _Episode:
         self.checks.check_request(self.ids)
         if self.images.misplaced(self.ids):
             return None
-        return self.sampler.generate(self.ids, turn, sampled, self.checks.read, self.images.of_prompt())
+        return self.sampler.generate(
+            self.ids, turn, sampled, self.checks.read, self.images.of_prompt()
+        )
 
     def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
         """Carry out the actions, one after the other, until the environment ends the episode."""
@@ -206,27 +228,39 @@ class _Episode:
                 check_observation(observation)
                 shown = self.images.add(observation.images)
             said = self.recording.user_messages[before:]
-            results.append(ActionResult(action, id, observation.text, said, observation.reward, shown))
+            results.append(
+                ActionResult(action, id, observation.text, said, observation.reward, shown)
+            )
             if observation.done:
                 stop = Stop.DONE
                 break
-        return self.observe(turn, read, results, [result.reply for result in results], at, stop=stop)
+        return self.observe(
+            turn, read, results, [result.reply for result in results], at, stop=stop
+        )
 
     def sum_up(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
         """The turn is the summary that the policy was asked for. It acts on nothing."""
         if not read.content.strip():
-            return self.refuse(turn, replace(read, errors=("write the summary as plain text, without a call.",)), at)
+            return self.refuse(
+                turn,
+                replace(read, errors=("write the summary as plain text, without a call.",)),
+                at,
+            )
         self.malformed, self.next_prompts.summing_up = 0, False
         return self.observe(turn, read, [], [], at, stop=None)
 
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
-        """Tell the policy what was wrong with a turn that cannot be acted on, up to MAX_MALFORMED times in a row."""
+        """Tell the policy what was wrong with a turn that cannot be acted on, up to MAX_MALFORMED
+        times in a row.
+        """
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
         stop = self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None
         role = self.renderer.complaint_role(stop)
-        if self.agent.text_actions and (stop is None or "user" in self.renderer.replying_roles(stop)):
+        if self.agent.text_actions and (
+            stop is None or "user" in self.renderer.replying_roles(stop)
+        ):
             role = "user"
         errors = list(dict.fromkeys(read.errors))[:5]  # a turn may hold hundreds of broken calls
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
@@ -244,9 +278,13 @@ class _Episode:
         at: float,
         stop: Stop | None,
     ) -> Stop | None:
-        """Record what the turn led to and the prompt of the next turn, if there is one. Returns the stop."""
+        """Record what the turn led to and the prompt of the next turn, if there is one. Returns the
+        stop.
+        """
         seconds = time.time() - at
-        message = assistant_message(read, [(result.id, result.action) for result in results if result.id])
+        message = assistant_message(
+            read, [(result.id, result.action) for result in results if result.id]
+        )
         self.messages.append(message)
         found, left = NextPrompt(replies), self.job.budget.max_turns - turn - 1
         if stop is None and left:
@@ -254,7 +292,8 @@ class _Episode:
             try:
                 found = self.next_prompts.behind(trace, replies, left)
             except TurnRefused as e:
-                # A server could not show these words to the policy either, so they end the episode without reward.
+                # A server could not show these words to the policy either, so they end the episode
+                # without reward.
                 stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
         stop = stop or found.stop
         self.ids.extend(found.bridge)

@@ -1,7 +1,7 @@
 """The messages and tool schemas of an episode in OpenAI's form, and the ids of its tool calls.
 
-The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor templates. The renderer
-says which of the model's own ids a template takes.
+The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor
+templates. The renderer says which of the model's own ids a template takes.
 """
 
 import json
@@ -20,7 +20,9 @@ from rollq_worker.protocols import ReadTurn, Renderer
 
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""
-_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make the encoder for every call
+_as_json = json.JSONEncoder(
+    ensure_ascii=False
+).encode  # json.dumps would make the encoder for every call
 
 
 class _Schemas(NamedTuple):
@@ -56,7 +58,11 @@ class ActionResult:
             return {"role": "user", "content": content_with(self.text, self.images)}
         if not self.id:
             return {"role": "user", "content": content_with(RESULT + self.text, self.images)}
-        return {"role": "tool", "tool_call_id": self.id, "content": content_with(self.text, self.images)}
+        return {
+            "role": "tool",
+            "tool_call_id": self.id,
+            "content": content_with(self.text, self.images),
+        }
 
     @property
     def recorded(self) -> dict[str, Json]:
@@ -64,13 +70,18 @@ class ActionResult:
 
 
 def for_environment(action: Action) -> Action:
-    """The action as an environment is given it. What it changes in the arguments is not what the policy wrote."""
+    """The action as an environment is given it. What it changes in the arguments is not what the
+    policy wrote.
+    """
     return replace(action, arguments=deepcopy(action.arguments))
 
 
-def recorded_action(action: Action, text: str, said: Sequence[str], reward: float | None) -> dict[str, Json]:
-    """The action as the journal has it: with what the user `said`, unless that is the observation's `text` itself,
-    whether its end tag is missing, and the reward that it has."""
+def recorded_action(
+    action: Action, text: str, said: Sequence[str], reward: float | None
+) -> dict[str, Json]:
+    """The action as the journal has it: with what the user `said`, unless that is the observation's
+    `text` itself, whether its end tag is missing, and the reward that it has.
+    """
     recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
     if list(said) != said_in(recorded, text):
         recorded["user"] = list(said)
@@ -82,7 +93,9 @@ def recorded_action(action: Action, text: str, said: Sequence[str], reward: floa
 
 
 def said_in(recorded: Mapping[str, Json], text: str) -> Sequence[str]:
-    """What the user said during a recorded action that led to `text`. The opening of an episode has the name ""."""
+    """What the user said during a recorded action that led to `text`. The opening of an episode has
+    the name "".
+    """
     speaks = recorded["name"] in ("", RESPOND)
     return cast("Sequence[str]", recorded.get("user", [text] if speaks else []))
 
@@ -100,7 +113,9 @@ class CallIds:
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
-            ids.append("" if action.name == self._words else self._unused(renderer, ids, own, action.name))
+            ids.append(
+                "" if action.name == self._words else self._unused(renderer, ids, own, action.name)
+            )
         return ids
 
     def _unused(self, renderer: Renderer, used: Sequence[str], own: str, tool: str) -> str:
@@ -135,10 +150,12 @@ def replying_role(action: Action, text_actions: bool) -> str:
 
 
 def schemas_of(environment: Environment) -> list[Json]:
-    """Plain copies of the schemas, checked for everything that templates, tool parsers and the wire need.
+    """Plain copies of the schemas, checked for everything that templates, tool parsers and the wire
+    need.
 
-    Environments with equal schemas share one list, which must not be changed, and which is not checked again when it
-    comes back. Raises TypeError or ValueError for what is not a schema, and whatever reading the schemas raises.
+    Environments with equal schemas share one list, which must not be changed, and which is not
+    checked again when it comes back. Raises TypeError or ValueError for what is not a schema, and
+    whatever reading the schemas raises.
     """
     tools = environment.tools
     if any(tools is known.checked for known in list(_schemas.values())):
@@ -153,13 +170,17 @@ def schemas_of(environment: Environment) -> list[Json]:
         if len(_schemas) >= MAX_SCHEMAS:
             _schemas.clear()
         checked = checked_schemas(tools)
-        known = _schemas.setdefault(key, _Schemas(checked, _key(checked)))  # threads that begin at once share one
+        known = _schemas.setdefault(
+            key, _Schemas(checked, _key(checked))
+        )  # threads that begin at once share one
     return known.checked
 
 
 def key_of_schemas(schemas: Sequence[Json]) -> bytes:
     """What tells these schemas from others."""
-    return next((known.key for known in list(_schemas.values()) if known.checked is schemas), b"") or _key(schemas)
+    return next(
+        (known.key for known in list(_schemas.values()) if known.checked is schemas), b""
+    ) or _key(schemas)
 
 
 def _key(tools: Sequence[Json]) -> bytes:
@@ -179,7 +200,9 @@ def checked_schemas(tools: Sequence[Json]) -> list[Json]:
 def _tool_name(schema: Json) -> str:
     function = schema.get("function") if isinstance(schema, dict) else None
     if not isinstance(function, dict):
-        raise ValueError(f'a tool schema is {{"type": "function", "function": {{...}}}}, not {schema!r:.100}')
+        raise ValueError(
+            f'a tool schema is {{"type": "function", "function": {{...}}}}, not {schema!r:.100}'
+        )
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"a tool has no name: {function!r:.100}")

@@ -1,7 +1,8 @@
 """What the next turn is sampled behind: a bridge in the same trace, or the prompt of a new one.
 
-A trace is left where the chat template writes its history differently and the job wants that, and where the job's
-context shortens it. What was sampled stays trainable in the trace that is left. In the new one it is context.
+A trace is left where the chat template writes its history differently and the job wants that, and
+where the job's context shortens it. What was sampled stays trainable in the trace that is left. In
+the new one it is context.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -46,7 +47,12 @@ class NextPrompts:
     """Those of one episode."""
 
     def __init__(
-        self, job: Job, engine: Engine, renderer: Renderer, recording: Recording, context: Context | None
+        self,
+        job: Job,
+        engine: Engine,
+        renderer: Renderer,
+        recording: Recording,
+        context: Context | None,
     ) -> None:
         self.summing_up = False
         """The policy was asked what the context asks, and has not answered."""
@@ -62,27 +68,37 @@ class NextPrompts:
         self._first, length = first, len(first.ids)
         over = self._context.over if self._context else 0
         if 0 < over < length:
-            raise JobFailure(f"the first prompt of {length} tokens is longer than over={over} in the job's context")
+            raise JobFailure(
+                f"the first prompt of {length} tokens is longer than over={over} in "
+                "the job's context"
+            )
 
     def behind(self, trace: Trace, replies: list[Message], turns_left: int) -> NextPrompt:
-        """What follows the turn that these replies answer, when so many turns are left. Raises TurnRefused."""
+        """What follows the turn that these replies answer, when so many turns are left. Raises
+        TurnRefused.
+        """
         ids, opened = self._go_on(trace, replies)
         if (context := self._context) is not None:
             tokens = len(opened.ids) if opened else len(trace.ids) + len(ids)
-            asked = context.asks(tokens) if replies and turns_left > 1 and not self.summing_up else ""
+            asked = (
+                context.asks(tokens) if replies and turns_left > 1 and not self.summing_up else ""
+            )
             if asked:
                 self.summing_up = True
                 replies = [*replies, {"role": "user", "content": asked}]
                 ids, opened = self._go_on(trace, replies)
             elif short := self._shortened(context, [*trace.messages, *replies], tokens):
                 ids, opened = array("I"), self._opened(short)
-        if not self._fits(len(opened.ids) if opened else len(trace.ids) + len(ids), opened is not None):
+        if not self._fits(
+            len(opened.ids) if opened else len(trace.ids) + len(ids), opened is not None
+        ):
             return NextPrompt(replies, stop=Stop.LENGTH)
         return NextPrompt(replies, ids, opened)
 
     def _go_on(self, trace: Trace, replies: Sequence[Message]) -> tuple[array[int], Prompt | None]:
-        """The bridge behind the turn, or the prompt of the trace that the template's rewriting opens. Neither without
-        replies."""
+        """The bridge behind the turn, or the prompt of the trace that the template's rewriting
+        opens. Neither without replies.
+        """
         if not replies:
             return array("I"), None
         opened = self._rewritten(trace, replies)
@@ -92,18 +108,26 @@ class NextPrompts:
             return bridge_behind(self._renderer, trace.ids[-1], trace.messages[-1], replies), None
 
     def _rewritten(self, trace: Trace, replies: Sequence[Message]) -> Prompt | None:
-        """The prompt of a new trace; None unless the job wants history as the template writes it, and that differs
-        from what was sampled. Raises TurnRefused when the template cannot write the turn."""
+        """The prompt of a new trace; None unless the job wants history as the template writes it,
+        and that differs from what was sampled. Raises TurnRefused when the template cannot write
+        the turn.
+        """
         if self._job.history is not History.TEMPLATE:
             return None
         with errors_become(JobFailure, "rendering the conversation again"):
-            ids = self._renderer.rewritten(trace.messages, trace.sampled, replies, self._first.tools)
+            ids = self._renderer.rewritten(
+                trace.messages, trace.sampled, replies, self._first.tools
+            )
         return None if ids is None else self._prompt(ids, [*trace.messages, *replies])
 
-    def _shortened(self, context: Context, messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+    def _shortened(
+        self, context: Context, messages: Sequence[Message], tokens: int
+    ) -> Sequence[Message] | None:
         """The messages that take the place of these; None: they stay."""
         with errors_become(context.failure, "the context"):
-            return self._recording.opened(lambda: context.shorten(self._first.messages, messages, tokens))
+            return self._recording.opened(
+                lambda: context.shorten(self._first.messages, messages, tokens)
+            )
 
     def _opened(self, messages: Sequence[Message]) -> Prompt:
         """The prompt of a trace that begins with these messages. Raises TurnRefused."""
@@ -119,9 +143,12 @@ class NextPrompts:
         return room(self._job, self._engine, length) > 0 if recorded is None else recorded
 
 
-def bridge_behind(renderer: Renderer, last: int, message: Message, replies: Sequence[Message]) -> array[int]:
-    """The tokens between the turn `message`, whose last token is `last`, and the next one. They also close a turn that
-    has no end token. Raises JobFailure."""
+def bridge_behind(
+    renderer: Renderer, last: int, message: Message, replies: Sequence[Message]
+) -> array[int]:
+    """The tokens between the turn `message`, whose last token is `last`, and the next one. They
+    also close a turn that has no end token. Raises JobFailure.
+    """
     ids = array("I")
     if not renderer.is_end(last):
         last = renderer.close(message, replies)

@@ -1,11 +1,12 @@
 """Resume: the events of an earlier attempt stand in for the engine and the user.
 
-The episode is played as always. Sampled ids and the user's messages come from the journal, and every event that is made
-is compared with the recorded one. The invariants: a resumed episode reaches the state that the journal describes, or
-raises Diverged. Neither engine nor user is asked for what the journal has.
+The episode is played as always. Sampled ids and the user's messages come from the journal, and
+every event that is made is compared with the recorded one. The invariants: a resumed episode
+reaches the state that the journal describes, or raises Diverged. Neither engine nor user is asked
+for what the journal has.
 
-The agent loop replays all its events so. An agent program makes its requests in its own order, so of its events only
-the steps are replayed here; `rollq_worker.agents.recorded` answers its requests.
+The agent loop replays all its events so. An agent program makes its requests in its own order, so
+of its events only the steps are replayed here; `rollq_worker.agents.recorded` answers its requests.
 """
 
 from collections import deque
@@ -20,7 +21,9 @@ from rollq_worker.episode.messages import said_in
 
 
 class Diverged(EnvironmentFailure):
-    """The replay of an episode differs from its journal. The episode starts again in a fresh environment."""
+    """The replay of an episode differs from its journal. The episode starts again in a fresh
+    environment.
+    """
 
 
 class Recording:
@@ -40,19 +43,25 @@ class Recording:
         return self._events[0] if self._events else None
 
     def sampled(self, turn: int) -> Sampled | None:
-        """The next event if it was sampled in this turn; None when the turn ended because it had no room left."""
+        """The next event if it was sampled in this turn; None when the turn ended because it had no
+        room left.
+        """
         event = self.next
         if not isinstance(event, Sampled):
             return None
         if event.turn != turn:
-            raise Diverged(f"the journal goes on in turn {event.turn}, the replay is in turn {turn}")
+            raise Diverged(
+                f"the journal goes on in turn {event.turn}, the replay is in turn {turn}"
+            )
         self._events.popleft()
         return event
 
     def another_turn_followed(self, new_trace: bool) -> bool | None:
-        """Whether another turn followed the one being answered, in a new trace or not; None: the journal ends here.
+        """Whether another turn followed the one being answered, in a new trace or not; None: the
+        journal ends here.
 
-        It is read from the journal, because the context of another engine may have room for more or less.
+        It is read from the journal, because the context of another engine may have room for more or
+        less.
         """
         if not self._events:
             return None
@@ -61,30 +70,41 @@ class Recording:
         return isinstance(self._events[1], Prompt) if len(self._events) > 1 else None
 
     def opened(self, unknown: Callable[[], Sequence[Message] | None]) -> Sequence[Message] | None:
-        """The messages of the trace that was opened behind the turn being answered; None: none was. Where the journal
-        ends before it says so, it is `unknown`."""
+        """The messages of the trace that was opened behind the turn being answered; None: none was.
+        Where the journal ends before it says so, it is `unknown`.
+        """
         if len(self._events) > 1:
             return self._events[1].messages if isinstance(self._events[1], Prompt) else None
         return None if self.another_turn_followed(new_trace=False) else unknown()
 
     def match(self, event: Event) -> Event | None:
-        """The recorded event that equals this one; None when it is new. Raises Diverged when they differ."""
+        """The recorded event that equals this one; None when it is new. Raises Diverged when they
+        differ.
+        """
         self.user_messages.clear()
         if not self._events:
             return None
         recorded = self._events.popleft()
         if type(recorded) is not type(event):
-            raise Diverged(f"the journal has a {type(recorded).__name__} where the replay has a {type(event).__name__}")
+            raise Diverged(
+                f"the journal has a {type(recorded).__name__} where the replay has a "
+                f"{type(event).__name__}"
+            )
         for name in recorded.__slots__:
             was, now = _plain(getattr(recorded, name)), _plain(getattr(event, name))
             if name not in ("at", "seconds") and was != now:
-                raise Diverged(f"{type(event).__name__}.{name} was {_brief(was)} and is {_brief(now)} in the replay")
+                raise Diverged(
+                    f"{type(event).__name__}.{name} was {_brief(was)} and is "
+                    f"{_brief(now)} in the replay"
+                )
         return recorded
 
     def check_finished(self) -> None:
         """Raises Diverged when the journal goes on although the episode ends here."""
         if self._events:
-            raise Diverged(f"the replay ends where the journal has a {type(self._events[0]).__name__}")
+            raise Diverged(
+                f"the replay ends where the journal has a {type(self._events[0]).__name__}"
+            )
 
     def user(self, user: User) -> User:
         """A user that says what was recorded. `user` goes on where the recording ends."""
@@ -115,7 +135,9 @@ class _RecordedUser:
             said = recorded[len(before)]
             self._user.recall(heard, said)
         else:
-            raise Diverged(f"the user is asked more than the {len(recorded)} times that the journal has")
+            raise Diverged(
+                f"the user is asked more than the {len(recorded)} times that the journal has"
+            )
         before.append(said)
         return said
 
@@ -127,15 +149,20 @@ def _user_messages(event: Event) -> Sequence[str]:
             return [text_of(event.messages[-1]["content"])]
         case Observed():
             replied = zip(event.actions, event.replies, strict=False)
-            return [said for action, reply in replied for said in said_in(action, text_of(reply["content"]))]
+            return [
+                said
+                for action, reply in replied
+                for said in said_in(action, text_of(reply["content"]))
+            ]
         case Acted():
             return said_in(event.action, event.text)
     return []
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists for all sequences and dicts for all mappings, because the wire does not tell these types
-    apart."""
+    """The value with lists for all sequences and dicts for all mappings, because the wire does not
+    tell these types apart.
+    """
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

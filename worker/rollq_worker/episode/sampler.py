@@ -1,7 +1,7 @@
 """Asks the engine for a turn, or for the rest of an interrupted one.
 
-The invariant: no request asks for more tokens than the turn, the trajectory and the context have left. It keeps no
-state of an episode.
+The invariant: no request asks for more tokens than the turn, the trajectory and the context have
+left. It keeps no state of an episode.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -19,7 +19,8 @@ from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Journal, PromptImages, Routing, SampleRequest
 
 ABORT_PAUSE_S = 0.05
-"""Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause."""
+"""Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause.
+"""
 
 
 class Sampler:
@@ -34,9 +35,15 @@ class Sampler:
         self._experts = ExpertShape.read(job.routed_experts) if job.routed_experts else None
 
     def generate(
-        self, ids: array[int], turn: int, sampled: int, read: int, images: PromptImages | None = None
+        self,
+        ids: array[int],
+        turn: int,
+        sampled: int,
+        read: int,
+        images: PromptImages | None = None,
     ) -> Sampled | None:
-        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room left.
+        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room
+        left.
 
         The engine has read the first `read` of the `ids`, so their routed experts are recorded.
         """
@@ -73,20 +80,25 @@ class Sampler:
     def is_complete(self, piece: Sampled) -> bool:
         """Whether the turn ends with this piece because the model ended it.
 
-        The last token decides, whatever `finish` says: the engine tests the length before stop tokens, and an abort may
-        come right after one. A job's own stop string ends a turn without a stop token; the bridge closes it.
+        The last token decides, whatever `finish` says: the engine tests the length before stop
+        tokens, and an abort may come right after one. A job's own stop string ends a turn without a
+        stop token; the bridge closes it.
         """
-        return piece.finish is Finish.STOP or (len(piece.ids) > 0 and piece.ids[-1] in self._end_ids)
+        return piece.finish is Finish.STOP or (
+            len(piece.ids) > 0 and piece.ids[-1] in self._end_ids
+        )
 
     def is_over(self, piece: Sampled) -> bool:
-        """Whether the turn ends with this piece, complete or cut; else its generation was interrupted."""
+        """Whether the turn ends with this piece, complete or cut; else its generation was
+        interrupted.
+        """
         return piece.finish is not Finish.ABORT or self.is_complete(piece)
 
     def is_kept(self, piece: Sampled) -> bool:
         """Whether the piece becomes part of the turn.
 
-        The start of an interrupted turn does. Under a grammar it does not, because the engine would begin the grammar
-        again in the middle of the turn.
+        The start of an interrupted turn does. Under a grammar it does not, because the engine would
+        begin the grammar again in the middle of the turn.
         """
         return len(piece.ids) > 0 and (self.is_over(piece) or not self._has_grammar)
 
@@ -105,13 +117,16 @@ def room(job: Job, engine: Engine, length: int) -> int:
 
 
 def end_ids(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
-    """The tokens at which the engine ends a turn: the model's `stop_ids` and the job's own. Under ignore_eos there are
-    none."""
+    """The tokens at which the engine ends a turn: the model's `stop_ids` and the job's own. Under
+    ignore_eos there are none.
+    """
     if job.sampling.get("ignore_eos"):
         return frozenset()
     return frozenset(stop_ids) | frozenset(job.sampling.get("stop_token_ids") or ())
 
 
 def ends_anywhere(job: Job) -> bool:
-    """Whether the engine may end a turn after any token: at a stop string, or where a grammar ends."""
+    """Whether the engine may end a turn after any token: at a stop string, or where a
+    grammar ends.
+    """
     return any(job.sampling.get(name) for name in ("stop", "stop_regex", *GRAMMARS))

@@ -26,7 +26,9 @@ class Decision:
     """What to do after a turn."""
 
     actions: Sequence[Action] = ()
-    """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be acted on."""
+    """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be
+    acted on.
+    """
     errors: Sequence[str] = ()
     """What was wrong with the turn, for the policy."""
 
@@ -35,7 +37,9 @@ class Calls(StrEnum):
     """What to do with several tool calls in one turn."""
 
     FIRST = "first"
-    """Carry out the first, as tau-bench's agent does. The others stay in the tokens and are counted."""
+    """Carry out the first, as tau-bench's agent does. The others stay in the tokens and are
+    counted.
+    """
     ALL = "all"
     """Carry them out one after the other, until the episode ends."""
     REFUSE = "refuse"
@@ -52,7 +56,9 @@ class ToolCalling:
     examples: Sequence[str] = ()
     """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
     text_actions: ClassVar[bool] = False
-    """Whether actions are text and their results users' messages; else both are the chat template's tool calls."""
+    """Whether actions are text and their results users' messages; else both are the chat template's
+    tool calls.
+    """
 
     @property
     def several(self) -> bool:
@@ -66,15 +72,29 @@ class ToolCalling:
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         """What to do after a turn; `tools` are the names that the environment has."""
         if not turn.calls:
-            return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
+            return (
+                Decision((), turn.errors)
+                if turn.errors
+                else Decision((Action(RESPOND, {"content": turn.content}),))
+            )
         if not tools:
-            return Decision((), (*turn.errors, "There are no tools here: write to the user in plain text."))
+            return Decision(
+                (), (*turn.errors, "There are no tools here: write to the user in plain text.")
+            )
         if len(turn.calls) > 1 and self.calls is Calls.REFUSE:
-            return Decision((), (*turn.errors, f"{len(turn.calls)} tool calls in one turn: make one at a time."))
+            return Decision(
+                (), (*turn.errors, f"{len(turn.calls)} tool calls in one turn: make one at a time.")
+            )
         chosen = turn.calls if self.calls is Calls.ALL else turn.calls[:1]
         if RESPOND not in tools and any(call.name == RESPOND for call in chosen):
             # Environments would take a tool call of this name for a message to the user.
-            return Decision((), (*turn.errors, f"There is no tool named {RESPOND!r}: write to the user in plain text."))
+            return Decision(
+                (),
+                (
+                    *turn.errors,
+                    f"There is no tool named {RESPOND!r}: write to the user in plain text.",
+                ),
+            )
         return Decision(tuple(chosen), turn.errors)
 
 
@@ -91,7 +111,9 @@ class TextActions:
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         if turn.calls:
-            return Decision((), (*turn.errors, "There are no tool calls here: write the action as text."))
+            return Decision(
+                (), (*turn.errors, "There are no tool calls here: write the action as text.")
+            )
         read = read_action(turn.content)
         if turn.errors or isinstance(read, str):
             return Decision((), turn.errors or (str(read),))
@@ -104,7 +126,11 @@ Strategy = ToolCalling | TextActions
 
 def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
     single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
-    if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in list(Calls):
+    if (
+        set(args) - {"single_tool", "calls"}
+        or not isinstance(single_tool, bool)
+        or calls not in list(Calls)
+    ):
         raise JobFailure(
             "agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, "
             f"not {_brief(args)}; few-shot also takes examples"
@@ -114,10 +140,12 @@ def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
 
 def _few_shot(args: Mapping[str, Json]) -> ToolCalling:
     examples = args.get("examples")
-    if not (isinstance(examples, Sequence) and examples and not isinstance(examples, str)) or not all(
-        isinstance(example, str) and example.strip() for example in examples
-    ):
-        raise JobFailure(f"agent_args of few-shot need examples, a list of texts, not {_brief(args)}")
+    if not (
+        isinstance(examples, Sequence) and examples and not isinstance(examples, str)
+    ) or not all(isinstance(example, str) and example.strip() for example in examples):
+        raise JobFailure(
+            f"agent_args of few-shot need examples, a list of texts, not {_brief(args)}"
+        )
     known = _tool_calling({name: value for name, value in args.items() if name != "examples"})
     return replace(known, examples=tuple(examples))
 
@@ -144,5 +172,7 @@ AGENTS: dict[str, Callable[[Mapping[str, Json]], Strategy]] = {
 def agent_factory(name: str, args: Mapping[str, Json]) -> Strategy:
     """The strategy of that name. Raises JobFailure for an unknown name or wrong arguments."""
     if name not in AGENTS:
-        raise JobFailure(f"agent strategy {name!r} is unknown; there are {', '.join(sorted(AGENTS))}")
+        raise JobFailure(
+            f"agent strategy {name!r} is unknown; there are {', '.join(sorted(AGENTS))}"
+        )
     return AGENTS[name](args)

@@ -1,7 +1,8 @@
-"""Actions written as text, as tau-bench's act and react agents write them: a line `Action:` and a JSON object.
+"""Actions written as text, as tau-bench's act and react agents write them: a line `Action:` and a
+JSON object.
 
-The invariant: `read_action` gets back what `write_action` wrote. Nothing is repaired, because a repaired action would
-be trained on. It knows texts only, neither tokens nor the tools that exist.
+The invariant: `read_action` gets back what `write_action` wrote. Nothing is repaired, because a
+repaired action would be trained on. It knows texts only, neither tokens nor the tools that exist.
 """
 
 import json
@@ -26,13 +27,21 @@ class TextForm(StrEnum):
     ACT = "act"
     """Nothing."""
     REACT = "react"
-    """A thought: `Thought:` and a line of reasoning, which is sampled and trained like the rest of the turn."""
+    """A thought: `Thought:` and a line of reasoning, which is sampled and trained like the rest of
+    the turn.
+    """
 
 
 def write_action(action: Action, form: TextForm, thought: str = _THOUGHT) -> str:
     """The turn that does this."""
-    called = json.dumps({"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False)
-    return f"Thought:\n{thought}\nAction:\n{called}" if form is TextForm.REACT else f"Action:\n{called}"
+    called = json.dumps(
+        {"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False
+    )
+    return (
+        f"Thought:\n{thought}\nAction:\n{called}"
+        if form is TextForm.REACT
+        else f"Action:\n{called}"
+    )
 
 
 def read_action(text: str) -> Action | str:
@@ -62,12 +71,17 @@ def _action_of(value: Json) -> Action | str:
         return f'The action has no "name". {_FORM}'
     if not isinstance(arguments, dict):
         return f'The "arguments" of the action {name!r} are not a JSON object. {_FORM}'
-    if name == RESPOND and not (set(arguments) == {"content"} and isinstance(arguments["content"], str)):
+    if name == RESPOND and not (
+        set(arguments) == {"content"} and isinstance(arguments["content"], str)
+    ):
         return f'The action {RESPOND!r} takes one argument, "content": the text for the user.'
     return Action(name, arguments)
 
 
-_THOUGHT_RULE = "The thought is one line: what follows from the conversation and the policy for your next step.\n"
+_THOUGHT_RULE = (
+    "The thought is one line: what follows from the conversation and the policy "
+    "for your next step.\n"
+)
 _EXAMPLE_CALL = Action("get_opening_hours", {"city": "Oslo"})
 _EXAMPLE_REPLY = Action(RESPOND, {"content": "Our shop in Oslo opens at 9."})
 
@@ -92,7 +106,7 @@ With a tool for opening hours, a turn could be:
 And after its result:
 {write_action(_EXAMPLE_REPLY, form, "I know the answer and can tell the user.")}
 
-Help the user, and always follow the policy above."""
+Help the user, and always follow the policy above."""  # noqa: E501
 
 
 INSTRUCTIONS = {form: _instruction(form) for form in TextForm}

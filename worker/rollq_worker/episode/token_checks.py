@@ -1,8 +1,9 @@
 """What must hold of an episode's tokens, checked before each event is recorded.
 
-The invariant: a trajectory that passes may be trained on. A check takes time in proportion to the event, never to the
-history. A breach is a typed failure: EngineBreach for what was sampled, JobBreach for what rollq made. The checks know
-events, and which tokens end a turn. They know nothing of engines or the wire.
+The invariant: a trajectory that passes may be trained on. A check takes time in proportion to the
+event, never to the history. A breach is a typed failure: EngineBreach for what was sampled,
+JobBreach for what rollq made. The checks know events, and which tokens end a turn. They know
+nothing of engines or the wire.
 
     I1   each request sends what was sent before, plus what was sampled, plus a bridge
     I2   one logprob for each sampled token, and no more tokens than were asked for: checked where the engine's reply is
@@ -18,7 +19,7 @@ events, and which tokens end a turn. They know nothing of engines or the wire.
     I8   ids that rollq makes are inside the vocabulary; sampled ones may be a model's padding ids
     I9   each turn is sampled in one trace, and answered once
     I10  the wire gives back what it was given: checked in tests of `rollq.wire.codec`
-"""
+"""  # noqa: E501
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -57,9 +58,13 @@ class TokenChecks:
     def check_request(self, ids: array[int]) -> None:
         """I1: the ids about to be sent are those of the events so far. Raises JobBreach."""
         if len(ids) != self.length or not ids or ids[-1] != self.last_id:
-            raise JobBreach(f"{self._at()}: {len(ids)} ids are about to be sent, the events hold {self.length}")
+            raise JobBreach(
+                f"{self._at()}: {len(ids)} ids are about to be sent, the events hold {self.length}"
+            )
         if not self._may_sample():
-            raise JobBreach(f"{self._at()}: nothing may be sampled after {type(self.last).__name__}")
+            raise JobBreach(
+                f"{self._at()}: nothing may be sampled after {type(self.last).__name__}"
+            )
 
     def check_event(self, event: Event) -> None:
         """Raises EngineBreach or JobBreach."""
@@ -97,25 +102,36 @@ class TokenChecks:
     def _observed(self, event: Observed) -> None:
         """Checks I5, I8 and I9."""
         if not isinstance(self.last, Sampled) or event.turn != self.turn:
-            raise JobBreach(f"{self._at()}: turn {event.turn} was answered after {type(self.last).__name__}")
+            raise JobBreach(
+                f"{self._at()}: turn {event.turn} was answered after {type(self.last).__name__}"
+            )
         if event.ids:
             if not (self.is_end(self.last_id) or self.is_end(event.ids[0])):
-                raise JobBreach(f"{self._at()}: the bridge starts after token {self.last_id}, which ends no turn")
+                raise JobBreach(
+                    f"{self._at()}: the bridge starts after token {self.last_id}, "
+                    "which ends no turn"
+                )
             self._inside(max(event.ids), "the bridge")
             self._extend(event.ids)
         self.turn += 1
 
     def _may_sample(self) -> bool:
-        """Whether the policy may sample now: after a prompt, a bridge, or a generation that was interrupted before its
-        end."""
+        """Whether the policy may sample now: after a prompt, a bridge, or a generation that was
+        interrupted before its end.
+        """
         if isinstance(self.last, Sampled):
             return self.last.finish is Finish.ABORT and self.last_id not in self.end_ids
-        return isinstance(self.last, Prompt) or (isinstance(self.last, Observed) and len(self.last.ids) > 0)
+        return isinstance(self.last, Prompt) or (
+            isinstance(self.last, Observed) and len(self.last.ids) > 0
+        )
 
     def _inside(self, highest: int, what: str) -> None:
         """I8: the ids are inside the vocabulary. Arrays of type I hold nothing below 0."""
         if highest >= self.vocabulary:
-            raise JobBreach(f"{self._at()}: {what} holds id {highest}, beyond the vocabulary of {self.vocabulary}")
+            raise JobBreach(
+                f"{self._at()}: {what} holds id {highest}, beyond the vocabulary of "
+                f"{self.vocabulary}"
+            )
 
     def _extend(self, ids: array[int]) -> None:
         self.length += len(ids)

@@ -1,7 +1,9 @@
-"""The runs whose server of a cluster is away or takes no writes, and what is told to it once it does.
+"""The runs whose server of a cluster is away or takes no writes, and what is told to it once it
+does.
 
-Each server has some of the runs. A slot that waited for one of them would be lost to the runs of all others, so the
-calls wait in a thread of their own, one for each run. It knows nothing of what is called.
+Each server has some of the runs. A slot that waited for one of them would be lost to the runs of
+all others, so the calls wait in a thread of their own, one for each run. It knows nothing of what
+is called.
 """
 
 import logging
@@ -30,12 +32,18 @@ class AwayRuns:
         return run in self._calls
 
     def later(self, run: str, call: Call, why: object = "its Redis is away") -> None:
-        """Make the call once the run's server answers and takes writes, after those that wait for it already."""
+        """Make the call once the run's server answers and takes writes, after those that wait for
+        it already.
+        """
         with self._lock:
             if run not in self._calls:
-                text = "run %s waits: %s. What this worker has of it goes back once its Redis takes it"
+                text = (
+                    "run %s waits: %s. What this worker has of it goes back once its Redis takes it"
+                )
                 log.warning(text, run, str(why).rstrip("."))
-                threading.Thread(target=self._make, args=(run,), name="rollq-away", daemon=True).start()
+                threading.Thread(
+                    target=self._make, args=(run,), name="rollq-away", daemon=True
+                ).start()
                 self._calls[run] = deque()
             self._calls[run].append(call)
 
@@ -46,7 +54,12 @@ class AwayRuns:
             except Drained:
                 with self._lock:
                     left = 1 + len(self._calls.pop(run))
-                log.warning("run %s: %d jobs were not handed back: they come again within %g s", run, left, CONFIRMED_S)
+                log.warning(
+                    "run %s: %d jobs were not handed back: they come again within %g s",
+                    run,
+                    left,
+                    CONFIRMED_S,
+                )
                 return
             except Exception as e:  # what is left waits for no other call
                 log.warning("run %s: %s: %s", run, type(e).__name__, e)

@@ -1,9 +1,10 @@
 """The worker's side of Celery, which distributes the jobs; the ledger decides who plays them.
 
-A message carries a job id and nothing else. It is acknowledged early, because the ledger brings back the jobs of a dead
-worker: a message that is lost, doubled or late costs only time. Celery and kombu are as they come, with documented
-settings and a few public methods of theirs overridden. So a worker ends at a broker that it cannot bear, such as one
-with a message that is not JSON, and says so in one line. Its supervisor starts it again, without that message.
+A message carries a job id and nothing else. It is acknowledged early, because the ledger brings
+back the jobs of a dead worker: a message that is lost, doubled or late costs only time. Celery and
+kombu are as they come, with documented settings and a few public methods of theirs overridden. So a
+worker ends at a broker that it cannot bear, such as one with a message that is not JSON, and says
+so in one line. Its supervisor starts it again, without that message.
 """
 
 import logging
@@ -42,24 +43,29 @@ log = logging.getLogger("rollq.worker")
 BROKER_TIMEOUT_S = 3.0
 """Seconds to wait for the broker's first answer when the worker starts."""
 CHECK_EVERY_S = 5
-"""Seconds between two looks at whether the answer to a wait for a message (1 s) is overdue. It is after as long, so a
-silent connection is given up after 6 to 11 s."""
+"""Seconds between two looks at whether the answer to a wait for a message (1 s) is overdue. It is
+after as long, so a silent connection is given up after 6 to 11 s.
+"""
 STUCK_S = 30.0
-"""Seconds without a note after which the loop counts as stuck. A worker that waits for its broker has none either."""
+"""Seconds without a note after which the loop counts as stuck. A worker that waits for its broker
+has none either.
+"""
 BROKEN = 1
 """Exit code of a worker that cannot bear its broker."""
 KEY_REMEDY = (
-    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends its jobs again, and only"
+    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends "
+    "its jobs again, and only"
     " then a worker starts"
 )
 MESSAGE_REMEDY = (
-    "If it was another program's message, that is gone: start the worker again, and let only rollq's users write there"
+    "If it was another program's message, that is gone: start the worker again, and let "
+    "only rollq's users write there"
     " (docs/deploy.md)"
 )
 
 TRANSPORT_OPTIONS = {
-    # Messages are acknowledged early and the ledger sends lost ones again: the copies that kombu would keep in
-    # Redis would only cost.
+    # Messages are acknowledged early and the ledger sends lost ones again: the copies that kombu
+    # would keep in Redis would only cost.
     "ack_emulation": False,
     "health_check_interval": CHECK_EVERY_S,
 }
@@ -70,11 +76,14 @@ CONFIG = {
     "accept_content": ["json"],
     "task_ignore_result": True,
     "task_store_errors_even_if_ignored": False,
-    "task_acks_late": False,  # the ledger redelivers; a late ack on Redis loses messages all the same
-    "worker_cancel_long_running_tasks_on_connection_loss": True,  # with early acks there are none; unset, it warns
+    # the ledger redelivers; a late ack on Redis loses messages all the same
+    "task_acks_late": False,
+    # with early acks there are none; unset, it warns
+    "worker_cancel_long_running_tasks_on_connection_loss": True,
     "worker_prefetch_multiplier": 1,
     "worker_disable_prefetch": True,  # a message waits in the broker, where any worker can take it
-    "worker_enable_remote_control": False,  # any client could set a rate limit, which stalls the run
+    # any client could set a rate limit, which stalls the run
+    "worker_enable_remote_control": False,
     "worker_disable_rate_limits": True,
     "worker_send_task_events": True,
     "task_send_sent_event": True,
@@ -82,12 +91,15 @@ CONFIG = {
     "worker_hijack_root_logger": False,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    "broker_channel_error_retry": True,  # when Redis takes no writes; other errors of this kind: see Consumer
+    # when Redis takes no writes; other errors of this kind: see Consumer
+    "broker_channel_error_retry": True,
 }
 
 
 class Connection(KombuConnection):
-    """Connects every second, where kombu's own pauses grow to half a minute, and puts no message back."""
+    """Connects every second, where kombu's own pauses grow to half a minute, and puts no message
+    back.
+    """
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         pauses = {"interval_start": 1, "interval_step": 0, "interval_max": 1}
@@ -95,7 +107,8 @@ class Connection(KombuConnection):
 
     def channel(self) -> Any:
         channel = super().channel()  # type: ignore[no-untyped-call]
-        # A message that ended a worker would end the next one, too. The ledger brings back what is worth it.
+        # A message that ended a worker would end the next one, too. The ledger brings back what is
+        # worth it.
         channel.do_restore = False
         return channel
 
@@ -105,13 +118,17 @@ class Amqp(amqp.AMQP):  # type: ignore[misc]
 
 
 class Request(request.Request):  # type: ignore[misc]
-    """Celery's request of a task, for which `play` says itself when its job began and how it ended."""
+    """Celery's request of a task, for which `play` says itself when its job began and
+    how it ended.
+    """
 
     outcome: tuple[str, dict[str, object]]
     """The event that tells how the job ended, and its fields."""
 
     def send_event(self, type: str, **fields: object) -> None:
-        """See Celery, for which a task begins with its message and succeeds whatever became of its job."""
+        """See Celery, for which a task begins with its message and succeeds whatever became of its
+        job.
+        """
         if type == SUCCEEDED:
             type, fields = self.outcome
         elif type == STARTED and not fields:
@@ -120,7 +137,9 @@ class Request(request.Request):  # type: ignore[misc]
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]
-    """Celery's consumer. It sends events for Flower once a second, and ends the worker in one line."""
+    """Celery's consumer. It sends events for Flower once a second, and ends the worker
+    in one line.
+    """
 
     def __init__(self, *args: Any, on_broken: Callable[[], object], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -139,7 +158,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
             if not refuses_writes(exc):
                 raise exc
             time.sleep(1.0)
-            exc = ConnectionError(f"the broker takes no writes: {exc}")  # Celery logs its type and text
+            exc = ConnectionError(
+                f"the broker takes no writes: {exc}"
+            )  # Celery logs its type and text
         super().on_connection_error_after_connected(exc)
 
     def on_ready(self) -> None:
@@ -147,8 +168,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         super().on_ready()
 
     def on_send_event_buffered(self) -> None:
-        """See Celery, which sends a message for nearly every event. Here the event only wakes the loop: a slot may be
-        free."""
+        """See Celery, which sends a message for nearly every event. Here the event only wakes the
+        loop: a slot may be free.
+        """
         self.call_soon(_nothing)
 
     def send_events(self) -> None:
@@ -166,14 +188,17 @@ class Worker(celery_worker.Worker):  # type: ignore[misc]
 
 
 class LoopClock:
-    """Whether Celery's event loop still turns: a main thread that waits for ever takes no messages, while all other
-    threads of the worker are well. It counts as turning while the worker starts."""
+    """Whether Celery's event loop still turns: a main thread that waits for ever takes no messages,
+    while all other threads of the worker are well. It counts as turning while the worker starts.
+    """
 
     def __init__(self) -> None:
         self._ticked = time.monotonic()
 
     def start(self, timer: Any) -> None:
-        """Note the time from now on, by this timer of Celery's loop. It goes on after lost connections."""
+        """Note the time from now on, by this timer of Celery's loop. It goes on after lost
+        connections.
+        """
         timer.call_repeatedly(1.0, self._tick)
 
     def is_alive(self) -> bool:
@@ -188,9 +213,13 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     app = bare_app(settings)
 
     def play(task: Any, job_id: object = None, *_: object, **__: object) -> None:
-        known = state.requests.get(task.request.id)  # None when another message with the same id has just ended
+        known = state.requests.get(
+            task.request.id
+        )  # None when another message with the same id has just ended
         events = TaskEvents(known.send_event if known else _nothing)
-        outcome = events.ended(runner.run(str(job_id), events.began))  # run() ignores texts that are no job id
+        outcome = events.ended(
+            runner.run(str(job_id), events.began)
+        )  # run() ignores texts that are no job id
         if known:
             known.outcome = outcome
 
@@ -203,7 +232,9 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def bare_app(settings: Settings) -> celery.Celery:
-    """A worker's app without its task. Raises SettingsError for an address that cannot be a broker's."""
+    """A worker's app without its task. Raises SettingsError for an address that cannot be a
+    broker's.
+    """
     app = celery.Celery("rollq", amqp=Amqp, set_as_current=False)
     app.conf.update(CONFIG | broker_settings(settings.broker_url, **TRANSPORT_OPTIONS))
     app.amqp.queues.select(map(celery_queue, settings.queues))
@@ -211,13 +242,19 @@ def bare_app(settings: Settings) -> celery.Celery:
 
 
 def check_broker(app: celery.Celery) -> None:
-    """Check that the broker can be used now. Later a worker waits for it. Raises SettingsError, RollqError."""
+    """Check that the broker can be used now. Later a worker waits for it. Raises SettingsError,
+    RollqError.
+    """
     url = mask_url(app.conf.broker_url)
     try:
         with app.connection_for_write(connect_timeout=BROKER_TIMEOUT_S) as connection:
             connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT_S)
             channel = connection.default_channel
-            wrong = [key for queue in app.amqp.queues.consume_from for key in misplaced_keys(channel, queue)]
+            wrong = [
+                key
+                for queue in app.amqp.queues.consume_from
+                for key in misplaced_keys(channel, queue)
+            ]
             for queue in () if wrong else app.amqp.queues.consume_from.values():
                 queue.bind(channel).declare()
     except KeyError as e:
@@ -232,12 +269,18 @@ def check_broker(app: celery.Celery) -> None:
 
 
 def misplaced_keys(channel: Any, queue: str) -> list[str]:
-    """The keys of a queue at the broker that another program has overwritten, with what they are."""
+    """The keys of a queue at the broker that another program has overwritten, with what
+    they are.
+    """
     lists = [f"{queue}{channel.sep}{step}" if step else queue for step in channel.priority_steps]
     sets = [channel.keyprefix_queue % queue, channel.keyprefix_binding_permanent % queue]
     kinds = [(key, "list") for key in lists] + [(key, "set") for key in sets]
     found = [(key, kind, channel.client.type(key).decode()) for key, kind in kinds]
-    return [f"{key!r} is a {is_} where a {kind} belongs" for key, kind, is_ in found if is_ not in (kind, "none")]
+    return [
+        f"{key!r} is a {is_} where a {kind} belongs"
+        for key, kind, is_ in found
+        if is_ not in (kind, "none")
+    ]
 
 
 def why_it_ends(app: celery.Celery, error: Exception) -> str:
@@ -249,7 +292,9 @@ def why_it_ends(app: celery.Celery, error: Exception) -> str:
     queues = ", ".join(app.amqp.queues.consume_from)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-    return f"queues {queues}: {type(error).__name__}: {str(error)[:200]} ({where}). {MESSAGE_REMEDY}"
+    return (
+        f"queues {queues}: {type(error).__name__}: {str(error)[:200]} ({where}). {MESSAGE_REMEDY}"
+    )
 
 
 def make_worker(
@@ -259,14 +304,18 @@ def make_worker(
     on_ready: Callable[[Any], object],
     on_broken: Callable[[], object],
 ) -> Any:
-    """`on_ready` is told of Celery's consumer once it takes messages, `on_broken` that it ends by itself."""
+    """`on_ready` is told of Celery's consumer once it takes messages, `on_broken` that it ends by
+    itself.
+    """
 
     def ready(sender: Any, **_: object) -> None:
         signals.worker_ready.disconnect(ready)  # Celery sends it again after every lost connection
         sender.timer.call_repeatedly(1.0, sender.send_events)
         on_ready(sender)
 
-    warnings.filterwarnings("ignore", category=SecurityWarning)  # of pickles, as root; only JSON is accepted
+    warnings.filterwarnings(
+        "ignore", category=SecurityWarning
+    )  # of pickles, as root; only JSON is accepted
     signals.after_setup_logger.connect(clean_log, weak=False)
     signals.worker_ready.connect(ready, weak=False)
     return Worker(
@@ -285,9 +334,10 @@ def make_worker(
 
 
 def clean_log(logger: logging.Logger, **_: object) -> None:
-    """Log what a terminal would obey as what it is, and each message in a line of its own: failures quote words of
-    models and tools. Lost connections have no traceback: there would be one for each message that Celery and kombu
-    cannot acknowledge."""
+    """Log what a terminal would obey as what it is, and each message in a line of its own: failures
+    quote words of models and tools. Lost connections have no traceback: there would be one for each
+    message that Celery and kombu cannot acknowledge.
+    """
     for handler in logger.handlers:
         handler.setFormatter(_Cleaned(handler.formatter or logging.Formatter()))
 
@@ -310,10 +360,14 @@ class _Cleaned(logging.Formatter):
 
 
 def stop_consuming() -> None:
-    """Ask Celery's consumer to stop at its next tick. Jobs that run in the pool end by themselves."""
+    """Ask Celery's consumer to stop at its next tick. Jobs that run in the pool end by
+    themselves.
+    """
     state.should_stop = os.EX_OK
 
 
 def take_no_more(worker: Any, rests: bool) -> None:
-    """While the worker rests, Celery takes no message beyond those that it has: at least the one whose slot rests."""
+    """While the worker rests, Celery takes no message beyond those that it has: at least the one
+    whose slot rests.
+    """
     worker.max_concurrency = 1 if rests else None

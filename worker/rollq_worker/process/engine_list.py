@@ -1,7 +1,7 @@
 """The addresses of a worker's engines. Those in a file or in Redis may change while it runs.
 
-The invariant: a list that cannot be read, or has an entry that is no address, changes nothing. It knows nothing of
-engines.
+The invariant: a list that cannot be read, or has an entry that is no address, changes nothing. It
+knows nothing of engines.
 """
 
 import logging
@@ -33,7 +33,9 @@ class EngineList:
     def watch(self, update: Callable[[Collection[str]], None]) -> None:
         """If any of them may change, tell `update` every few seconds what they are, in a thread."""
         if any(source.startswith((FILE, REDIS)) for source in self._sources):
-            threading.Thread(target=self._watch, args=(update,), name="rollq-engine-list", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(update,), name="rollq-engine-list", daemon=True
+            ).start()
 
     def read(self) -> list[str]:
         """The addresses now, each once."""
@@ -46,7 +48,9 @@ class EngineList:
                 update(self.read())
             except Exception:
                 # Nothing else reads the lists, so this thread must survive every error.
-                log.exception("reading the lists of engines failed; trying again in %g s", REFRESH_S)
+                log.exception(
+                    "reading the lists of engines failed; trying again in %g s", REFRESH_S
+                )
 
     def _read(self, source: str) -> Collection[str]:
         if not source.startswith((FILE, REDIS)):
@@ -56,6 +60,8 @@ class EngineList:
             self._failing.discard(source)
         except (SettingsError, LedgerError, *CONNECTION_ERRORS) as e:
             if source not in self._failing:
-                log.warning("the list of engines %s cannot be read, so it stays as it was: %s", source, e)
+                log.warning(
+                    "the list of engines %s cannot be read, so it stays as it was: %s", source, e
+                )
                 self._failing.add(source)
         return self._last.get(source, ())

@@ -1,4 +1,5 @@
-"""Plays the episode of a claimed job: environment, user, renderer and journal brought together for the agent loop.
+"""Plays the episode of a claimed job: environment, user, renderer and journal brought together for
+the agent loop.
 
 It knows attempts, and nothing of messages or of what becomes of a failure.
 """
@@ -45,8 +46,17 @@ from rollq_worker.users import longest_reply_s, user_factory
 if TYPE_CHECKING:
     from rollq_worker.agents.endpoint import AgentEndpoint
 
-SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
-"""Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
+SAME_TO_RESUME = (
+    "env_version",
+    "task_hash",
+    "template_hash",
+    "tokenizer_hash",
+    "history",
+    "template_kwargs",
+)
+"""Fields of the header in which a journal and an attempt must agree, or the attempt does not resume
+it.
+"""
 
 
 class EpisodePlayer:
@@ -73,8 +83,9 @@ class EpisodePlayer:
         """Environments whose data is in this process."""
 
     def play(self, attempt: Attempt, claim: Claim) -> Trajectory:
-        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and what the attempt raises when
-        it must stop."""
+        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and what the
+        attempt raises when it must stop.
+        """
         job = claim.job
         if job.weight_version and not job.adapter and not self._engine.serves(job.weight_version):
             raise OtherWeights(job.id, job.weight_version)
@@ -85,10 +96,16 @@ class EpisodePlayer:
             task = found.task(job.split, job.task)
             check_judged(job, task)
             if not isinstance(task.hash, str):
-                raise TypeError(f"the hash of its task is a {type(task.hash).__name__}, not a string")
+                raise TypeError(
+                    f"the hash of its task is a {type(task.hash).__name__}, not a string"
+                )
             open_s = float(getattr(found, "longest_open_s", OPEN_LIMIT_S))
         labels = AttemptLabels(job.run, job.id, attempt.number)
-        with attempt.time_limits.call(EnvironmentFailure, opening, open_s), labelled(labels), ExitStack() as stack:
+        with (
+            attempt.time_limits.call(EnvironmentFailure, opening, open_s),
+            labelled(labels),
+            ExitStack() as stack,
+        ):
             if self.isolation.applies(job.env):
                 environment: Environment = stack.enter_context(
                     self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)
@@ -102,7 +119,9 @@ class EpisodePlayer:
             return self._play_episode(environment, attempt, claim, found, task)
 
     def _close(self, attempt: Attempt, close: Callable[[], object]) -> None:
-        with attempt.time_limits.call(EnvironmentFailure, f"closing {attempt.job.env}", STEP_LIMIT_S):
+        with attempt.time_limits.call(
+            EnvironmentFailure, f"closing {attempt.job.env}", STEP_LIMIT_S
+        ):
             close()
 
     def _settle(self, env: str) -> None:
@@ -115,10 +134,16 @@ class EpisodePlayer:
         self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task
     ) -> Trajectory:
         job = claim.job
-        with attempt.time_limits.call(EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S):
+        with attempt.time_limits.call(
+            EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S
+        ):
             tools = schemas_of(environment)
         renderer = self._renderers.get(job, tools)
-        asking: Any = {"endpoints": self._endpoints, "check": attempt.check, "away": attempt.time_limits.away}
+        asking: Any = {
+            "endpoints": self._endpoints,
+            "check": attempt.check,
+            "away": attempt.time_limits.away,
+        }
         user = user_factory(job.user, task, seed=job.seed, **asking)
         header = Header(
             attempt=attempt.number,
@@ -169,8 +194,9 @@ class EpisodePlayer:
         )
 
     def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
-        """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is
-        written."""
+        """The events of an earlier attempt, to be replayed. If there are none, the header of a new
+        journal is written.
+        """
         if not claim.journal:
             attempt.open(header)
             return []

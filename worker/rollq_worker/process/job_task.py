@@ -1,7 +1,8 @@
 """What a Celery task does: claim a job, play it, and tell the ledger how it ended.
 
-The invariant: the worker outlives every job, because every error becomes a failure of its attempt. It knows the
-ledger; `episode_player` knows how a job is played, and `celery_app` how messages arrive.
+The invariant: the worker outlives every job, because every error becomes a failure of its attempt.
+It knows the ledger; `episode_player` knows how a job is played, and `celery_app` how messages
+arrive.
 """
 
 import logging
@@ -54,17 +55,25 @@ log = logging.getLogger(__name__)
 LEDGERS_KEPT = 256
 """Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
 WEIGHTS_PAUSE_S = 2.0
-"""Seconds for which a message waits while no engine has new enough weights for its run. Then the slot may play another
-run."""
+"""Seconds for which a message waits while no engine has new enough weights for its run. Then the
+slot may play another run.
+"""
 LATER_S = 10.0
-"""Seconds after which a job comes again that no worker can play now, so that other runs get the slots meanwhile. More
-than constants.SENDING_S, because the confirmation of its last message may be on its way."""
+"""Seconds after which a job comes again that no worker can play now, so that other runs get the
+slots meanwhile. More than constants.SENDING_S, because the confirmation of its last message may be
+on its way.
+"""
 CLAIM_FOR_S = 3.0
-"""Seconds for which a slot tries to reach a run's server in a cluster before it takes a message of another run."""
+"""Seconds for which a slot tries to reach a run's server in a cluster before it takes a message of
+another run.
+"""
 AWAY_PAUSE_S = 1.0
-"""Seconds that a slot keeps each further message of such a run: another worker may reach its server."""
+"""Seconds that a slot keeps each further message of such a run: another worker may reach its
+server.
+"""
 DAMAGE_PAUSE_S = 5.0
-"""Seconds before a job goes back that the ledger did not take, because it may come again at once."""
+"""Seconds before a job goes back that the ledger did not take, because it may come again at once.
+"""
 
 Summary = dict[str, Any]
 """What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
@@ -99,12 +108,18 @@ class JobRunner:
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         self._brief, self._claims, self._claim_for_s = connection, self.ledger, inf
-        """The same connection and ledgers, on a cluster with less patience: other runs need the slot."""
+        """The same connection and ledgers, on a cluster with less patience: other runs need the
+        slot.
+        """
         self.away: AwayRuns | None = None
         """Of a cluster."""
         if isinstance(connection, ClusterClient):
             self.away, self._claim_for_s = AwayRuns(self._pause), 0.0
-            self._brief = connect(settings.redis_url, max_connections=settings.concurrency + 50, patience_s=CLAIM_FOR_S)
+            self._brief = connect(
+                settings.redis_url,
+                max_connections=settings.concurrency + 50,
+                patience_s=CLAIM_FOR_S,
+            )
             self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(self._brief, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
@@ -113,8 +128,12 @@ class JobRunner:
         """Attempts by stop, class of failure, and what their job became."""
         self._counting = threading.Lock()
 
-    def run(self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None) -> Summary:
-        """Run the job if this worker can claim it. `on_claim` is told of the attempt before it begins."""
+    def run(
+        self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None
+    ) -> Summary:
+        """Run the job if this worker can claim it. `on_claim` is told of the attempt before it
+        begins.
+        """
         try:
             run, _, _ = parse_id(job_id)
         except ContractError as e:
@@ -153,7 +172,9 @@ class JobRunner:
         return summary
 
     def _has_weights(self, run: str) -> bool:
-        """Whether no episode of the run waits for new enough weights. Else another one would only wait, too."""
+        """Whether no episode of the run waits for new enough weights. Else another one would only
+        wait, too.
+        """
         until = time.monotonic() + WEIGHTS_PAUSE_S
         while self.engine.awaits_weights(run):
             if time.monotonic() > until or self.draining.wait(random.uniform(0.5, 1.5)):
@@ -170,7 +191,9 @@ class JobRunner:
         return {"stop": f"refused: {refusal.reason}"}
 
     def _leave_to_others(self, ledger: Ledger, job_id: str) -> None:
-        """Give a job back that other workers may play. Where there are none, it comes again later."""
+        """Give a job back that other workers may play. Where there are none, it comes
+        again later.
+        """
         others = self._may_be_played(ledger.run)
         self._resend(ledger, job_id, 0.0 if others else LATER_S)
         if others:
@@ -183,11 +206,15 @@ class JobRunner:
         except (LedgerError, *CONNECTION_ERRORS):
             return True
         queues = set(self.settings.queues)
-        return any(queues & set(worker.queues) and run not in dict(worker.left_alone) for worker in others)
+        return any(
+            queues & set(worker.queues) and run not in dict(worker.left_alone) for worker in others
+        )
 
     def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
-        """Waits while the engine or Redis is away or full. None when the server is one of a cluster: other runs need
-        the slot, and the job comes again. Raises Drained, or LedgerError when a key is damaged."""
+        """Waits while the engine or Redis is away or full. None when the server is one of a
+        cluster: other runs need the slot, and the job comes again. Raises Drained, or LedgerError
+        when a key is damaged.
+        """
         ask = partial(
             ledger.claim,
             job_id,
@@ -199,7 +226,8 @@ class JobRunner:
 
         def claim() -> Claim | Refusal:
             self._pause(0.0)
-            # While the engine is away (its watch asks it), nothing is claimed: an outage costs no job an attempt.
+            # While the engine is away (its watch asks it), nothing is claimed: an outage costs no
+            # job an attempt.
             while not self.engine.available:
                 self._pause(CHECK_S)
             return ask()
@@ -254,10 +282,12 @@ class JobRunner:
         except ContractError as e:
             return self._fail(attempt, JobFailure(str(e)), traceback.format_exc())
         except BaseException as e:
-            # A bug, a lack of memory or a panic in Rust code (which is no Exception) costs one attempt, never this
-            # thread.
+            # A bug, a lack of memory or a panic in Rust code (which is no Exception) costs one
+            # attempt, never this thread.
             log.exception("%s: attempt %d broke", job.id, attempt.number)
-            return self._fail(attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc())
+            return self._fail(
+                attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc()
+            )
         finally:
             self.engine.end(job.id)
         return {
@@ -273,7 +303,9 @@ class JobRunner:
         if failure.__cause__ and not trace:
             trace = "".join(traceback.format_exception(failure.__cause__))
         reason = f"{failure}\n{trace}".strip()
-        reason = reason[:200] + reason[200:][200 - LONGEST_REASON :]  # a traceback says most at its end
+        reason = (
+            reason[:200] + reason[200:][200 - LONGEST_REASON :]
+        )  # a traceback says most at its end
         try:
             outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, PoisonJob))
         except Drained:
@@ -283,19 +315,37 @@ class JobRunner:
             return {"job": attempt.job.id, "stop": "fenced"}
         except LedgerError as e:
             return self._give_back(attempt, e)
-        log.warning("%s: attempt %d: %s: %s (%s)", attempt.job.id, attempt.number, failure.failure, failure, outcome)
+        log.warning(
+            "%s: attempt %d: %s: %s (%s)",
+            attempt.job.id,
+            attempt.number,
+            failure.failure,
+            failure,
+            outcome,
+        )
         why = f"{failure.failure}: {failure}"
-        return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome, "why": why}
+        return {
+            "job": attempt.job.id,
+            "stop": "failed",
+            "failure": failure.failure,
+            "then": outcome,
+            "why": why,
+        }
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
-        """Give the job back at no cost, because the ledger is damaged where the attempt would write."""
-        log.error("%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error)
+        """Give the job back at no cost, because the ledger is damaged where the attempt would
+        write.
+        """
+        log.error(
+            "%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error
+        )
         self.draining.wait(DAMAGE_PAUSE_S)
         return self._release(attempt)
 
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
-        """Give the job back at no cost, because only another version of rollq can read its journal, or because only
-        other workers have the file of its environment."""
+        """Give the job back at no cost, because only another version of rollq can read its journal,
+        or because only other workers have the file of its environment.
+        """
         self.misfits.meet(attempt.job.run, str(error), leave=True)
         return self._release(attempt)
 
@@ -306,7 +356,9 @@ class JobRunner:
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
     def _hand_back(self, run: str, call: Callable[[], object], failed: str) -> bool:
-        """Whether the job is handed back. Where its server of a cluster is away, it is handed back later."""
+        """Whether the job is handed back. Where its server of a cluster is away, it is handed back
+        later.
+        """
         try:
             call()
             return True

@@ -1,7 +1,8 @@
-"""The worker process: it puts its parts together, plays until a signal stops it, and gives back what is left.
+"""The worker process: it puts its parts together, plays until a signal stops it, and gives back
+what is left.
 
-The threads pool of Celery runs hundreds of episodes in one process, because they wait for the engine nearly all the
-time.
+The threads pool of Celery runs hundreds of episodes in one process, because they wait for the
+engine nearly all the time.
 """
 
 import logging
@@ -32,8 +33,8 @@ log = logging.getLogger("rollq.worker")
 
 
 def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda runner: None) -> int:
-    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner` is told what runs its
-    jobs, before there are any.
+    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner` is
+    told what runs its jobs, before there are any.
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
@@ -47,13 +48,20 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     engine_list = EngineList(settings.engine_urls, connection)
     engine = make_engine(settings, connection, tokenizer, engine_list.read())
     on_slots_lost = partial(shutdown.request, os.EX_TEMPFAIL)
-    runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
+    runner = JobRunner(
+        settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost
+    )
     on_runner(runner)
     runner.episodes.isolation.start()
     clock = celery_app.LoopClock()
 
-    impatient, broker = connect(settings.redis_url, patience_s=PATIENCE_S), Broker(settings.broker_url)
-    reaper = Reaper(impatient, broker, Description(runner, engine), settings.alive_file, clock.is_alive)
+    impatient, broker = (
+        connect(settings.redis_url, patience_s=PATIENCE_S),
+        Broker(settings.broker_url),
+    )
+    reaper = Reaper(
+        impatient, broker, Description(runner, engine), settings.alive_file, clock.is_alive
+    )
     app = celery_app.make_app(settings, runner)
     celery_app.check_broker(app)
 
@@ -84,7 +92,9 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     return shutdown.exit_code or int(worker.exitcode or 0)
 
 
-def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
+def make_engine(
+    settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]
+) -> EnginePool:
     return EnginePool(
         urls,
         stop_ids=startup_checks.stop_ids(tokenizer),
@@ -95,7 +105,9 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
 
 
 def end_engine_waits(engine: EnginePool) -> None:
-    """End the episodes' waits for the engine. They get their partial tokens where the engine returns them."""
+    """End the episodes' waits for the engine. They get their partial tokens where the engine
+    returns them.
+    """
     until = time.monotonic() + 1.5
     # Repeated, because an abort misses a request that is just being sent.
     while engine.abort_running() and time.monotonic() < until:
@@ -105,8 +117,9 @@ def end_engine_waits(engine: EnginePool) -> None:
 
 
 def release(runner: JobRunner, reaper: Reaper) -> None:
-    """Release the jobs that are still held and send them again, so that other workers go on with them at once. Then
-    this worker is gone for the others."""
+    """Release the jobs that are still held and send them again, so that other workers go on with
+    them at once. Then this worker is gone for the others.
+    """
     released = runner.leases.release_all()
     reaper.stop()
     reaper.join(0.5)

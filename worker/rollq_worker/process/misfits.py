@@ -1,8 +1,8 @@
 """The runs that this worker cannot play, and how rarely it takes messages because of them.
 
-All workers of a queue share one list of messages, and only the message tells its run. So a worker that meets
-a job for others gives it back at once and then takes no message at all for a moment, which grows while it meets nothing
-else: the others get the job. It knows nothing of Celery.
+All workers of a queue share one list of messages, and only the message tells its run. So a worker
+that meets a job for others gives it back at once and then takes no message at all for a moment,
+which grows while it meets nothing else: the others get the job. It knows nothing of Celery.
 """
 
 import logging
@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 log = logging.getLogger(__name__)
 
 FIRST_REST_S, LONGEST_REST_S = 0.5, 5.0
-"""Seconds for which a worker takes no message after one that is for others. Each such rest is twice the one before,
-until a job is played."""
+"""Seconds for which a worker takes no message after one that is for others. Each such rest is twice
+the one before, until a job is played.
+"""
 LEAVE_S = 60.0
-"""Seconds for which nothing is claimed of a run after one of its jobs turned out to be for others."""
+"""Seconds for which nothing is claimed of a run after one of its jobs turned out to be for others.
+"""
 TOLD_S = 120.0
-"""Seconds for which a run counts as met. A rest and a look at a run that is left alone are shorter."""
+"""Seconds for which a run counts as met. A rest and a look at a run that is left alone are shorter.
+"""
 
 
 class Misfits:
@@ -45,9 +48,13 @@ class Misfits:
         now = time.monotonic()
         with self._lock:
             before = self.met()
-            self._met = {name: met for name, met in self._met.items() if name in before} | {run: (now, why)}
+            self._met = {name: met for name, met in self._met.items() if name in before} | {
+                run: (now, why)
+            }
             if leave:
-                self._left = {name: until for name, until in self._left.items() if until > now} | {run: now + LEAVE_S}
+                self._left = {name: until for name, until in self._left.items() if until > now} | {
+                    run: now + LEAVE_S
+                }
         if run not in before:
             log.error("this worker does not play run %s: %s", run, why)
 

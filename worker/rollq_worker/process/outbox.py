@@ -1,7 +1,7 @@
 """Sends what the reaper finds due, in a thread of its own.
 
-A broker that is slow or does not answer must not hold up the reaper, because its silence would look like an outage of
-Redis. What is not sent is due again a few seconds later.
+A broker that is slow or does not answer must not hold up the reaper, because its silence would look
+like an outage of Redis. What is not sent is due again a few seconds later.
 """
 
 import logging
@@ -30,7 +30,9 @@ class Outbox:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Number of messages at the broker for each queue (`Job.queue`) that was counted in the last seconds."""
+        """Number of messages at the broker for each queue (`Job.queue`) that was counted in the
+        last seconds.
+        """
         return self._counts if time.monotonic() - self._counted < 5.0 else {}
 
     @property
@@ -38,18 +40,32 @@ class Outbox:
         """Whether the broker has not finished with an earlier call."""
         return self._sending is not None and self._sending.is_alive()
 
-    def send(self, due: Sequence[tuple[Ledger, Sequence[JobMessage]]], queues: Collection[str], until: float) -> int:
-        """Send until that time (`time.monotonic`) and confirm what the broker took; then count the messages of
-        these queues. Returns the number of jobs that were sent: 0 when the broker is busy for longer."""
+    def send(
+        self,
+        due: Sequence[tuple[Ledger, Sequence[JobMessage]]],
+        queues: Collection[str],
+        until: float,
+    ) -> int:
+        """Send until that time (`time.monotonic`) and confirm what the broker took; then count the
+        messages of these queues. Returns the number of jobs that were sent: 0 when the broker is
+        busy for longer.
+        """
         if self.busy or not (due or queues):
             return 0
         self._sent = 0
-        self._sending = threading.Thread(target=self._send, args=(due, queues, until), name="rollq-outbox", daemon=True)
+        self._sending = threading.Thread(
+            target=self._send, args=(due, queues, until), name="rollq-outbox", daemon=True
+        )
         self._sending.start()
         self._sending.join(max(0.0, until - time.monotonic()))
         return 0 if self.busy else self._sent
 
-    def _send(self, due: Sequence[tuple[Ledger, Sequence[JobMessage]]], queues: Collection[str], until: float) -> None:
+    def _send(
+        self,
+        due: Sequence[tuple[Ledger, Sequence[JobMessage]]],
+        queues: Collection[str],
+        until: float,
+    ) -> None:
         for ledger, messages in due:
             if time.monotonic() >= until:
                 break
@@ -57,7 +73,9 @@ class Outbox:
             try:
                 ledger.confirm(sent)
             except (RollqError, *CONNECTION_ERRORS) as e:  # they are sent again
-                log.warning("run %s: messages are not confirmed: %s: %s", ledger.run, type(e).__name__, e)
+                log.warning(
+                    "run %s: messages are not confirmed: %s: %s", ledger.run, type(e).__name__, e
+                )
             self._sent += len(sent)
         counts = self._broker.backlog(queues)
         self._counts, self._counted = counts or {}, time.monotonic()

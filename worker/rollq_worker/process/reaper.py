@@ -1,10 +1,12 @@
-"""The reaper: brings back lost jobs and sends what is due. A thread in every worker; one reaps at a time.
+"""The reaper: brings back lost jobs and sends what is due. A thread in every worker; one reaps at a
+time.
 
-Expired leases and due retries go back to `queued`; what is due there is sent to the broker and then confirmed.
-Sending is an outbox: if a process dies before it confirms, the job is due again. Sending twice is harmless,
-because a job can be claimed only once.
+Expired leases and due retries go back to `queued`; what is due there is sent to the broker and then
+confirmed. Sending is an outbox: if a process dies before it confirms, the job is due again. Sending
+twice is harmless, because a job can be claimed only once.
 
-The thread also says that the worker lives: it registers the worker in the ledger and touches the alive file.
+The thread also says that the worker lives: it registers the worker in the ledger and touches the
+alive file.
 """
 
 import logging
@@ -35,32 +37,39 @@ from rollq_worker.process.outbox import Outbox
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Seconds between two looks at every active run. A silence of `constants.OUTAGE_S` counts as an outage."""
+"""Seconds between two looks at every active run. A silence of `constants.OUTAGE_S` counts as an
+outage.
+"""
 SEND_S = 2.0
-"""Most seconds of a tick that go into sending. With all else a tick must end before the role of the reaper does."""
+"""Most seconds of a tick that go into sending. With all else a tick must end before the role of the
+reaper does.
+"""
 STAND_BY_S = 1.0
 """Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
 PATIENCE_S = 0.3
-"""Seconds for which it makes a call again, for `connect`. The next tick tries again, and a run whose server is away
-must not hold up the others."""
+"""Seconds for which it makes a call again, for `connect`. The next tick tries again, and a run
+whose server is away must not hold up the others.
+"""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
 MOST_MESSAGES = 10_000
-"""Most messages at the broker, beyond two for each queued job. When there are more, no message is added.
+"""Most messages at the broker, beyond two for each queued job. When there are more, no message is
+added.
 
-While the engine is away, perhaps for days, no worker takes messages, and every job is sent again every ten
-minutes.
+While the engine is away, perhaps for days, no worker takes messages, and every job is sent again
+every ten minutes.
 """
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A run that cannot be
-read, or whose server is away, is left alone for as long."""
+"""Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A
+run that cannot be read, or whose server is away, is left alone for as long.
+"""
 
 
 class Reaper:
     """Reaps while this worker has the role, and stands by otherwise.
 
-    `describe` says what this worker plays. `alive_file` is touched (for health checks) while Redis answers and
-    `loop_is_alive`.
+    `describe` says what this worker plays. `alive_file` is touched (for health checks) while Redis
+    answers and `loop_is_alive`.
     """
 
     def __init__(
@@ -118,7 +127,8 @@ class Reaper:
             except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn("nothing is reaped", e)
             except Exception:
-                # Lost jobs come back through this thread alone: it must survive every error of Redis and the broker.
+                # Lost jobs come back through this thread alone: it must survive every error of
+                # Redis and the broker.
                 log.exception("reaper failed; trying again in %g s", TICK_S)
             self._stop.wait(TICK_S - (time.monotonic() - began))
 
@@ -145,8 +155,9 @@ class Reaper:
             self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
-        """Reap every active run, and send what is due. Returns how many jobs were sent. A run that fails does
-        not hold up the others."""
+        """Reap every active run, and send what is due. Returns how many jobs were sent. A run that
+        fails does not hold up the others.
+        """
         until = time.monotonic() + SEND_S
         self._list_runs()
         sent, more = 0, list(self._runs.values())
@@ -180,7 +191,9 @@ class Reaper:
             return None
         return name
 
-    def _reap(self, runs: "Sequence[_Run]") -> "tuple[list[tuple[Ledger, list[JobMessage]]], list[_Run]]":
+    def _reap(
+        self, runs: "Sequence[_Run]"
+    ) -> "tuple[list[tuple[Ledger, list[JobMessage]]], list[_Run]]":
         """What is to be sent now, the most urgent first, and the runs that may have more."""
         due, more = [], []
         for run in runs:
@@ -189,11 +202,15 @@ class Reaper:
             try:
                 if run.idle(self._active):
                     continue
-                found = run.ledger.reap(LIMIT, [queue for queue, count in self._outbox.waiting.items() if not count])
+                found = run.ledger.reap(
+                    LIMIT, [queue for queue, count in self._outbox.waiting.items() if not count]
+                )
                 played = self._played(run, found) if found else []
             except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn(f"run {run.name}", e)
-                run.left_until = time.monotonic() + (0.0 if isinstance(e, Unwritable) else LOOK_EVERY_S)
+                run.left_until = time.monotonic() + (
+                    0.0 if isinstance(e, Unwritable) else LOOK_EVERY_S
+                )
                 continue
             if played:
                 due.append((run.ledger, played))
@@ -204,7 +221,9 @@ class Reaper:
         return sorted(due, key=lambda item: item[1][0].priority), more
 
     def _played(self, run: "_Run", found: Sequence[JobMessage]) -> list[JobMessage]:
-        """Those that a live worker can play. The others stay in the ledger until there is such a worker."""
+        """Those that a live worker can play. The others stay in the ledger until there is such a
+        worker.
+        """
         workers = self._live_workers()
         if not workers:  # nothing is known of any
             return list(found)
@@ -212,10 +231,15 @@ class Reaper:
         queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
         run.playable = bool(queues)
         for queue in sorted({message.queue for message in found} - queues):
-            pinned = f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})" if tokenizer else ""
+            pinned = (
+                f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})"
+                if tokenizer
+                else ""
+            )
             self._warn(
                 f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{pinned}. Start"
-                f" `rollq worker --queues {queue}`" + (" with the run's tokenizer" if tokenizer else "")
+                f" `rollq worker --queues {queue}`"
+                + (" with the run's tokenizer" if tokenizer else "")
             )
         return [message for message in found if message.queue in queues]
 
@@ -231,7 +255,11 @@ class Reaper:
         return self._workers
 
     def _queues_to_count(self) -> set[str]:
-        return queues_of(self._live_workers()) if any(run.queued for run in self._runs.values()) else set()
+        return (
+            queues_of(self._live_workers())
+            if any(run.queued for run in self._runs.values())
+            else set()
+        )
 
     def _has_room(self) -> bool:
         queued = sum(run.queued for run in self._runs.values())
@@ -261,7 +289,9 @@ class _Run:
         self._hashes = ("", "")
 
     def idle(self, active: ActiveRuns) -> bool:
-        """Whether there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises LedgerError."""
+        """Whether there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises
+        LedgerError.
+        """
         now = time.monotonic()
         if now < self.left_until:
             return True
@@ -274,7 +304,9 @@ class _Run:
         return False
 
     def hashes(self) -> tuple[str, str]:
-        """The run's tokenizer and chat template; empty while they are not pinned. Raises LedgerError."""
+        """The run's tokenizer and chat template; empty while they are not pinned. Raises
+        LedgerError.
+        """
         if not all(self._hashes):
             meta = self.ledger.keys.meta
             names = ("tokenizer_hash", "template_hash")

@@ -1,7 +1,7 @@
 """What each part of rollq must be allowed in Redis, and which of it a user lacks.
 
-A worker asks when it starts, `rollq doctor` for all parts. `deploy/redis/users.sh` gives each part these rights. It
-changes nothing.
+A worker asks when it starts, `rollq doctor` for all parts. `deploy/redis/users.sh` gives each part
+these rights. It changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from rollq.servers.rights import Command, refused
 UNKNOWN_RUN = "rollq-start"
 """A run that does not exist."""
 REMEDY = (
-    "its user must be allowed the keys rollq* and _kombu.*, all channels, and all commands but the administrative ones;"
+    "its user must be allowed the keys rollq* and _kombu.*, all channels, and all "
+    "commands but the administrative ones;"
     " docs/deploy.md"
 )
 _KEYS = Keys(UNKNOWN_RUN)
@@ -32,7 +33,8 @@ class Part(StrEnum):
 
 
 def missing(client: Any, part: Part) -> list[str] | None:
-    """What this part needs of the ledger and its user may not do. None where it cannot be asked: of a cluster.
+    """What this part needs of the ledger and its user may not do. None where it cannot be asked: of
+    a cluster.
 
     Raises redis's errors.
     """
@@ -49,7 +51,9 @@ def missing_at_broker(client: Any, part: Part, queue: str) -> list[str] | None:
         ("PUBLISH", f"/{pool.connection_kwargs.get('db') or 0}.celeryev/worker.heartbeat", ""),
     ]
     takes: list[Command] = [("BRPOP", queue, 1), ("LLEN", queue), ("TYPE", queue)]
-    return refused(client, {Part.WORKER: sends + takes, Part.PRODUCER: sends, Part.TRAINER: []}[part])
+    return refused(
+        client, {Part.WORKER: sends + takes, Part.PRODUCER: sends, Part.TRAINER: []}[part]
+    )
 
 
 _SCRIPTS: Sequence[Command] = (

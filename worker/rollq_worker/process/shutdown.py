@@ -1,9 +1,10 @@
 """Shutdown: a signal stops the worker within 5 seconds, and other workers go on with its jobs.
 
-Python runs a signal handler only when its main thread gets to it, which may be never. So the C handler writes the
-signal's number into a pipe, and a watchdog thread reads it and acts. Episodes stop at their next turn. Running
-generations are aborted on the engine, so that their partial tokens are journaled. Jobs that still run after
-RELEASE_AFTER_S are released, and the process exits whatever its threads do.
+Python runs a signal handler only when its main thread gets to it, which may be never. So the C
+handler writes the signal's number into a pipe, and a watchdog thread reads it and acts. Episodes
+stop at their next turn. Running generations are aborted on the engine, so that their partial tokens
+are journaled. Jobs that still run after RELEASE_AFTER_S are released, and the process exits
+whatever its threads do.
 
 A worker whose interpreter stays locked hears no signal, and ends by itself.
 """
@@ -17,11 +18,13 @@ from collections.abc import Callable
 
 RELEASE_AFTER_S = 3.0
 EXIT_AFTER_S = 4.2
-"""Seconds to the exit, also with Redis down. Then nothing can be released, and the leases expire."""
+"""Seconds to the exit, also with Redis down. Then nothing can be released, and the leases expire.
+"""
 
 FREEZE_LIMIT_S = 120.0
-"""Seconds: much longer than a lease, so that a slow worker is left alone. Time for which the process was suspended
-counts too."""
+"""Seconds: much longer than a lease, so that a slow worker is left alone. Time for which the
+process was suspended counts too.
+"""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 REQUESTED = 0
@@ -41,16 +44,24 @@ class Shutdown:
         self._release: Callable[[], None]
 
     def install(self) -> None:
-        """Handle signals from now on. Before `ready` no jobs are held, and a signal ends the process at once."""
+        """Handle signals from now on. Before `ready` no jobs are held, and a signal ends the
+        process at once.
+        """
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda number, frame: None)
         threading.Thread(target=self._watch, name="rollq-watchdog", daemon=True).start()
 
     def ready(
-        self, *, stop_consuming: Callable[[], None], end_engine_waits: Callable[[], None], release: Callable[[], None]
+        self,
+        *,
+        stop_consuming: Callable[[], None],
+        end_engine_waits: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
-        """There may be jobs from now on. The arguments are what to call, in this order, to stop them."""
+        """There may be jobs from now on. The arguments are what to call, in this order, to stop
+        them.
+        """
         self._end_engine_waits, self._release = end_engine_waits, release
         self._stop_consuming = stop_consuming
 
@@ -71,7 +82,10 @@ class Shutdown:
                     os.write(2, b"rollq worker: stopping; running jobs go back to the queue\n")
                 threading.Thread(target=self._stop, name="rollq-stop", daemon=True).start()
             elif number != REQUESTED:
-                os.write(2, b"rollq worker: second signal, leaving at once; leases expire by themselves\n")
+                os.write(
+                    2,
+                    b"rollq worker: second signal, leaving at once; leases expire by themselves\n",
+                )
                 os._exit(1)
 
     def _stop(self) -> None:
@@ -80,9 +94,11 @@ class Shutdown:
         if self._stop_consuming is None:
             os._exit(self.exit_code)
         self._stop_consuming()
-        # Each gets its own thread, because the engine may not answer and a release waits for half a minute while
-        # Redis is down.
-        threading.Thread(target=self._end_engine_waits, name="rollq-end-engine-waits", daemon=True).start()
+        # Each gets its own thread, because the engine may not answer and a release waits for half a
+        # minute while Redis is down.
+        threading.Thread(
+            target=self._end_engine_waits, name="rollq-end-engine-waits", daemon=True
+        ).start()
         time.sleep(RELEASE_AFTER_S)
         threading.Thread(target=self._release_and_exit, name="rollq-release", daemon=True).start()
         time.sleep(max(0.0, EXIT_AFTER_S - (time.monotonic() - start)))
@@ -94,10 +110,12 @@ class Shutdown:
 
 
 def end_when_frozen() -> None:
-    """From now on, end the process with exit code 1 when no Python thread has run for FREEZE_LIMIT_S.
+    """From now on, end the process with exit code 1 when no Python thread has run for
+    FREEZE_LIMIT_S.
 
-    One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours. faulthandler's own
-    thread needs no lock: unless it is postponed in time, it writes every thread's stack to stderr and ends the process.
+    One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours.
+    faulthandler's own thread needs no lock: unless it is postponed in time, it writes every
+    thread's stack to stderr and ends the process.
     """
     threading.Thread(target=_postpone, name="rollq-freeze-watchdog", daemon=True).start()
 

@@ -1,7 +1,8 @@
 """What a worker checks before it starts.
 
-Each error is one line that says what is wrong and what to do about it. An engine that is not ready gets only a warning,
-because it may be ready later; one that is ready is asked for a token. It knows nothing of Celery.
+Each error is one line that says what is wrong and what to do about it. An engine that is not ready
+gets only a warning, because it may be ready later; one that is ready is asked for a token. It knows
+nothing of Celery.
 """
 
 import logging
@@ -30,17 +31,22 @@ log = logging.getLogger("rollq.worker")
 
 
 def check(settings: Settings, connection: Any) -> None:
-    """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is unwise."""
+    """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is
+    unwise.
+    """
     _check_isolated(settings.isolate)
     if (users := agent_users()) and users.count < settings.concurrency:
         raise SettingsError(
-            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at once (ROLLQ_CONCURRENCY)"
+            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at "
+            "once (ROLLQ_CONCURRENCY)"
         )
     if settings.alive_file is not None:
         try:
             settings.alive_file.touch()
         except OSError as e:
-            raise SettingsError(f"ROLLQ_ALIVE_FILE: {settings.alive_file} cannot be touched: {e.strerror}") from e
+            raise SettingsError(
+                f"ROLLQ_ALIVE_FILE: {settings.alive_file} cannot be touched: {e.strerror}"
+            ) from e
     _check_open_files(settings.concurrency)
     for warning in check_redis(connection):
         log.warning("%s", warning)
@@ -48,7 +54,9 @@ def check(settings: Settings, connection: Any) -> None:
 
 
 def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
-    """The tokens that end a turn in the chat template. Raises SettingsError for a template that cannot be used."""
+    """The tokens that end a turn in the chat template. Raises SettingsError for a template that
+    cannot be used.
+    """
     try:
         return ChatRenderer(tokenizer).stop_ids
     except JobFailure as e:
@@ -60,17 +68,25 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
 
     Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
     """
-    with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
+    with ThreadPoolExecutor(
+        max(1, len(engines))
+    ) as pool:  # at once, because one that hangs answers late
         found = list(zip(engines, pool.map(check_engine, engines, repeat(tokenizer)), strict=True))
     away = [engine for engine, state in found if not state.ready]
-    then = "nothing is claimed before there is one" if len(away) == len(engines) else "the others are used meanwhile"
+    then = (
+        "nothing is claimed before there is one"
+        if len(away) == len(engines)
+        else "the others are used meanwhile"
+    )
     for engine in away:
         log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", engine.name, then)
     if not engines:
         log.warning("no engine is listed: %s", then)
     for engine, state in found:
         if state.ready and state.why:
-            log.warning("the engine at %s is ready, but generated nothing: %s", engine.name, state.why)
+            log.warning(
+                "the engine at %s is ready, but generated nothing: %s", engine.name, state.why
+            )
 
 
 class EngineState(NamedTuple):
@@ -92,7 +108,8 @@ def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
             raise SettingsError(
                 f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}"
                 f" ({engine.vocabulary.difference}): give"
-                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
+                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the "
+                "model that it serves"
             )
         return EngineState(False, why)
     try:
@@ -105,15 +122,20 @@ def _check_isolated(patterns: Sequence[str]) -> None:
     known = names()
     for name in patterns:
         if "*" not in name and name not in known and name.partition(":")[0] not in known:
-            raise SettingsError(f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}")
+            raise SettingsError(
+                f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}"
+            )
 
 
 def _check_open_files(slots: int) -> None:
-    """Each slot holds a connection while the engine generates; libraries, logs and Redis have files, too."""
+    """Each slot holds a connection while the engine generates; libraries, logs and Redis have
+    files, too.
+    """
     needed, (allowed, most) = slots + 64, resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise SettingsError(
-            f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and this process may open"
+            f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and "
+            "this process may open"
             f" {allowed} (ulimit -n, at most {most} here): raise that limit, or give a smaller -c"
         )
 
@@ -123,7 +145,8 @@ def _check_permissions(connection: Any, url: str) -> None:
     if lacking := redis_rights.missing(connection, redis_rights.Part.WORKER):
         more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
         raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {lacking[0]}{more} ({redis_rights.REMEDY})"
+            f"Redis at {mask_url(url)} refuses what rollq needs: {lacking[0]}{more} "
+            f"({redis_rights.REMEDY})"
         )
     unknown = redis_rights.UNKNOWN_RUN
     try:
@@ -135,4 +158,6 @@ def _check_permissions(connection: Any, url: str) -> None:
             raise
         log.warning("a server of the cluster does not answer (%s): its rights are not checked", e)
     except LedgerError as e:
-        raise RollqError(f"Redis at {mask_url(url)} refuses what rollq needs: {e} ({redis_rights.REMEDY})") from e
+        raise RollqError(
+            f"Redis at {mask_url(url)} refuses what rollq needs: {e} ({redis_rights.REMEDY})"
+        ) from e

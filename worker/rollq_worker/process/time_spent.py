@@ -1,8 +1,9 @@
 """Counts where this worker's episodes spend their time, without a line on their way.
 
-A thread looks at all attempts once a second, and each look stands for the time since the last one. An episode
-that is in none of its waits is in Python code, where one thread runs and the others wait for the interpreter. A thread
-whose wait has just ended waits for the interpreter as well: for as long as this thread, which is then late itself.
+A thread looks at all attempts once a second, and each look stands for the time since the last one.
+An episode that is in none of its waits is in Python code, where one thread runs and the others wait
+for the interpreter. A thread whose wait has just ended waits for the interpreter as well: for as
+long as this thread, which is then late itself.
 """
 
 import logging
@@ -24,7 +25,11 @@ LOOK_S = 1.0
 """Seconds between two looks."""
 REPORT_S = 5.0
 """Seconds between two reports to the ledger."""
-OF_CALLS = {FailureClass.ENV: "environment", FailureClass.REWARD: "environment", FailureClass.AGENT: "agent"}
+OF_CALLS = {
+    FailureClass.ENV: "environment",
+    FailureClass.REWARD: "environment",
+    FailureClass.AGENT: "agent",
+}
 """The one of WAITS that a call into foreign code is, by the class that its failure has."""
 
 
@@ -34,13 +39,17 @@ class TimeSpent:
     `held` gives the attempts of now, and `traffic` has their requests.
     """
 
-    def __init__(self, worker: str, held: Callable[[], Sequence[Attempt]], traffic: Traffic) -> None:
+    def __init__(
+        self, worker: str, held: Callable[[], Sequence[Attempt]], traffic: Traffic
+    ) -> None:
         self._traffic = traffic
         self._worker = worker
         self._held = held
         self._answered = 0
         self._ledgers: dict[str, Scripts] = {}
-        self.seconds: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(WAITS, 0.0))
+        self.seconds: defaultdict[str, dict[str, float]] = defaultdict(
+            lambda: dict.fromkeys(WAITS, 0.0)
+        )
         """By run."""
         self._unreported: set[str] = set()
         self._end = threading.Event()
@@ -56,7 +65,9 @@ class TimeSpent:
             self._thread.join(1.0)  # Redis may be away
 
     def look(self, passed_s: float, late_s: float) -> None:
-        """Count the `passed_s` seconds since the last look, which came `late_s` seconds too late."""
+        """Count the `passed_s` seconds since the last look, which came `late_s` seconds
+        too late.
+        """
         held, asking = self._held(), self._traffic.asking
         waits = Counter((attempt.job.run, _wait(attempt, asking)) for attempt in held)
         count: Counter[str] = Counter()
@@ -65,7 +76,10 @@ class TimeSpent:
         answered, self._answered = self._answered, self._traffic.answered
         woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
         running_s = passed_s / max(1, count["tokens"])
-        share = {"engine": (passed_s - woken_s, woken_s), "tokens": (running_s, passed_s - running_s)}
+        share = {
+            "engine": (passed_s - woken_s, woken_s),
+            "tokens": (running_s, passed_s - running_s),
+        }
         self._ledgers.update((attempt.job.run, attempt.ledger.scripts) for attempt in held)
         for (run, wait), attempts in waits.items():
             in_wait_s, interpreter_s = share.get(wait, (passed_s, 0.0))
@@ -74,7 +88,9 @@ class TimeSpent:
             self.seconds[run]["interpreter"] += attempts * interpreter_s
 
     def report(self) -> None:
-        """Tell the ledger of each run. A report has all since the start, so one that failed costs nothing."""
+        """Tell the ledger of each run. A report has all since the start, so one that failed costs
+        nothing.
+        """
         for run in sorted(self._unreported):
             try:
                 report_time(self._ledgers[run], self._worker, self.seconds[run])
@@ -100,6 +116,8 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     if attempt.job.id in asking:
         return "engine"
     if (call := attempt.time_limits.current) is not None:
-        return OF_CALLS.get(call.failure.failure, "user")  # users, contexts and summaries ask a model
+        return OF_CALLS.get(
+            call.failure.failure, "user"
+        )  # users, contexts and summaries ask a model
     what, _ = attempt.waits_for
     return "ledger" if what == "redis" else "tokens"

@@ -1,5 +1,5 @@
-"""The LoRA adapters of a replay engine, with SGLang's texts. Their folders are not read, and what is said does not
-depend on them.
+"""The LoRA adapters of a replay engine, with SGLang's texts. Their folders are not read, and what
+is said does not depend on them.
 
 A server never forgets the folder of a name: a request loads an adapter again that was unloaded.
 """
@@ -28,7 +28,9 @@ class Adapters:
     def load(self, name: str, path: str) -> Mapping[str, str]:
         """Raises AdapterRefused."""
         if name in self.loaded:
-            raise AdapterRefused(f"Failed to load LoRA adapter {name} because it is already loaded", self.loaded)
+            raise AdapterRefused(
+                f"Failed to load LoRA adapter {name} because it is already loaded", self.loaded
+            )
         if not Path(path).exists():
             why = f"Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{path}'."
             raise AdapterRefused(f"{why} Use `repo_type` argument if needed.", self.loaded)
@@ -38,7 +40,9 @@ class Adapters:
     def unload(self, name: str) -> Mapping[str, str]:
         """Raises AdapterRefused."""
         if name not in self.loaded:
-            raise AdapterRefused(f"LoRA with name {name} does not exist. Loaded LoRAs: {self.loaded.keys()}")
+            raise AdapterRefused(
+                f"LoRA with name {name} does not exist. Loaded LoRAs: {self.loaded.keys()}"
+            )
         del self.loaded[name]
         return self.loaded
 

@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions: the scripted user's lines for a user simulator, and summaries of conversations.
+"""POST /v1/chat/completions: the scripted user's lines for a user simulator, and summaries of
+conversations.
 
 The system prompt says which task's user is asked for, or asks for a summary. It knows no token ids.
 """
@@ -19,7 +20,9 @@ from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgr
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 
-def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, version: str) -> dict[str, Json]:
+def complete(
+    body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, version: str
+) -> dict[str, Json]:
     """The reply to a request. `version` is the weight version. Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -34,13 +37,22 @@ def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, v
         "created": int(time.time()),
         "model": body.get("model"),
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
-        "metadata": {"weight_version": version, "weight_versions": [{"version": version, "start": 0, "end": count}]},
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": count,
+            "total_tokens": prompt + count,
+        },
+        "metadata": {
+            "weight_version": version,
+            "weight_versions": [{"version": version, "start": 0, "end": count}],
+        },
     }
 
 
 def next_line(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> str:
-    """The user's k-th line for the k-th request; its last one after that. A polite word where no task is known."""
+    """The user's k-th line for the k-th request; its last one after that. A polite word where no
+    task is known.
+    """
     if [_text(message) for message in messages[:1]] == [ASK_MODEL]:
         return summary(_text(messages[-1]), tasks)
     said = sum(message.get("role") == "assistant" for message in messages)

@@ -1,7 +1,8 @@
-"""One generation from request to reply: what is said, how long it takes, and what remains of it after an interruption.
+"""One generation from request to reply: what is said, how long it takes, and what remains of it
+after an interruption.
 
-It knows neither HTTP nor the tasks. Requests are checked before they get here, and the ground truth decides what to
-say.
+It knows neither HTTP nor the tasks. Requests are checked before they get here, and the ground truth
+decides what to say.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -58,7 +59,9 @@ class ReplayOptions:
     max_queued: int = 0
     """Most requests that may queue, further ones get 503; 0: no limit."""
     routed_experts: Mapping[str, int] | None = None
-    """Report made-up routed experts of this `ExpertShape`; None: none, as a server without the flag."""
+    """Report made-up routed experts of this `ExpertShape`; None: none, as a server without the
+    flag.
+    """
 
 
 class Fault(StrEnum):
@@ -75,13 +78,17 @@ class Fault(StrEnum):
 
 
 class ReplayEngine:
-    """The engine itself. Each request draws its own randomness; one with a sampling_seed always draws the same."""
+    """The engine itself. Each request draws its own randomness; one with a sampling_seed always
+    draws the same.
+    """
 
     def __init__(self, options: ReplayOptions, ground_truth: GroundTruth) -> None:
         self.options = options
         self.ground_truth = ground_truth
         self.scheduler = Scheduler(
-            version=options.weight_version, max_running=options.max_running, max_queued=options.max_queued
+            version=options.weight_version,
+            max_running=options.max_running,
+            max_queued=options.max_queued,
         )
         self._experts = ExpertShape.read(options.routed_experts) if options.routed_experts else None
         self._count = 0
@@ -99,7 +106,9 @@ class ReplayEngine:
     async def generate(
         self, request: GenerateRequest, rng: random.Random, fault: Fault | None = None
     ) -> dict[str, Any]:
-        """The reply, as SGLang gives it. Raises HttpError for a duplicate request id and a full queue."""
+        """The reply, as SGLang gives it. Raises HttpError for a duplicate request id and a full
+        queue.
+        """
         if (seed := request.sampling.get("sampling_seed")) is not None:
             rng = random.Random(f"{seed}:{zlib.crc32(request.ids.tobytes())}")
         began = time.monotonic()
@@ -107,7 +116,9 @@ class ReplayEngine:
         whole = cut_at_stop_token(plan.ids, self._filler, request, self.ground_truth.eos_ids)
         whole = cut_at_stop_string(whole, request, self._tokenizer)
         seconds = self._latency(rng) * len(whole.ids) / len(plan.ids)
-        generation = Generation(rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached)
+        generation = Generation(
+            rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached
+        )
         await self.scheduler.run(generation)
         if fault is Fault.ABORT and not generation.aborted and len(whole.ids) > 1:
             generation.abort_after(rng.randrange(1, len(whole.ids)))
@@ -115,14 +126,21 @@ class ReplayEngine:
         return {
             "text": visible_text(completion, request, self._tokenizer),
             "output_ids": completion.ids.tolist(),
-            "meta_info": self._meta_info(request, generation, completion) | {"e2e_latency": time.monotonic() - began},
+            "meta_info": self._meta_info(request, generation, completion)
+            | {"e2e_latency": time.monotonic() - began},
         }
 
     def _latency(self, rng: random.Random) -> float:
         mean = self.options.latency
-        return rng.lognormvariate(math.log(mean) - LATENCY_SIGMA**2 / 2, LATENCY_SIGMA) if mean else 0.0
+        return (
+            rng.lognormvariate(math.log(mean) - LATENCY_SIGMA**2 / 2, LATENCY_SIGMA)
+            if mean
+            else 0.0
+        )
 
-    def _meta_info(self, request: GenerateRequest, generation: Generation, completion: Completion) -> dict[str, Any]:
+    def _meta_info(
+        self, request: GenerateRequest, generation: Generation, completion: Completion
+    ) -> dict[str, Any]:
         cached = generation.cached
         spans = generation.spans or [(self.scheduler.version, 0, 0)]
         meta: dict[str, Any] = {
@@ -131,10 +149,14 @@ class ReplayEngine:
             "weight_version": spans[-1][0],
             "reasoning_tokens": 0,
             "completion_tokens": len(completion.ids),
-            "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
+            "weight_versions": [
+                {"version": name, "start": start, "end": end} for name, start, end in spans
+            ],
             "dp_rank": None,
         }
-        if generation.started and not generation.retracted:  # a request that was aborted in the queue lacks these
+        if (
+            generation.started and not generation.retracted
+        ):  # a request that was aborted in the queue lacks these
             if request.return_logprob and request.logprob_start >= 0:
                 cached = min(cached, request.logprob_start)
             details = {"device": cached, "host": 0} if cached else None
@@ -152,14 +174,20 @@ class ReplayEngine:
         start = request.logprob_start if request.logprob_start >= 0 else len(request.ids)
         scored, last = request.ids[start:], request.ids[-1]
         found: dict[str, Any] = {
-            "input_token_logprobs": _entries(zip(made_up.prompt(request.ids, start), scored, strict=True)),
-            "output_token_logprobs": _entries(zip(made_up.continuation(last, said), said, strict=True)),
+            "input_token_logprobs": _entries(
+                zip(made_up.prompt(request.ids, start), scored, strict=True)
+            ),
+            "output_token_logprobs": _entries(
+                zip(made_up.continuation(last, said), said, strict=True)
+            ),
             "output_token_logprobs_length": len(said),
         }
         if (count := request.top_logprobs) > 0:  # SGLang takes less as none
             vocab = self._tokenizer.vocab_size
             best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairwise(scored)]
-            found["input_top_logprobs"] = [None, *best] if scored else []  # no token before the first was scored
+            found["input_top_logprobs"] = (
+                [None, *best] if scored else []
+            )  # no token before the first was scored
         return found
 
 

@@ -1,7 +1,8 @@
 """The body of POST /generate: one prompt and its sampling parameters.
 
-The invariant: what passes here can be generated, and nothing that would change the reply is dropped in silence, except
-a grammar, which has no effect. Values of sampling parameters are checked as those of jobs are.
+The invariant: what passes here can be generated, and nothing that would change the reply is dropped
+in silence, except a grammar, which has no effect. Values of sampling parameters are checked as
+those of jobs are.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -28,12 +29,19 @@ FIELDS = {
     "lora_path": str,
     "extra_key": str,
 }
-"""The fields that it takes, each with the type of its value. `extra_key`, which keeps cached prefixes apart, has no
-effect."""
-ADDED_BY_ROUTERS = frozenset({"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
-"""What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply is the same."""
+"""The fields that it takes, each with the type of its value. `extra_key`, which keeps cached
+prefixes apart, has no effect.
+"""
+ADDED_BY_ROUTERS = frozenset(
+    {"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"}
+)
+"""What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply
+is the same.
+"""
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}
-"""Sampling parameters that no job has, and that the engine client adds. `max_new_tokens` may also be null."""
+"""Sampling parameters that no job has, and that the engine client adds. `max_new_tokens` may also
+be null.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +79,9 @@ class ModelSize:
         return self.context - 6
 
 
-def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]) -> GenerateRequest:
+def read_request(
+    body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]
+) -> GenerateRequest:
     """The request that `body` asks for. Raises HttpError."""
     for name, value in body.items():
         if name not in FIELDS:
@@ -90,7 +100,9 @@ def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str
         return_logprob=body.get("return_logprob", False),
         logprob_start=body.get("logprob_start_len", -1),
         top_logprobs=body.get("top_logprobs_num", 0),
-        routed_from=body.get("routed_experts_start_len", 0) if body.get("return_routed_experts") else None,
+        routed_from=body.get("routed_experts_start_len", 0)
+        if body.get("return_routed_experts")
+        else None,
     )
     _check_scoring(request, size)
     _check_routed_from(request)
@@ -100,8 +112,13 @@ def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str
 def _check_sampling(sampling: Mapping[str, Any]) -> None:
     for name, value in sampling.items():
         if name in PARAMETERS_OF_REQUESTS:
-            if type(value) is not PARAMETERS_OF_REQUESTS[name] and (name, value) != ("max_new_tokens", None):
-                raise bad_type(f"invalid type: {value!r}, expected {PARAMETERS_OF_REQUESTS[name].__name__}")
+            if type(value) is not PARAMETERS_OF_REQUESTS[name] and (name, value) != (
+                "max_new_tokens",
+                None,
+            ):
+                raise bad_type(
+                    f"invalid type: {value!r}, expected {PARAMETERS_OF_REQUESTS[name].__name__}"
+                )
         elif name not in PARAMETERS:
             expected = ", ".join(f"`{known}`" for known in (*PARAMETERS_OF_REQUESTS, *PARAMETERS))
             raise bad_type(f"unknown field `{name}`, expected one of {expected}")
@@ -109,16 +126,22 @@ def _check_sampling(sampling: Mapping[str, Any]) -> None:
             raise bad_value(f"{name} must be {PARAMETERS[name][1]}, got {value!r}.")
 
 
-def _prompt(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]) -> array[int]:
+def _prompt(
+    body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]
+) -> array[int]:
     """The prompt's ids. An id outside the vocabulary kills a real server; this one refuses it."""
     ids = body["input_ids"] if "input_ids" in body else encode(body.get("text", ""))
     if not ids:
-        raise bad_value("Either text or input_ids should be provided, and input_ids cannot be empty.")
+        raise bad_value(
+            "Either text or input_ids should be provided, and input_ids cannot be empty."
+        )
     if not all(type(id) is int for id in ids):
         raise bad_body("input_ids", "Input should be the token ids of one prompt")
     for worst in (min(ids), max(ids)):
         if not 0 <= worst < size.vocab:
-            raise bad_value(f"Token id {worst} is outside the vocabulary (a real server would have died of it).")
+            raise bad_value(
+                f"Token id {worst} is outside the vocabulary (a real server would have died of it)."
+            )
     return array("I", ids)
 
 
@@ -127,19 +150,27 @@ def _max_new_tokens(count: int, sampling: Mapping[str, Any], size: ModelSize) ->
     context = size.context
     asked: int = context if given is None else given
     if asked < 0 or asked < sampling.get("min_new_tokens", 0):
-        raise bad_value(f"max_new_tokens must be at least 0, and at least min_new_tokens, got {asked}.")
+        raise bad_value(
+            f"max_new_tokens must be at least 0, and at least min_new_tokens, got {asked}."
+        )
     if count >= context:
-        raise bad_value(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")
+        raise bad_value(
+            f"The input ({count} tokens) is longer than the model's context length "
+            f"({context} tokens)."
+        )
     if sampling.get("max_new_tokens") is not None and count + asked > context:
         raise bad_value(
-            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
-            f"total of {count + asked} tokens: {count} tokens from the input messages and {asked} tokens for the "
+            "Requested token count exceeds the model's maximum context length of "
+            f"{context} tokens. You requested a "
+            f"total of {count + asked} tokens: {count} tokens from the input messages and "
+            f"{asked} tokens for the "
             "completion."
         )
     if count >= size.prompt:
         allowed = f"exceeds the maximum allowed length ({size.prompt} tokens)"
         raise bad_value(
-            f"Input length ({count} tokens) {allowed}. Use a shorter input or enable --allow-auto-truncate."
+            f"Input length ({count} tokens) {allowed}. Use a shorter input or enable "
+            "--allow-auto-truncate."
         )
     return min(asked, context - count - 2)  # SGLang's scheduler never fills the last two
 
@@ -154,7 +185,11 @@ def _check_routed_from(request: GenerateRequest) -> None:
 def _check_scoring(request: GenerateRequest, size: ModelSize) -> None:
     start, count = request.logprob_start, len(request.ids)
     if request.return_logprob and start > count:
-        raise bad_value(f"req.logprob_start_len={start} is higher than the number of input tokens {count}.")
+        raise bad_value(
+            f"req.logprob_start_len={start} is higher than the number of input tokens {count}."
+        )
     if request.return_logprob and (start < -1 or request.top_logprobs > size.vocab):
-        wrong = f"logprob_start_len={start} or top_logprobs_num={request.top_logprobs} is out of range"
+        wrong = (
+            f"logprob_start_len={start} or top_logprobs_num={request.top_logprobs} is out of range"
+        )
         raise bad_value(f"{wrong} (a real server would have died of it).")

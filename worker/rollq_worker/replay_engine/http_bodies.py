@@ -19,7 +19,9 @@ class HttpError(Exception):
 
 
 def bad_value(message: str) -> HttpError:
-    """A value out of range: a prompt that is too long, a duplicate request id, a negative temperature."""
+    """A value out of range: a prompt that is too long, a duplicate request id, a negative
+    temperature.
+    """
     return HttpError(400, {"error": {"message": message}})
 
 
@@ -31,12 +33,16 @@ def bad_type(message: str) -> HttpError:
 def bad_body(field: str, message: str) -> HttpError:
     """No JSON, a missing field, or a wrong type anywhere else."""
     text = f"1 validation error:\n  {{'loc': ('body', '{field}'), 'msg': '{message}'}}"
-    return HttpError(400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400})
+    return HttpError(
+        400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400}
+    )
 
 
 def queue_full() -> HttpError:
     message = "The request queue is full."
-    return HttpError(503, {"object": "error", "message": message, "type": "503", "param": None, "code": 503})
+    return HttpError(
+        503, {"object": "error", "message": message, "type": "503", "param": None, "code": 503}
+    )
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The images of a request: counted and placed as SGLang does, and not looked at.
 
-It answers as SGLang 0.5.23 does where a prompt has another number of placeholders than images. A model of text ignores
-images, as a real one does.
+It answers as SGLang 0.5.23 does where a prompt has another number of placeholders than images. A
+model of text ignores images, as a real one does.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -24,7 +24,9 @@ _SHOWN = re.compile(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>")
 
 
 def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The body without its images, and with as many placeholders in its prompt as they take. Raises HttpError."""
+    """The body without its images, and with as many placeholders in its prompt as they take. Raises
+    HttpError.
+    """
     rest = {name: value for name, value in body.items() if name != FIELD}
     data: Any = body.get(FIELD)
     if not data or tokenizer.image_processor is None:
@@ -34,7 +36,10 @@ def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
         raise bad_body(FIELD, "Input should be a list of data URLs, beside input_ids")
     images, tokens = [_read(url) for url in data], ImageTokens(tokenizer)
     if (placeholders := ids.count(tokens.placeholder)) != len(images):
-        raise bad_value(f"Prompt has {placeholders} image placeholders but {len(images)} image inputs were provided")
+        raise bad_value(
+            f"Prompt has {placeholders} image placeholders but {len(images)} image "
+            "inputs were provided"
+        )
     shown = {"content": [image.part for image in images]}
     return rest | {"input_ids": tokens.expand(array("I", ids), [shown]).tolist()}
 

@@ -1,7 +1,8 @@
-"""Generations in flight: tokens released over time, with the queue, aborts, pauses and weight versions of a server.
+"""Generations in flight: tokens released over time, with the queue, aborts, pauses and weight
+versions of a server.
 
-The invariant: each token belongs to the version in force when it was released, and an abort returns what had been
-released by then. It knows nothing of HTTP or of what the tokens say.
+The invariant: each token belongs to the version in force when it was released, and an abort returns
+what had been released by then. It knows nothing of HTTP or of what the tokens say.
 """
 
 import asyncio
@@ -39,10 +40,18 @@ class Generation:
         if not self.started:
             return 0
         left = self.seconds_left()
-        return self.total if left <= 0 else min(self.total, int(self.total * (1 - left / self.seconds)))
+        return (
+            self.total
+            if left <= 0
+            else min(self.total, int(self.total * (1 - left / self.seconds)))
+        )
 
     def seconds_left(self) -> float:
-        return self.seconds - self.ran - (time.monotonic() - self.since if self.since is not None else 0.0)
+        return (
+            self.seconds
+            - self.ran
+            - (time.monotonic() - self.since if self.since is not None else 0.0)
+        )
 
     def stop_clock(self) -> None:
         if self.since is not None:
@@ -65,7 +74,9 @@ class Generation:
     def abort_after(self, count: int) -> None:
         """Turn a whole generation into one that was aborted after `count` tokens."""
         self.aborted, self.total = True, count
-        self.spans = [(name, start, min(end, count)) for name, start, end in self.spans if start < count]
+        self.spans = [
+            (name, start, min(end, count)) for name, start, end in self.spans if start < count
+        ]
 
 
 class Scheduler:
@@ -92,12 +103,16 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether the cache can be flushed: nothing runs, and nothing queues but for the end of a pause."""
+        """Whether the cache can be flushed: nothing runs, and nothing queues but for the end of a
+        pause.
+        """
         runs = any(one.started and not one.retracted for one in self._accepted.values())
         return not runs and (self.paused or not self._queue)
 
     async def run(self, generation: Generation) -> None:
-        """Run the generation to its end or its abort. Raises HttpError for a duplicate request id and a full queue."""
+        """Run the generation to its end or its abort. Raises HttpError for a duplicate request id
+        and a full queue.
+        """
         if generation.rid in self._rids:
             raise bad_value(f"Duplicate request ID detected: {generation.rid}")
         self._rids.add(generation.rid)
@@ -141,7 +156,8 @@ class Scheduler:
         generation.wake.set()
 
     async def _release_all(self, generation: Generation) -> None:
-        # If it is aborted during a pause, it leaves when the pause ends, or at once if the pause has retracted it.
+        # If it is aborted during a pause, it leaves when the pause ends, or at once if the pause
+        # has retracted it.
         while not (generation.aborted and generation.retracted) and (
             self.paused or not (generation.aborted or generation.seconds_left() <= 0)
         ):
@@ -151,7 +167,9 @@ class Scheduler:
         generation.close_span(self.version)
 
     def abort(self, rid: str | None) -> None:
-        """Abort that request, or with None all requests. Those that wait for the end of a pause cannot be aborted."""
+        """Abort that request, or with None all requests. Those that wait for the end of a pause
+        cannot be aborted.
+        """
         for generation in list(self._accepted.values()):
             if rid in (None, generation.rid):
                 generation.aborted = True
@@ -159,8 +177,9 @@ class Scheduler:
                 generation.wake.set()
 
     async def pause(self, mode: str) -> None:
-        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all requests (abort). May be
-        repeated in another mode."""
+        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all
+        requests (abort). May be repeated in another mode.
+        """
         self.pausing = True
         self._accepting.clear()
         if mode == "abort":
@@ -195,8 +214,9 @@ class Scheduler:
         self.version = version
 
     async def load_weights(self, version: str | None) -> None:
-        """Load new weights: at once during a pause, else when all accepted requests have finished. None keeps the
-        version's name."""
+        """Load new weights: at once during a pause, else when all accepted requests have finished.
+        None keeps the version's name.
+        """
         if not self.paused:
             self._accepting.clear()
             try:

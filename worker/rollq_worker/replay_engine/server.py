@@ -19,14 +19,21 @@ from rollq_worker.replay_engine.adapters import AdapterRefused, Adapters
 from rollq_worker.replay_engine.chat_completions import complete
 from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
-from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
+from rollq_worker.replay_engine.http_bodies import (
+    HttpError,
+    bad_body,
+    bad_value,
+    json_body,
+    queue_full,
+)
 from rollq_worker.replay_engine.images import with_placeholders
 from rollq_worker.replay_engine.policy.ground_truth import GroundTruth
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 UNFLUSHED = (
-    "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
+    "Weights were updated, but the cache was not flushed because requests are still "
+    "running or queued. Retract or"
     " finish them, then call /flush_cache."
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -135,14 +142,18 @@ class ReplayServer:
         path = body["model_path"]
         if path.startswith(("/", ".")) and not Path(path).exists():  # any other name may be a hub's
             message = f"Failed to load the weights: there is no {path} on the engine's machine."
-            return web.json_response({"success": False, "message": message, "num_paused_requests": 0}, status=400)
+            return web.json_response(
+                {"success": False, "message": message, "num_paused_requests": 0}, status=400
+            )
         if body.get("abort_all_requests"):
             self.scheduler.abort(None)
         version = body.get("weight_version")
         await self.scheduler.load_weights(version)
         if body.get("flush_cache", True):
             if not self.scheduler.idle:  # the weights are in use, and /model_info does not show it
-                return web.json_response({"success": False, "message": UNFLUSHED, "num_paused_requests": 0}, status=400)
+                return web.json_response(
+                    {"success": False, "message": UNFLUSHED, "num_paused_requests": 0}, status=400
+                )
             self.ground_truth.flush_cache()
         self.model_path = path
         message = "Succeeded to update model weights."
@@ -152,15 +163,23 @@ class ReplayServer:
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def load_lora_adapter(self, request: web.Request) -> web.Response:
-        return _adapter_reply(await json_body(request), self.adapters.load, "lora_name", "lora_path")
+        return _adapter_reply(
+            await json_body(request), self.adapters.load, "lora_name", "lora_path"
+        )
 
     async def unload_lora_adapter(self, request: web.Request) -> web.Response:
         return _adapter_reply(await json_body(request), self.adapters.unload, "lora_name")
 
     async def models(self, request: web.Request) -> web.Response:
         base = self.first_model_path
-        cards = [(base, base, None), *((name, path, base) for name, path in self.adapters.loaded.items())]
-        found = [{"id": name, "object": "model", "root": root, "parent": parent} for name, root, parent in cards]
+        cards = [
+            (base, base, None),
+            *((name, path, base) for name, path in self.adapters.loaded.items()),
+        ]
+        found = [
+            {"id": name, "object": "model", "root": root, "parent": parent}
+            for name, root, parent in cards
+        ]
         return web.json_response({"object": "list", "data": found})
 
     async def weights_checker(self, request: web.Request) -> web.Response:
@@ -169,7 +188,11 @@ class ReplayServer:
             message = f"The replay engine knows no action {action!r}."
             return web.json_response({"success": False, "message": message}, status=400)
         weight = _checksum(self.model_path)
-        rank = {"checksums": {"weight": weight}, "per_gpu_checksum": _checksum(weight), "parallelism_info": []}
+        rank = {
+            "checksums": {"weight": weight},
+            "per_gpu_checksum": _checksum(weight),
+            "parallelism_info": [],
+        }
         reply = {"success": True, "message": "Success.", "ranks": [rank]}
         return web.json_response(reply | {"per_engine_checksum": _checksum(_checksum(weight))})
 
@@ -207,12 +230,20 @@ class ReplayServer:
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
-        parallelism = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "ep_size": 1, "dtype": "auto", "quantization": None}
+        parallelism = {
+            "tp_size": 1,
+            "dp_size": 1,
+            "pp_size": 1,
+            "ep_size": 1,
+            "dtype": "auto",
+            "quantization": None,
+        }
         return web.json_response(
             {
                 "model_path": self.first_model_path,
                 "tokenizer_path": self.first_model_path,
-                "weight_version": self.options.weight_version,  # the one it was started with, as on the real server
+                # the one it was started with, as on the real server
+                "weight_version": self.options.weight_version,
                 "context_length": self.size.context,
                 "max_req_input_len": self.size.prompt,
                 "max_total_num_tokens": 1 << 30,  # it has no memory that could fill
@@ -225,14 +256,21 @@ class ReplayServer:
         )
 
     async def loads(self, request: web.Request) -> web.Response:
-        requests = {"num_running_reqs": self.scheduler.running, "num_waiting_reqs": self.scheduler.waiting}
-        return web.json_response({"loads": [{"dp_rank": 0, **requests, "num_used_tokens": 0, "token_usage": 0.0}]})
+        requests = {
+            "num_running_reqs": self.scheduler.running,
+            "num_waiting_reqs": self.scheduler.waiting,
+        }
+        return web.json_response(
+            {"loads": [{"dp_rank": 0, **requests, "num_used_tokens": 0, "token_usage": 0.0}]}
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         if not isinstance(text := (await json_body(request)).get("prompt"), str):
             raise bad_body("prompt", "Input should be a valid string")
         ids = self.tokenizer.encode(text).tolist()
-        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.size.context})
+        return web.json_response(
+            {"tokens": ids, "count": len(ids), "max_model_len": self.size.context}
+        )
 
     async def chat_completions(self, request: web.Request) -> web.Response:
         body = await json_body(request)
@@ -242,14 +280,18 @@ class ReplayServer:
         return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
 
 
-def _adapter_reply(body: Mapping[str, Any], act: Callable[..., Mapping[str, str]], *fields: str) -> web.Response:
+def _adapter_reply(
+    body: Mapping[str, Any], act: Callable[..., Mapping[str, str]], *fields: str
+) -> web.Response:
     for name in fields:
         if not isinstance(body.get(name), str):
             raise bad_body(name, "Field required")
     try:
         loaded = act(*(body[name] for name in fields))
     except AdapterRefused as e:
-        return web.json_response({"success": False, "error_message": str(e), "loaded_adapters": e.loaded}, status=400)
+        return web.json_response(
+            {"success": False, "error_message": str(e), "loaded_adapters": e.loaded}, status=400
+        )
     return web.json_response({"success": True, "error_message": "", "loaded_adapters": loaded})
 
 
@@ -268,10 +310,16 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str], None]) -> None:
-    """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is taken."""
-    server = ReplayServer(options, load_tokenizer(options.tokenizer, options.template), TaskIndex.load(options.env))
+    """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is
+    taken.
+    """
+    server = ReplayServer(
+        options, load_tokenizer(options.tokenizer, options.template), TaskIndex.load(options.env)
+    )
     # A client that hangs up ends its generation, so that its request id is free again.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port).start()
@@ -279,7 +327,9 @@ async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str
         ready(f"http://{options.host}:{port}")
         await until.wait()
     except OSError as e:
-        raise SettingsError(f"cannot listen on {options.host}:{options.port}: {e.strerror or e}") from e
+        raise SettingsError(
+            f"cannot listen on {options.host}:{options.port}: {e.strerror or e}"
+        ) from e
     finally:
         await runner.cleanup()
 
@@ -295,6 +345,8 @@ def serve(**options: Any) -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        await run(chosen, stopped, lambda address: print(f"rollq engine: ready at {address}", flush=True))
+        await run(
+            chosen, stopped, lambda address: print(f"rollq engine: ready at {address}", flush=True)
+        )
 
     asyncio.run(until_signalled())

@@ -1,7 +1,7 @@
 """Finds where a planned turn ends: at its length, a stop token or a stop string, as SGLang does it.
 
-The invariant: the stop token is part of the ids and never of the text. One on the last place that the length allows
-ends the turn all the same.
+The invariant: the stop token is part of the ids and never of the text. One on the last place that
+the length allows ends the turn all the same.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -26,11 +26,16 @@ class Completion:
     """The text, when a stop string has cut it."""
 
 
-def cut_at_stop_token(plan: array[int], filler: array[int], request: GenerateRequest, eos_ids: Set[int]) -> Completion:
-    """`plan` up to its first stop token, and no longer than the request wants. Where stop tokens are ignored, `filler`
-    follows the plan."""
+def cut_at_stop_token(
+    plan: array[int], filler: array[int], request: GenerateRequest, eos_ids: Set[int]
+) -> Completion:
+    """`plan` up to its first stop token, and no longer than the request wants. Where stop tokens
+    are ignored, `filler` follows the plan.
+    """
     ids, longest, sampling = array("I"), request.max_new_tokens, request.sampling
-    stop_ids = set() if sampling.get("ignore_eos") else eos_ids | set(sampling.get("stop_token_ids", ()))
+    stop_ids = (
+        set() if sampling.get("ignore_eos") else eos_ids | set(sampling.get("stop_token_ids", ()))
+    )
     for token in chain(plan, cycle(filler)):
         if len(ids) >= longest:
             break
@@ -43,7 +48,9 @@ def cut_at_stop_token(plan: array[int], filler: array[int], request: GenerateReq
     return Completion(ids, {"type": "length", "length": len(ids)})
 
 
-def cut_at_stop_string(whole: Completion, request: GenerateRequest, tokenizer: Tokenizer) -> Completion:
+def cut_at_stop_string(
+    whole: Completion, request: GenerateRequest, tokenizer: Tokenizer
+) -> Completion:
     """End the completion with the token that completes the first stop string or pattern."""
     patterns = [(stop, re.compile(re.escape(stop)), True) for stop in request.texts("stop")]
     patterns += [(stop, re.compile(stop), False) for stop in request.texts("stop_regex")]

@@ -1,7 +1,8 @@
 """Reward functions by name: `judge`, `assertions`, and whatever installed packages add.
 
-A name is an entry point of the group `rollq.rewards`: a function of the trajectory and the environment's grade, and of
-the job's reward_args by keyword. It grades in the worker, so what it raises fails the attempt and is never a reward.
+A name is an entry point of the group `rollq.rewards`: a function of the trajectory and the
+environment's grade, and of the job's reward_args by keyword. It grades in the worker, so what it
+raises fails the attempt and is never a reward.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +36,8 @@ def reward_factory(
 ) -> RewardFunction | None:
     """The reward function of a job; None: the environment's grade counts.
 
-    `check` and `away` are those of `ChatModel`. Raises JobFailure for an unknown name and for arguments that the
-    function does not take.
+    `check` and `away` are those of `ChatModel`. Raises JobFailure for an unknown name and for
+    arguments that the function does not take.
     """
     if not name:
         return None
@@ -55,10 +56,13 @@ def reward_factory(
 
 
 def check_judged(job: Job, task: Task) -> None:
-    """Raises JobFailure for a task whose assertions nothing would judge: its reward would not be the benchmark's."""
+    """Raises JobFailure for a task whose assertions nothing would judge: its reward would not be
+    the benchmark's.
+    """
     if task.assertions and not job.reward:
         raise JobFailure(
-            f"{job.env}/{job.split}/{job.task}: a model must judge {len(task.assertions)} assertions of this task, so "
+            f"{job.env}/{job.split}/{job.task}: a model must judge {len(task.assertions)} "
+            "assertions of this task, so "
             f"the job needs the reward {ASSERTIONS!r}, with an endpoint and a model in reward_args"
         )
 
@@ -66,7 +70,9 @@ def check_judged(job: Job, task: Task) -> None:
 def _seconds(name: str, limit_s: Any) -> float:
     if number(limit_s) and 0 < limit_s <= MOST_S:
         return float(limit_s)
-    raise JobFailure(f"reward {name!r}: its longest_s must be seconds, at most {MOST_S:g}, not {limit_s!r:.60}")
+    raise JobFailure(
+        f"reward {name!r}: its longest_s must be seconds, at most {MOST_S:g}, not {limit_s!r:.60}"
+    )
 
 
 def longest_s(reward: RewardFunction) -> float:

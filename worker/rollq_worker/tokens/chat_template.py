@@ -1,8 +1,9 @@
 """One chat template: messages to the text that a model was trained on.
 
-It renders as transformers' `apply_chat_template` does, without importing it. Three things differ: the date never
-changes, a template may append to lists, and it never sees a list or mapping of the caller, only copies. The sandbox
-keeps a template from files and from Python's own objects, not from using up time or memory. It knows no token ids.
+It renders as transformers' `apply_chat_template` does, without importing it. Three things differ:
+the date never changes, a template may append to lists, and it never sees a list or mapping of the
+caller, only copies. The sandbox keeps a template from files and from Python's own objects, not from
+using up time or memory. It knows no token ids.
 """
 
 import difflib
@@ -25,8 +26,9 @@ from rollq.events import Message
 from rollq.job import GIVEN_TO_TEMPLATES, Json
 
 TODAY = datetime(2025, 1, 1)
-"""The date for templates that write one. The real date would differ between the samples of a group, and between a
-journal and an episode that is resumed from it the next day."""
+"""The date for templates that write one. The real date would differ between the samples of a group,
+and between a journal and an episode that is resumed from it the next day.
+"""
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The names of a model's templates that are used, the second one for conversations with tools."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -39,7 +41,9 @@ class ChatTemplate:
     """A chat template with arguments for it. Threads may share it."""
 
     def __init__(self, name: str, template: Json, named: Mapping[str, str]) -> None:
-        """`template` is the Jinja text, or texts by name; `named` are tokens that it may show. Raises SettingsError."""
+        """`template` is the Jinja text, or texts by name; `named` are tokens that it may show.
+        Raises SettingsError.
+        """
         self._name = name
         texts = template if isinstance(template, dict) else {DEFAULT: template}
         self._texts = {key: str(texts[key]) for key in (DEFAULT, FOR_TOOLS) if key in texts}
@@ -60,7 +64,9 @@ class ChatTemplate:
         """
         for name in given:
             if name not in self.arguments:
-                raise JobFailure(f"template_kwargs: the chat template of {self._name} {self._unknown(name)}")
+                raise JobFailure(
+                    f"template_kwargs: the chat template of {self._name} {self._unknown(name)}"
+                )
         found = copy(self)
         found.given = dict(given)
         return found
@@ -79,7 +85,9 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Json],
     ) -> str:
-        """The text. The arguments with which it always renders win over `kwargs`. Raises JobFailure."""
+        """The text. The arguments with which it always renders win over `kwargs`. Raises
+        JobFailure.
+        """
         try:
             return self._choose(tools).render(
                 **self._named,
@@ -92,21 +100,30 @@ class ChatTemplate:
         except Exception as e:  # the template is foreign code: it may raise anything
             roles = " ".join(str(message.get("role")) for message in messages)
             raise JobFailure(
-                f"the chat template of {self._name} cannot render [{roles}]: {type(e).__name__}: {e}"
+                f"the chat template of {self._name} cannot render [{roles}]: "
+                f"{type(e).__name__}: {e}"
             ) from e
 
     def _choose(self, tools: Sequence[Json] | None) -> jinja2.Template:
         key = FOR_TOOLS if tools is not None and FOR_TOOLS in self._compiled else DEFAULT
         if key not in self._compiled:
-            raise ValueError("there are several templates, and none is for conversations without tools")
+            raise ValueError(
+                "there are several templates, and none is for conversations without tools"
+            )
         return self._compiled[key]
 
 
 def _with_reasoning(message: Message) -> Message:
-    """The message without what is None, and with its reasoning under each key that templates read."""
+    """The message without what is None, and with its reasoning under each key that
+    templates read.
+    """
     found = {key: value for key, value in message.items() if value is not None}
     reasoning = next((found[key] for key in _REASONING if key in found), None)
-    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return (
+        found
+        if reasoning is None
+        else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    )
 
 
 def _copy(value: Any) -> Any:
@@ -118,7 +135,9 @@ def _copy(value: Any) -> Any:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag `generation`, with which some templates mark what the model writes. It writes what is inside."""
+    """The tag `generation`, with which some templates mark what the model writes. It writes what is
+    inside.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -133,13 +152,21 @@ def _refuse(message: str) -> None:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _environment() -> jinja2.Environment:
-    """Not the immutable sandbox: Kimi-K2-Thinking's template appends to lists, and all that it gets are copies."""
+    """Not the immutable sandbox: Kimi-K2-Thinking's template appends to lists, and all that it gets
+    are copies.
+    """
     environment = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -174,7 +201,9 @@ def _arguments(text: str) -> set[str]:
             asked = node.node
             if isinstance(asked, jinja2.nodes.Name) and asked.name not in parameters:
                 read.add(asked.name)
-        late = node.fields[:1] if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For) else ()  # the target
+        late = (
+            node.fields[:1] if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For) else ()
+        )  # the target
         for child in (*node.iter_child_nodes(exclude=late), *node.iter_child_nodes(only=late)):
             walk(child, parameters)
 
@@ -186,4 +215,6 @@ def _compile(name: str, text: str) -> jinja2.Template:
     try:
         return _ENVIRONMENT.from_string(text)
     except jinja2.TemplateSyntaxError as e:
-        raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
+        raise SettingsError(
+            f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}"
+        ) from e

@@ -1,8 +1,9 @@
 """Finds the family of a chat template by rendering, never by a model's name.
 
-A record fits when its stop token is the template's own and its reader gets back, argument for argument, the call that
-the template wrote. A template that fits no record, but whose calls some reader gets back, makes a record of its own. A
-template that leaves calls out fits a record that writes them as text. Without tools no record is needed.
+A record fits when its stop token is the template's own and its reader gets back, argument for
+argument, the call that the template wrote. A template that fits no record, but whose calls some
+reader gets back, makes a record of its own. A template that leaves calls out fits a record that
+writes them as text. Without tools no record is needed.
 """
 
 import contextlib
@@ -53,9 +54,12 @@ def shows_tools(tokenizer: Tokenizer) -> bool:
         return True  # other renderings will fail too, with a reason
 
 
-def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool, tools: Sequence[Json] = (_TOOL,)) -> str:
-    """The rendering of a user's message and `turns`, with a tool, and with a system prompt where the template wants
-    one."""
+def _render(
+    tokenizer: Tokenizer, turns: Sequence[Message], header: bool, tools: Sequence[Json] = (_TOOL,)
+) -> str:
+    """The rendering of a user's message and `turns`, with a tool, and with a system prompt where
+    the template wants one.
+    """
     messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
     try:
         return tokenizer.render(messages, tools, add_generation_prompt=header)
@@ -69,8 +73,8 @@ def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool, tools:
 def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
     """The family of a tokenizer and its template. `tools`: for conversations with tools.
 
-    Raises JobFailure, with a remedy, for a template that cannot write tool calls or writes them in an unknown format;
-    without tools, for one that does not end turns with a control token.
+    Raises JobFailure, with a remedy, for a template that cannot write tool calls or writes them in
+    an unknown format; without tools, for one that does not end turns with a control token.
     """
     try:
         family, complete = _that_calls(tokenizer)
@@ -84,7 +88,8 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
 
 
 def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
-    """The family of a template that writes tool calls, and whether it writes nothing but one turn for a call.
+    """The family of a template that writes tool calls, and whether it writes nothing but one turn
+    for a call.
 
     Raises JobFailure.
     """
@@ -100,34 +105,52 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
             rendered = rendered or _TOOL_NAME in turn
             for family in _candidates(tokenizer, prompt, turn):
                 if _fits(family, turn):
-                    return replace(family, text_arguments=text_arguments), turn.count(family.stops[0]) < 2
-    remedy = "use a training template (`rollq doctor` names one that fits), another model, or add a format"
+                    return replace(family, text_arguments=text_arguments), turn.count(
+                        family.stops[0]
+                    ) < 2
+    remedy = (
+        "use a training template (`rollq doctor` names one that fits), another "
+        "model, or add a format"
+    )
     remedy += " (docs/formats.md)"
     template = f"the chat template of {tokenizer.name}"
     if rendered:
         known = ", ".join(name for name in readers() if name != NO_CALLS)
-        raise JobFailure(f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}")
+        raise JobFailure(
+            f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}"
+        )
     if refusal is not None:
-        raise JobFailure(f"{refusal}: it cannot write a tool call; correct the template or use another model")
+        raise JobFailure(
+            f"{refusal}: it cannot write a tool call; correct the template or use another model"
+        )
     raise JobFailure(
-        f"{template} leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like; {remedy}"
+        f"{template} leaves an assistant's tool calls out, so nothing shows what a turn "
+        f"with calls looks like; {remedy}"
     )
 
 
 def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tuple[str, str]:
-    """The end of a rendered prompt, and the text that the template writes after it for a turn with a call."""
+    """The end of a rendered prompt, and the text that the template writes after it for a turn with
+    a call.
+    """
     arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
-    whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(_USER)[2]
+    whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(
+        _USER
+    )[2]
     return prompt, text_behind(tokenizer, prompt, whole)
 
 
 def text_behind(tokenizer: Tokenizer, prompt: str, whole: str) -> str:
-    """What `whole` has behind the text with which both begin. No control token of either is cut in two."""
+    """What `whole` has behind the text with which both begin. No control token of either is cut in
+    two.
+    """
     same = common_prefix(prompt, whole)
     for start in range(max(0, same - 40), same):
         tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
-        if any(prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens):
+        if any(
+            prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens
+        ):
             return whole[start:]
     return whole[same:]
 
@@ -143,7 +166,10 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
     for family in families():
         if family.call_text is not None:
             continue
-        own = any(end in prompt + turn for end in (*family.stops, *family.template_ends)) and family.call_mark in turn
+        own = (
+            any(end in prompt + turn for end in (*family.stops, *family.template_ends))
+            and family.call_mark in turn
+        )
         if family.stops[0] in tokenizer.added_tokens and (own or family.header_stops):
             yield family
     end = _end_of_turn(tokenizer)
@@ -153,38 +179,57 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
 
 
 def _with_written_calls(tokenizer: Tokenizer) -> Family | None:
-    """The record of a template that leaves calls out, and is known by its stop token and what it says of tools."""
+    """The record of a template that leaves calls out, and is known by its stop token and what it
+    says of tools.
+    """
     with contextlib.suppress(JobFailure):
         prompt, listed = _render(tokenizer, [], True), shows_tools(tokenizer)
         end = _end_of_turn(tokenizer)
         for family in families():
             mark = family.call_text.prompt_mark if family.call_text else None
-            if mark is not None and family.stops[0] == end and listed == bool(mark) and mark in prompt:
+            if (
+                mark is not None
+                and family.stops[0] == end
+                and listed == bool(mark)
+                and mark in prompt
+            ):
                 return family
     return None
 
 
 def _without_calls(tokenizer: Tokenizer) -> Family:
-    """A record for conversations without tools: where turns end, and the tags of reasoning that the vocabulary has.
+    """A record for conversations without tools: where turns end, and the tags of reasoning that the
+    vocabulary has.
 
     Raises JobFailure.
     """
     end = _end_of_turn(tokenizer, tools=())
     if not end:
-        _render(tokenizer, [{"role": "assistant", "content": "a"}], False, ())  # raises where it cannot be rendered
+        _render(
+            tokenizer, [{"role": "assistant", "content": "a"}], False, ()
+        )  # raises where it cannot be rendered
         raise JobFailure(
-            f"the chat template of {tokenizer.name} ends turns with none of the control tokens of the vocabulary, so"
+            f"the chat template of {tokenizer.name} ends turns with none of the control "
+            "tokens of the vocabulary, so"
             " nothing would stop a turn: correct the template, or use another model"
         )
     tags = ((name, reader.think) for name, reader in readers().items())
-    named = next((name for name, think in tags if think != THINK and think[1] in tokenizer.added_tokens), NO_CALLS)
+    named = next(
+        (name for name, think in tags if think != THINK and think[1] in tokenizer.added_tokens),
+        NO_CALLS,
+    )
     parser = NO_CALLS if THINK[1] in tokenizer.added_tokens else named
-    return Family(name="other (no calls)", stops=(end,), parser=parser, reply_roles=frozenset({"user"}))
+    return Family(
+        name="other (no calls)", stops=(end,), parser=parser, reply_roles=frozenset({"user"})
+    )
 
 
 def _takes_no_system(tokenizer: Tokenizer) -> bool:
     """Whether the template refuses a system prompt or leaves it out."""
-    messages: list[Message] = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+    messages: list[Message] = [
+        {"role": "system", "content": _SYSTEM},
+        {"role": "user", "content": _USER},
+    ]
     try:
         if _SYSTEM in tokenizer.render(messages, add_generation_prompt=True):
             return False
@@ -197,15 +242,21 @@ def _takes_no_system(tokenizer: Tokenizer) -> bool:
 
 
 def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
-    """The control token with which the template ends an assistant's turn, whether more follows or not; "" if it has
-    none.
+    """The control token with which the template ends an assistant's turn, whether more follows or
+    not; "" if it has none.
 
     Of several it is the one that the model's files name.
     """
     word = _USER[::-1]
-    turns: list[Message] = [{"role": "assistant", "content": word}, {"role": "user", "content": "u"}]
+    turns: list[Message] = [
+        {"role": "assistant", "content": word},
+        {"role": "user", "content": "u"},
+    ]
     try:
-        last, more = (_render(tokenizer, shown, False, tools).rpartition(word)[2] for shown in (turns[:1], turns))
+        last, more = (
+            _render(tokenizer, shown, False, tools).rpartition(word)[2]
+            for shown in (turns[:1], turns)
+        )
     except JobFailure:
         return ""
     control = any_of(filter(None, tokenizer.added_tokens))

@@ -1,8 +1,10 @@
-"""How many tokens an image takes, and where they stand in a prompt: Qwen2-VL's image processor and its successors'.
+"""How many tokens an image takes, and where they stand in a prompt: Qwen2-VL's image processor and
+its successors'.
 
-Qwen2-VL, Qwen2.5-VL and Qwen3-VL cut an image into squares, after they have resized it to whole squares within a range
-of pixels. Each square is one `<|image_pad|>`. A chat template writes one placeholder an image, and the processor makes
-as many of it as there are squares. It knows no pixels.
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL cut an image into squares, after they have resized it to whole
+squares within a range of pixels. Each square is one `<|image_pad|>`. A chat template writes one
+placeholder an image, and the processor makes as many of it as there are squares. It knows no
+pixels.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -28,7 +30,9 @@ SHORTEST, LONGEST = 56 * 56, 28 * 28 * 1280
 
 
 class ImageTokens:
-    """The image tokens of one tokenizer. Every method raises JobFailure where the model takes no images."""
+    """The image tokens of one tokenizer. Every method raises JobFailure where the model takes no
+    images.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,11 +44,14 @@ class ImageTokens:
         return self._tokenizer.added_tokens[PLACEHOLDER]
 
     def length(self, width: int, height: int) -> int:
-        """The number of tokens of an image of this size, in pixels. Raises EnvironmentFailure for a strip."""
+        """The number of tokens of an image of this size, in pixels. Raises EnvironmentFailure for a
+        strip.
+        """
         config = self._config()
         if max(width, height) > MAX_RATIO * min(width, height):
             raise EnvironmentFailure(
-                f"an image that the environment shows is {width} x {height}; no side may be more than {MAX_RATIO} times"
+                f"an image that the environment shows is {width} x {height}; no side may "
+                f"be more than {MAX_RATIO} times"
                 " the other: crop it"
             )
         side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
@@ -55,14 +62,17 @@ class ImageTokens:
         return rows * columns
 
     def expand(self, ids: array[int], messages: Sequence[Message]) -> array[int]:
-        """The ids of these messages with as many placeholders as each image takes. `ids` has one for each."""
+        """The ids of these messages with as many placeholders as each image takes. `ids` has one
+        for each.
+        """
         if not any(isinstance(message.get("content"), list) for message in messages):
             return ids
         shown = references(messages)
         placeholder = self.placeholder
         if ids.count(placeholder) != len(shown):
             raise JobFailure(
-                f"the chat template of {self._tokenizer.name} writes {ids.count(placeholder)} placeholders for"
+                f"the chat template of {self._tokenizer.name} writes "
+                f"{ids.count(placeholder)} placeholders for"
                 f" {len(shown)} images: use a template that shows images in the results of tools"
             )
         expanded, at = array("I"), 0
@@ -78,26 +88,32 @@ class ImageTokens:
         name, config = self._tokenizer.name, self._tokenizer.image_processor
         if not config or PLACEHOLDER not in self._tokenizer.added_tokens:
             raise JobFailure(
-                f"the environment shows an image, but {name} is a model of text: serve Qwen2.5-VL or Qwen3-VL, and give"
+                f"the environment shows an image, but {name} is a model of text: serve "
+                "Qwen2.5-VL or Qwen3-VL, and give"
                 f" its folder with {IMAGE_CONFIG} as the tokenizer"
             )
         kind = str(config.get("image_processor_type", ""))
         if not PROCESSORS.fullmatch(kind) or config.get("do_resize") is False:
             raise JobFailure(
-                f"{name}: rollq does not know how many tokens an image takes with the image processor {kind!r} of"
-                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with do_resize"
+                f"{name}: rollq does not know how many tokens an image takes with the "
+                f"image processor {kind!r} of"
+                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and "
+                "Qwen3-VL, with do_resize"
             )
         if self._tokenizer.given.get("add_vision_id"):
             raise JobFailure(
-                "add_vision_id numbers the images of the whole conversation, which a bridge does not know: leave it out"
+                "add_vision_id numbers the images of the whole conversation, which a "
+                "bridge does not know: leave it out"
             )
         return config
 
 
 def squares(height: int, width: int, side: int, fewest: int, most: int) -> tuple[int, int]:
-    """Rows and columns of squares of `side` pixels after resizing to between `fewest` and `most` pixels.
+    """Rows and columns of squares of `side` pixels after resizing to between `fewest` and `most`
+    pixels.
 
-    Each side is rounded to whole squares. Beyond the range, both are scaled alike and then rounded inwards.
+    Each side is rounded to whole squares. Beyond the range, both are scaled alike and then rounded
+    inwards.
     """
     rows, columns = round(height / side), round(width / side)
     if rows * columns * side * side > most:

@@ -1,9 +1,10 @@
 """Keeps the words of environments, tools and users from becoming control tokens.
 
-Before rendering, each piece of a foreign text that is an added token, or could become part of one, is swapped for a
-one-time mark. Marks are digits, which templates pass through unchanged. The added tokens left in the rendered text are
-the template's own and are encoded by id. The text between them is encoded as plain text, with the swapped pieces put
-back. For harmless text the ids are those of the rendered text.
+Before rendering, each piece of a foreign text that is an added token, or could become part of one,
+is swapped for a one-time mark. Marks are digits, which templates pass through unchanged. The added
+tokens left in the rendered text are the template's own and are encoded by id. The text between them
+is encoded as plain text, with the swapped pieces put back. For harmless text the ids are those of
+the rendered text.
 
 It does not know messages or templates.
 """
@@ -23,15 +24,21 @@ from rollq.job import Json
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+_SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 """White space around an added token, as the tokenizers library sees it."""
 _MAX_REMEMBERED = 64
 """Number of texts whose ids are kept: the system prompts of the environments in use."""
 _FORMAT = frozenset(
-    "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
-    "description parameters properties required items enum object array string integer number boolean null".split()
+    "role system user assistant tool content reasoning_content tool_calls tool_call_id "
+    "id type function name arguments "
+    "description parameters properties required items enum object array string integer "
+    "number boolean null".split()
 )
-"""Words of the chat format and of JSON schemas. Templates compare with them, so they are never swapped."""
+"""Words of the chat format and of JSON schemas. Templates compare with them, so they are never
+swapped.
+"""
 
 
 class ControlTokens:
@@ -43,7 +50,9 @@ class ControlTokens:
         texts = list(filter(None, tokenizer.added_tokens))
         self.token = any_of(texts)
         """Finds the leftmost longest token, as the tokenizer itself does."""
-        self._greedy = {token.content: token for token in tokenizer.added if token.lstrip or token.rstrip}
+        self._greedy = {
+            token.content: token for token in tokenizer.added if token.lstrip or token.rstrip
+        }
         """Those that swallow the white space around them."""
         self._starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self._ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
@@ -53,14 +62,19 @@ class ControlTokens:
         # Marks never leave the process, so no text can contain the nonce.
         self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
         self.mark = re.compile(self.nonce + r"(\d{6})")
-        # Templates write some texts as <name> and </name>, so such a name alone could complete a token.
+        # Templates write some texts as <name> and </name>, so such a name alone could complete a
+        # token.
         names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
-        self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
+        self.names = (
+            frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
+        )
 
         self._remembered = lru_cache(_MAX_REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
         self._one_at_a_time = Lock()
 
-    def encode(self, rendered: str, restore: Callable[[str], str], remember: bool = False) -> array[int]:
+    def encode(
+        self, rendered: str, restore: Callable[[str], str], remember: bool = False
+    ) -> array[int]:
         """array('I'): added tokens by id, the text between them restored and encoded as plain text.
 
         `remember`: keep the ids, because the same texts will come again.
@@ -69,7 +83,9 @@ class ControlTokens:
         texts = list(map(restore, texts))
         plain = list(filter(None, texts))
         if remember:
-            with self._one_at_a_time:  # else a thousand threads that begin at once all encode the same long text
+            with (
+                self._one_at_a_time
+            ):  # else a thousand threads that begin at once all encode the same long text
                 encoded = list(map(self._remembered, plain))
         else:
             encoded = self.tokenizer.encode_plain(*plain)
@@ -98,15 +114,18 @@ class ControlTokens:
         return texts, controls
 
     def end_of_token(self, text: str) -> int:
-        """How many characters at the start of the text are the end of a token, which has the token's last one in it."""
+        """How many characters at the start of the text are the end of a token, which has the
+        token's last one in it.
+        """
         head = text[: self._longest]
         if self._last_chars.isdisjoint(head):
             return 0
         return next((n for n in range(len(head), 0, -1) if head[:n] in self._ends), 0)
 
     def start_of_token(self, text: str) -> int:
-        """How many characters at the end of the text are the start of a token, which has the token's first one in
-        it."""
+        """How many characters at the end of the text are the start of a token, which has the
+        token's first one in it.
+        """
         tail = text[-self._longest :]
         if self._first_chars.isdisjoint(tail):
             return 0
@@ -139,23 +158,30 @@ class Guard:
         return value
 
     def hide_found(self, pattern: re.Pattern[str], text: Json) -> Json:
-        """A hidden text with marks for what the pattern finds, which is no part of a mark; other values as they are."""
+        """A hidden text with marks for what the pattern finds, which is no part of a mark; other
+        values as they are.
+        """
         if not isinstance(text, str) or pattern.search(text) is None:
             return text
         return pattern.sub(lambda found: self._mark_of(found[0]), text)
 
     def encode(self, rendered: str, remember: bool = False) -> array[int]:
-        """array('I'): the ids of a rendered text. `remember`: keep them, because much of it will come again."""
+        """array('I'): the ids of a rendered text. `remember`: keep them, because much of it will
+        come again.
+        """
         return self._controls.encode(rendered, self.restore, remember)
 
     def restore(self, text: str) -> str:
-        """The text with the original pieces in place of their marks. Raises JobFailure if the template broke a mark."""
+        """The text with the original pieces in place of their marks. Raises JobFailure if the
+        template broke a mark.
+        """
         if not self._pieces:
             return text
         text = self._controls.mark.sub(lambda match: self._pieces[int(match[1])], text)
         if self._controls.nonce[:12] in text or self._controls.nonce[12:] in text:
             raise JobFailure(
-                "the chat template cuts a text in two at a control token that it mentions; use another template"
+                "the chat template cuts a text in two at a control token that it "
+                "mentions; use another template"
             )
         return text
 
@@ -179,9 +205,11 @@ class Guard:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the leftmost longest of these texts, in time that does not grow with their number.
+    """A pattern that finds the leftmost longest of these texts, in time that does not grow with
+    their number.
 
-    A vocabulary may have a thousand control tokens that begin alike, and a plain alternation would try them one by one.
+    A vocabulary may have a thousand control tokens that begin alike, and a plain alternation would
+    try them one by one.
     """
     root: dict[str, Any] = {}
     for text in texts:

@@ -1,7 +1,7 @@
 """The model families that rollq knows, as data.
 
-A template is matched with a record by rendering a call, never by a model's name: see `family_detection`. Installed
-packages add records: see docs/formats.md.
+A template is matched with a record by rendering a call, never by a model's name: see
+`family_detection`. Installed packages add records: see docs/formats.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,9 @@ KEEP_REASONING: Mapping[str, Json] = {
     "preserved_thinking": True,  # Hunyuan 3
     "regen_tool_call_ids": False,  # Cohere's, which else numbers the calls of a conversation itself
 }
-"""Arguments that make a template keep old reasoning, or the ids of calls. Each template knows at most one of them."""
+"""Arguments that make a template keep old reasoning, or the ids of calls. Each template knows at
+most one of them.
+"""
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
 _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     head="\n\n## Tools\nYou have access to the following tools:\n",
@@ -35,7 +37,8 @@ _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>"
     "{{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n"
     "- `tool_call_name` must be an exact match to one of the available tools\n"
-    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's "
+    "Parameters Schema\n"
     "- For multiple tool calls, chain them directly without separators or spaces\n",
 )
 """From the model card of DeepSeek-V3.1."""
@@ -46,20 +49,27 @@ _DEEPSEEK_V3_TOOLS = ToolsPrompt(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL_NAME\n```json\n"
     '{"parameter": "value"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
 )
-"""V3 and R1 have no prompt of their own for tools; servers' templates for them list tools in this way."""
+"""V3 and R1 have no prompt of their own for tools; servers' templates for them list tools in this
+way.
+"""
 _GEMMA_TOOLS = ToolsPrompt(
-    head="\n\nYou have access to functions. If you decide to invoke any of the function(s), you MUST put it in the "
-    "format of\n[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n\n"
+    head="\n\nYou have access to functions. If you decide to invoke any of the function(s), "
+    "you MUST put it in the "
+    "format of\n[func_name1(params_name1=params_value1, params_name2=params_value2...), "
+    "func_name2(params)]\n\n"
     "You SHOULD NOT include any other text in the response if you call a function\n[",
     tool="{function}",
     between=", ",
     tail="]",
 )
-"""From Google's page on function calling with Gemma 3 (ai.google.dev/gemma/docs/capabilities/function-calling)."""
+"""From Google's page on function calling with Gemma 3
+(ai.google.dev/gemma/docs/capabilities/function-calling).
+"""
 _HERMES_TOOLS = ToolsPrompt(
     head="\n\n# Tools\n\nThese tools may be called, one or more of them at a time:\n<tools>",
     tool='\n{{"type": "function", "function": {function}}}',
-    tail="\n</tools>\n\nA call is a JSON object with the tool's name and its arguments, between tags:\n<tool_call>\n"
+    tail="\n</tools>\n\nA call is a JSON object with the tool's name and its arguments, "
+    "between tags:\n<tool_call>\n"
     '{"name": <the name>, "arguments": <the arguments, an object>}\n</tool_call>',
 )
 """The same in Hermes' form, which prompts for models that were not trained on tools use most."""
@@ -70,7 +80,11 @@ FAMILIES = (
     Family(name="chatml-coder", stops=_CHATML_STOPS, parser="qwen3_coder"),
     Family(name="llama3", stops=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"), parser="llama3"),
     Family(
-        name="mistral", stops=("</s>",), parser="mistral", call_id_format="{n:09d}", call_id_pattern="[a-zA-Z0-9]{9}"
+        name="mistral",
+        stops=("</s>",),
+        parser="mistral",
+        call_id_format="{n:09d}",
+        call_id_pattern="[a-zA-Z0-9]{9}",
     ),
     # GLM-4.5 to 4.7: the model writes the next header itself and stops there
     Family(
@@ -87,9 +101,17 @@ FAMILIES = (
         call_mark="```json",
         tools_prompt=_DEEPSEEK_V3_TOOLS,
     ),
-    Family(name="deepseek-v3.2", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v32", call_mark="<｜DSML｜"),
     Family(
-        name="deepseek-v3.1", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v31", tools_prompt=_DEEPSEEK_V31_TOOLS
+        name="deepseek-v3.2",
+        stops=("<｜end▁of▁sentence｜>",),
+        parser="deepseek_v32",
+        call_mark="<｜DSML｜",
+    ),
+    Family(
+        name="deepseek-v3.1",
+        stops=("<｜end▁of▁sentence｜>",),
+        parser="deepseek_v31",
+        tools_prompt=_DEEPSEEK_V31_TOOLS,
     ),
     Family(
         name="kimi-k2",
@@ -99,7 +121,8 @@ FAMILIES = (
         call_id_pattern=r"functions\.[\w.\-]+:\d+",
     ),
     Family(name="minimax-m2", stops=("[e~[",), parser="minimax_m2"),
-    # A sampled turn ends with <|return|>; the template writes <|end|> there once more messages follow
+    # A sampled turn ends with <|return|>; the template writes <|end|> there once more messages
+    # follow
     Family(
         name="gpt-oss",
         stops=("<|return|>", "<|call|>", "<|endoftext|>"),
@@ -121,7 +144,9 @@ FAMILIES = (
         call_id_format="{n}",
         call_id_pattern=r"\d+",
     ),
-    Family(name="granite-3.3", stops=("<|end_of_text|>",), parser="granite3", call_mark="<|tool_call|>"),
+    Family(
+        name="granite-3.3", stops=("<|end_of_text|>",), parser="granite3", call_mark="<|tool_call|>"
+    ),
     Family(name="nemotron-v2", stops=("<SPECIAL_12>",), parser="nemotron_v2"),
     # A turn that calls ends with <|tools_suffix|>, and its result stands in the same turn
     Family(
@@ -155,7 +180,8 @@ FAMILIES = (
     Family(name="laguna", stops=("</assistant>",), parser="glm45"),
     Family(name="hunyuan3", stops=("<｜hy_eos:opensource｜>",), parser="hunyuan3"),
     Family(name="kimi-k3", stops=("<|end_of_msg|>",), parser="kimi_k3"),
-    # LFM2.5's first template writes calls; that of LFM2 and the later ones of LFM2.5 expect them in the content
+    # LFM2.5's first template writes calls; that of LFM2 and the later ones of LFM2.5 expect them in
+    # the content
     Family(name="lfm2.5", stops=_CHATML_STOPS, parser="lfm2", reasoning_key="thinking"),
     Family(
         name="lfm2",
@@ -170,7 +196,8 @@ FAMILIES = (
             prompt_mark="List of tools: ",
         ),
     ),
-    # The distilled models' own template ends a turn behind its second call only, and opens a result only once
+    # The distilled models' own template ends a turn behind its second call only, and opens a result
+    # only once
     Family(
         name="deepseek-r1",
         stops=("<｜end▁of▁sentence｜>",),
@@ -220,7 +247,8 @@ FAMILIES = (
 
 @cache
 def families() -> Sequence[Family]:
-    """All records, first rollq's own, then those of installed packages, which are loaded at the first call.
+    """All records, first rollq's own, then those of installed packages, which are loaded at the
+    first call.
 
     Raises JobFailure for a plug-in that is broken, whose name is taken, or that names no reader or
     no stop tokens.
@@ -230,13 +258,17 @@ def families() -> Sequence[Family]:
         stops = plug_in.object.stops
         if not isinstance(stops, tuple) or not stops:
             raise JobFailure(
-                f"{plug_in.origin}: the stops of the family {plug_in.object.name!r} are {stops!r}; give a tuple of"
+                f"{plug_in.origin}: the stops of the family {plug_in.object.name!r} are "
+                f"{stops!r}; give a tuple of"
                 " tokens, as docs/formats.md shows"
             )
         if plug_in.object.parser not in readers():
             raise JobFailure(
-                f"{plug_in.origin}: the family {plug_in.object.name!r} wants the reader {plug_in.object.parser!r}, and"
+                f"{plug_in.origin}: the family {plug_in.object.name!r} wants the reader "
+                f"{plug_in.object.parser!r}, and"
                 f" there are {', '.join(readers())}; add one as docs/formats.md shows"
             )
     known = {family.name: family for family in FAMILIES}
-    return tuple(with_plug_ins(known, ((plug_in.object.name, plug_in) for plug_in in added)).values())
+    return tuple(
+        with_plug_ins(known, ((plug_in.object.name, plug_in) for plug_in in added)).values()
+    )

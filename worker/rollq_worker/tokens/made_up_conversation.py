@@ -1,7 +1,7 @@
 """The made-up conversation over which bridges are rendered: a preamble, one turn, and its replies.
 
-It takes the place of the episode's history, so a bridge depends neither on that history nor on how the template would
-rewrite it. It does not know the tokens of an episode.
+It takes the place of the episode's history, so a bridge depends neither on that history nor on how
+the template would rewrite it. It does not know the tokens of an episode.
 """
 
 import contextlib
@@ -31,12 +31,21 @@ class Preamble:
     """What comes before the turn, besides a user's message."""
 
     system: bool = False
-    """A system prompt. Some templates refuse a conversation without one; others move it to the last message."""
+    """A system prompt. Some templates refuse a conversation without one; others move it to the last
+    message.
+    """
     tools: bool = False
-    """Tools. Some templates write replies or headers differently with tools. Rendering them costs time."""
+    """Tools. Some templates write replies or headers differently with tools. Rendering them costs
+    time.
+    """
 
 
-PREAMBLES = (Preamble(), Preamble(system=True), Preamble(tools=True), Preamble(system=True, tools=True))
+PREAMBLES = (
+    Preamble(),
+    Preamble(system=True),
+    Preamble(tools=True),
+    Preamble(system=True, tools=True),
+)
 
 
 class Answered(NamedTuple):
@@ -70,7 +79,9 @@ class MadeUpConversation:
         self._controls = controls
         self.tool_name = str(tools[0]["function"]["name"]) if tools else "tool"
         """The tool that a turn has called when its call could not be read."""
-        self.ends = tuple(end for end in (*family.stops, *family.template_ends) if end in tokenizer.added_tokens)
+        self.ends = tuple(
+            end for end in (*family.stops, *family.template_ends) if end in tokenizer.added_tokens
+        )
         """The tokens with which the template or the model ends a turn."""
         self._heads: dict[str, tuple[str, str]] = {}
         self._no_tools: Sequence[Json] | None = None
@@ -80,14 +91,20 @@ class MadeUpConversation:
         self.header_after_call = self._render_after_call()
         """The conversation behind a call and its result; "" where the template refuses one."""
         self.needs_calls = not self._answers_alike()
-        """The template writes a tool's result otherwise, or not at all, where the turn called nothing."""
+        """The template writes a tool's result otherwise, or not at all, where the turn called
+        nothing.
+        """
         self._shows_ids = _ID in self.header_after_call or bool(family.call_id_format)
         self._numbers_calls = self._counts_calls()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True
+    ) -> str:
         """The template's text. Raises JobFailure."""
         kwargs, messages = self._family.template_kwargs, in_known_roles(messages, self._family)
-        return self._tokenizer.render(messages, tools or self._no_tools, add_generation_prompt=header, **kwargs)
+        return self._tokenizer.render(
+            messages, tools or self._no_tools, add_generation_prompt=header, **kwargs
+        )
 
     def answer(self, message: Message, replies: Sequence[Message], guard: Guard) -> Answered:
         """The turn `message` and its replies. Raises JobFailure when the template refuses them."""
@@ -95,34 +112,52 @@ class MadeUpConversation:
         if not self._family.one_call or len(calls) < 2:
             return self._answer(message, replies, guard)
         last = len(calls) - 1
-        own = [*([reply] for reply in replies[:last]), replies[last:]]  # what is asked behind the results goes last
+        own = [
+            *([reply] for reply in replies[:last]),
+            replies[last:],
+        ]  # what is asked behind the results goes last
         each = [
             self._answer({**message, "tool_calls": [call]}, answers, guard, header=n == last)
             for n, (call, answers) in enumerate(zip(calls, own, strict=True))
         ]
         if not all(one.head for one in each):
             return Answered("", "", "")
-        return each[0]._replace(text=each[0].head + "".join(one.text[len(one.head) :] for one in each))
+        return each[0]._replace(
+            text=each[0].head + "".join(one.text[len(one.head) :] for one in each)
+        )
 
-    def _answer(self, message: Message, replies: Sequence[Message], guard: Guard, header: bool = True) -> Answered:
+    def _answer(
+        self, message: Message, replies: Sequence[Message], guard: Guard, header: bool = True
+    ) -> Answered:
         tools = guard.hide(self._tools())  # first, so that their marks are the same ones each time
-        shown = for_template(short_exchange(message, replies, self.tool_name, self._shows_ids), self._family)
+        shown = for_template(
+            short_exchange(message, replies, self.tool_name, self._shows_ids), self._family
+        )
         turn, *hidden = [guard.hide(message) for message in shown]
-        if not (message.get("tool_calls") or self.needs_calls):  # the call is made up here only, and so is its name
-            hidden = [{key: value for key, value in reply.items() if key != "name"} for reply in hidden]
+        if not (
+            message.get("tool_calls") or self.needs_calls
+        ):  # the call is made up here only, and so is its name
+            hidden = [
+                {key: value for key, value in reply.items() if key != "name"} for reply in hidden
+            ]
         if not self._numbers_calls:
             text = self.render([*self._base, turn, *hidden], tools, header)
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
-        counted = re.compile(rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)")  # in what others say, such a number is no id
-        hidden = [{**reply, "content": guard.hide_found(counted, reply["content"])} for reply in hidden]
+        counted = re.compile(
+            rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)"
+        )  # in what others say, such a number is no id
+        hidden = [
+            {**reply, "content": guard.hide_found(counted, reply["content"])} for reply in hidden
+        ]
         text = self.render([*self._base, turn, *hidden], tools, header)
         text, head, end = Answered(text, *self._head(turn, hidden, tools, text, guard))
         text, head = (counted.sub(lambda found: ids[found[0]], one) for one in (text, head))
         return Answered(text, head, end)
 
     def _mark_calls(self, turn: Message, guard: Guard) -> tuple[Message, Mapping[str, str]]:
-        """The turn with a mark for the name of each call; and by the id that the template then makes up, the right one.
+        """The turn with a mark for the name of each call; and by the id that the template then
+        makes up, the right one.
 
         It counts the calls of the conversation, and here there are none before.
         """
@@ -131,21 +166,35 @@ class MadeUpConversation:
         for n, call in enumerate(turn.get("tool_calls") or ()):
             mark = guard.mark(guard.restore(call["function"]["name"]))
             number = re.search(r"\d+$", call["id"])
-            ids[form.format(name=mark, n=n)] = form.format(name=mark, n=int(number[0]) if number else n)
+            ids[form.format(name=mark, n=n)] = form.format(
+                name=mark, n=int(number[0]) if number else n
+            )
             calls.append({**call, "function": {**call["function"], "name": mark}})
         return ({**turn, "tool_calls": calls} if calls else turn), ids
 
     def last_end(self, text: str) -> tuple[int, str]:
-        """Where the last end token of a text ends, and that token; 0 and "" for a text without one."""
-        return max(((at + len(end), end) for end in self.ends if (at := text.rfind(end)) >= 0), default=(0, ""))
+        """Where the last end token of a text ends, and that token; 0 and "" for a text
+        without one.
+        """
+        return max(
+            ((at + len(end), end) for end in self.ends if (at := text.rfind(end)) >= 0),
+            default=(0, ""),
+        )
 
     def _tools(self) -> Sequence[Json]:
         return self._all_tools if self.preamble.tools else ()
 
     def _head(
-        self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, guard: Guard
+        self,
+        turn: Message,
+        replies: Sequence[Message],
+        tools: Sequence[Json],
+        text: str,
+        guard: Guard,
     ) -> tuple[str, str]:
-        """The part of `text` before the bridge, and the end token that closes it; "" and "" if it has none."""
+        """The part of `text` before the bridge, and the end token that closes it; "" and "" if it
+        has none.
+        """
         key = json.dumps([turn, [{**reply, "content": ""} for reply in replies]])
         head, end = self._heads.get(key, ("", ""))
         if not head or not text.startswith(head):
@@ -158,15 +207,21 @@ class MadeUpConversation:
     def _find_head(
         self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, mark: str
     ) -> tuple[str, str]:
-        """The turn with its end, as the template writes it when it is the last one. Where the template writes it
-        differently before a reply, the text up to the last end token before the first reply's content."""
+        """The turn with its end, as the template writes it when it is the last one. Where the
+        template writes it differently before a reply, the text up to the last end token before the
+        first reply's content.
+        """
         replies = [{**replies[0], "content": mark}, *replies[1:]]
         before, found, _ = self.render([*self._base, turn, *replies], tools).partition(mark)
         if not found:
             return "", ""
         alone = self.render([*self._base, turn], tools, header=False)
         cut, end = self.last_end(alone)
-        if cut > self._turn_starts and before.startswith(alone[:cut]) and text.startswith(alone[:cut]):
+        if (
+            cut > self._turn_starts
+            and before.startswith(alone[:cut])
+            and text.startswith(alone[:cut])
+        ):
             return alone[:cut], end
         cut, end = self.last_end(before)
         return (before[:cut], end) if cut and text.startswith(before[:cut]) else ("", "")
@@ -177,7 +232,10 @@ class MadeUpConversation:
             self.preamble = option
             base: list[Message] = [{"role": "system", "content": "s"}] if option.system else []
             base.append({"role": "user", "content": "u"})
-            for no_tools in (None, ()):  # a template for tool use may walk the list without asking whether there is one
+            for no_tools in (
+                None,
+                (),
+            ):  # a template for tool use may walk the list without asking whether there is one
                 self._no_tools = no_tools
                 try:
                     return option, base, self.render(base, self._tools())
@@ -187,46 +245,66 @@ class MadeUpConversation:
 
     def _render_after_call(self) -> str:
         result: Message = {"role": "tool", "tool_call_id": _ID, "content": "r"}
-        messages = for_template(short_exchange(example_call(self.tool_name, id=_ID), [result], ""), self._family)
+        messages = for_template(
+            short_exchange(example_call(self.tool_name, id=_ID), [result], ""), self._family
+        )
         with contextlib.suppress(JobFailure):
             return self.render([*self._base, *messages], self._tools())
         return ""
 
     def _counts_calls(self) -> bool:
-        """Whether the template makes up the ids of calls by counting them, whatever their own ids are."""
+        """Whether the template makes up the ids of calls by counting them, whatever their own ids
+        are.
+        """
         form = self._family.call_id_format
         if not form:
             return False
         own, counted = (form.format(name=self.tool_name, n=n) for n in (7, 0))
-        exchange = [example_call(self.tool_name, id=own), {"role": "tool", "tool_call_id": own, "content": "r"}]
+        exchange = [
+            example_call(self.tool_name, id=own),
+            {"role": "tool", "tool_call_id": own, "content": "r"},
+        ]
         with contextlib.suppress(JobFailure):
             text = self.render([*self._base, *for_template(exchange, self._family)], self._tools())
             return counted in text and own not in text
         return False
 
     def _answers_alike(self) -> bool:
-        """Whether the template writes a tool's results after turns without calls as it does after calls."""
+        """Whether the template writes a tool's results after turns without calls as it does after
+        calls.
+        """
         try:
-            return all(self._after_result(True, again) == self._after_result(False, again) for again in (False, True))
+            return all(
+                self._after_result(True, again) == self._after_result(False, again)
+                for again in (False, True)
+            )
         except JobFailure:
             return False
 
     def _after_result(self, called: bool, again: bool) -> str:
-        """A tool's result and what follows it, after a turn with or without a call. `again`: after the second such
-        turn.
+        """A tool's result and what follows it, after a turn with or without a call. `again`: after
+        the second such turn.
 
         Raises JobFailure when the template refuses the result or leaves it out.
         """
         messages: list[Message] = []
         for n in range(1 + again):
             id = call_id(self._family, f"call{n:05}", self.tool_name, n)
-            messages.append(example_call(self.tool_name, id=id) if called else {"role": "assistant", "content": "a"})
-            messages.append({"role": "tool", "tool_call_id": id, "content": _ID if n == again else "r"})
+            messages.append(
+                example_call(self.tool_name, id=id)
+                if called
+                else {"role": "assistant", "content": "a"}
+            )
+            messages.append(
+                {"role": "tool", "tool_call_id": id, "content": _ID if n == again else "r"}
+            )
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
         shown = for_template(messages, self._family)
         for message in shown:
             message.pop("name", None)
         before, found, after = self.render([*self._base, *shown], self._tools()).partition(_ID)
         if not found:
-            raise JobFailure(f"the chat template of {self._tokenizer.name} leaves out a tool's result")
+            raise JobFailure(
+                f"the chat template of {self._tokenizer.name} leaves out a tool's result"
+            )
         return before[self.last_end(before)[0] :] + found + after

@@ -1,8 +1,8 @@
 """Writes what a chat template has no place for as text of the messages that it takes.
 
-A system prompt goes before the first user's message. Calls become words of the turn, and results a user's message. It
-works on messages whose foreign text is hidden already, so that control tokens of the calls stay control tokens. It
-does not know templates or tokens.
+A system prompt goes before the first user's message. Calls become words of the turn, and results a
+user's message. It works on messages whose foreign text is hidden already, so that control tokens of
+the calls stay control tokens. It does not know templates or tokens.
 """
 
 import json
@@ -18,7 +18,12 @@ def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]
     shown = list(messages)
     if family.call_text is not None:
         shown = _with_written_calls(shown, family.call_text)
-    if family.system_in_user and len(shown) > 1 and shown[0]["role"] == "system" and shown[1]["role"] == "user":
+    if (
+        family.system_in_user
+        and len(shown) > 1
+        and shown[0]["role"] == "system"
+        and shown[1]["role"] == "user"
+    ):
         content = "\n\n".join(filter(None, (shown[0]["content"], shown[1]["content"])))
         shown = [{**shown[1], "content": content}, *shown[2:]]
     return shown
@@ -30,7 +35,9 @@ def write_calls(calls: Sequence[Json], form: CallText) -> str:
         form.call.format(
             name=function["name"],
             arguments=json.dumps(function["arguments"], ensure_ascii=False),
-            keywords=", ".join(f"{key}={_python(value)}" for key, value in function["arguments"].items()),
+            keywords=", ".join(
+                f"{key}={_python(value)}" for key, value in function["arguments"].items()
+            ),
         )
         for function in (call["function"] for call in calls)
     ]
@@ -47,8 +54,12 @@ def _with_written_calls(messages: Sequence[Message], form: CallText) -> list[Mes
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = form.after_words.join(words)
         elif is_result and form.result is not None:
-            message = {"role": "user", "content": f"{form.result[0]}{message['content']}{form.result[1]}"}
-            if after_tool:  # one message for all results, because such templates want users and turns to alternate
+            message = {
+                "role": "user",
+                "content": f"{form.result[0]}{message['content']}{form.result[1]}",
+            }
+            # one message for all results, because such templates want users and turns to alternate
+            if after_tool:
                 message["content"] = f"{shown.pop()['content']}\n{message['content']}"
         after_tool = is_result
         shown.append(message)

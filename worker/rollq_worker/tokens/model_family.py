@@ -1,6 +1,7 @@
 """What a model family is: facts about a model that its chat template does not tell.
 
-The known families are data in `known_families`; which one a template belongs to is found in `family_detection`.
+The known families are data in `known_families`; which one a template belongs to is found in
+`family_detection`.
 """
 
 import json
@@ -20,8 +21,9 @@ class ToolsPrompt:
 
     head: str
     tool: str
-    """For each tool, with the fields `name`, `description`, `parameters` (the schema as JSON) and `function` (all of
-    these as one JSON object)."""
+    """For each tool, with the fields `name`, `description`, `parameters` (the schema as JSON) and
+    `function` (all of these as one JSON object).
+    """
     tail: str
     between: str = ""
     """Between two tools."""
@@ -49,14 +51,19 @@ class CallText:
     end: str
     """The text before the calls of a turn, between two of them, and behind them."""
     call: str
-    """One call, with the fields `name`, `arguments` (as JSON) and `keywords` (as in a call of Python)."""
+    """One call, with the fields `name`, `arguments` (as JSON) and `keywords` (as in a call of
+    Python).
+    """
     after_words: str = "\n"
     """Between the words of a turn and its calls."""
     result: tuple[str, str] | None = None
-    """The text before and behind each result, in a user's message; None: the template takes results."""
+    """The text before and behind each result, in a user's message; None: the template takes
+    results.
+    """
     prompt_mark: str = ""
-    """A text of the template's own in each prompt with tools, by which the family is known; "": the template lists no
-    tools."""
+    """A text of the template's own in each prompt with tools, by which the family is known; "": the
+    template lists no tools.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,8 @@ class Family:
 
     name: str
     stops: tuple[str, ...]
-    """The tokens that end a sampled turn; the template writes the first one at the end of a turn."""
+    """The tokens that end a sampled turn; the template writes the first one at the end of a turn.
+    """
     parser: str
     """A name in `toolcalls.readers()`."""
     template_ends: tuple[str, ...] = ()
@@ -77,8 +85,9 @@ class Family:
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     """Arguments for the template, beside messages and tools."""
     call_id_format: str = ""
-    """Form of the id of a call that the template shows, made of `name` and `n`, the number of the call; "": any id is
-    accepted."""
+    """Form of the id of a call that the template shows, made of `name` and `n`, the number of the
+    call; "": any id is accepted.
+    """
     call_id_pattern: str = ""
     """Regular expression for the ids that the template accepts."""
     call_mark: str = ""
@@ -88,16 +97,24 @@ class Family:
     call_text: CallText | None = None
     """How calls are written in the conversation, for a template that leaves them out."""
     system_in_user: bool = False
-    """Whether the system prompt stands before the first user's message, because the template takes none."""
+    """Whether the system prompt stands before the first user's message, because the template takes
+    none.
+    """
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
     text_arguments: bool = False
     """Whether the template takes a call's arguments as a string of JSON."""
     one_call: bool = False
-    """Whether the template writes only the first call of a turn, and names that one's tool at each result."""
+    """Whether the template writes only the first call of a turn, and names that one's tool at each
+    result.
+    """
 
 
 def example_call(name: str, arguments: Json = None, id: str = "call00000") -> Message:
     """An assistant message with one tool call; some templates want ids of nine characters."""
     function = {"name": name, "arguments": arguments or {}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }

@@ -1,4 +1,5 @@
-"""Tokenizers that come without tokenizer.json, made into one: by transformers, and by mistral-common for Mistral's.
+"""Tokenizers that come without tokenizer.json, made into one: by transformers, and by
+mistral-common for Mistral's.
 
 | files | models | by |
 |---|---|---|
@@ -6,7 +7,8 @@
 | tiktoken.model | Kimi K2, K2.5, K2.6 | transformers and tiktoken |
 | vocab.json, merges.txt | older Qwen, GPT-2 | transformers |
 
-No code of a model's repository is run. transformers is imported only here, and only for such a tokenizer.
+No code of a model's repository is run. transformers is imported only here, and only for such a
+tokenizer.
 """
 
 import hashlib
@@ -46,8 +48,9 @@ class Made(NamedTuple):
     spec: bytes
     config: Mapping[str, Json]
     hash: str
-    """Of the model's own files and of the added tokens, because another version of transformers may write another
-    spec."""
+    """Of the model's own files and of the added tokens, because another version of transformers may
+    write another spec.
+    """
 
 
 def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
@@ -63,12 +66,17 @@ def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
     except ImportError as e:
         packages = "transformers mistral-common" if TEKKEN in names else "transformers tiktoken"
         raise SettingsError(
-            f"tokenizer {folder}: {names[0]} is read by other packages ({e}): pip install {packages}"
+            f"tokenizer {folder}: {names[0]} is read by other packages ({e}): pip "
+            f"install {packages}"
         ) from e
     except SettingsError:
         raise
-    except Exception as e:  # the libraries raise errors of many kinds for files that they cannot read
-        raise SettingsError(f"tokenizer {folder}: {' and '.join(names)} cannot be read: {type(e).__name__}: {e}") from e
+    except (
+        Exception
+    ) as e:  # the libraries raise errors of many kinds for files that they cannot read
+        raise SettingsError(
+            f"tokenizer {folder}: {' and '.join(names)} cannot be read: {type(e).__name__}: {e}"
+        ) from e
     added = sorted((token["id"], token["content"]) for token in json.loads(spec)["added_tokens"])
     content = b"".join((folder / name).read_bytes() for name in names) + json.dumps(added).encode()
     return Made(spec.encode(), {**found, **config}, hashlib.sha256(content).hexdigest())
@@ -79,8 +87,14 @@ Maker = Callable[[Path, Mapping[str, Json]], tuple[str, Mapping[str, Json]]]
 
 
 def _maker(folder: Path) -> tuple[Maker | None, tuple[str, ...]]:
-    makers: tuple[tuple[Maker, tuple[str, ...]], ...] = ((_tekken, (TEKKEN,)), (_kimi, (TIKTOKEN,)), (_bpe, BPE))
-    return next((one for one in makers if all((folder / name).is_file() for name in one[1])), (None, ()))
+    makers: tuple[tuple[Maker, tuple[str, ...]], ...] = (
+        (_tekken, (TEKKEN,)),
+        (_kimi, (TIKTOKEN,)),
+        (_bpe, BPE),
+    )
+    return next(
+        (one for one in makers if all((folder / name).is_file() for name in one[1])), (None, ())
+    )
 
 
 def _tekken(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
@@ -92,7 +106,9 @@ def _tekken(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str,
 def _bpe(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
     from transformers import AutoTokenizer
 
-    return _written(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    return _written(
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    )
 
 
 def _written(made: Any) -> tuple[str, Mapping[str, Json]]:
@@ -104,14 +120,19 @@ def _written(made: Any) -> tuple[str, Mapping[str, Json]]:
 def _kimi(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
     if _KIMI not in json.dumps(config.get("auto_map")):
         raise SettingsError(
-            f"tokenizer {folder}: {TIKTOKEN} does not tell how a text is cut into words, which rollq knows of Kimi's"
+            f"tokenizer {folder}: {TIKTOKEN} does not tell how a text is cut into words, "
+            "which rollq knows of Kimi's"
             " only: have transformers write a tokenizer.json beside it (save_pretrained)"
         )
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     path = str(folder / TIKTOKEN)
     size = len(TikTokenConverter.load_tiktoken_bpe(path))
-    named = {int(id): token["content"] for id, token in config.get("added_tokens_decoder", {}).items()}
-    control = [named.get(id, f"<|reserved_token_{id}|>") for id in range(size, size + _KIMI_RESERVED)]
+    named = {
+        int(id): token["content"] for id, token in config.get("added_tokens_decoder", {}).items()
+    }
+    control = [
+        named.get(id, f"<|reserved_token_{id}|>") for id in range(size, size + _KIMI_RESERVED)
+    ]
     made = TikTokenConverter(path, pattern=_KIMI_WORDS, extra_special_tokens=control).converted()
     return made.to_str(), {}

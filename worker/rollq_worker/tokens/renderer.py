@@ -1,7 +1,8 @@
 """A chat template as token ids: the first prompt once, then only bridges.
 
-A bridge is what the template writes between the end of a sampled turn and the next assistant header. It is rendered
-over a short made-up conversation and cut after the turn's stop token. Sampled ids are never rendered again.
+A bridge is what the template writes between the end of a sampled turn and the next assistant
+header. It is rendered over a short made-up conversation and cut after the turn's stop token.
+Sampled ids are never rendered again.
 
 It does not know environments or engines.
 """
@@ -24,7 +25,12 @@ from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
 from rollq_worker.tokens.model_family import Family
-from rollq_worker.tokens.template_messages import SHORT_REPLY, call_id, for_template, with_missing_calls
+from rollq_worker.tokens.template_messages import (
+    SHORT_REPLY,
+    call_id,
+    for_template,
+    with_missing_calls,
+)
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.turn_comparison import says_the_same
 from rollq_worker.toolcalls import readers
@@ -38,14 +44,17 @@ class Continuation:
     before_replies: str
     """The text up to and including the token that ends the turn."""
     full: str
-    """The text with the replies and the next assistant header. It begins with `before_replies` unless `rewritten`."""
+    """The text with the replies and the next assistant header. It begins with `before_replies`
+    unless `rewritten`.
+    """
     rewritten: str
     """The text that the template writes differently once the replies follow; "": nothing."""
 
 
 class ChatRenderer:
-    """Implements protocols.Renderer, which says what its methods do. It holds no state of an episode, so threads may
-    share it."""
+    """Implements protocols.Renderer, which says what its methods do. It holds no state of an
+    episode, so threads may share it.
+    """
 
     def __init__(
         self,
@@ -54,8 +63,9 @@ class ChatRenderer:
         family: Family | None = None,
         preamble: Preamble | None = None,
     ) -> None:
-        """`tools` give arguments their types, and never change. Made-up calls are of the first tool. `preamble`:
-        None takes the first one with which the template renders; the self-check finds the right one.
+        """`tools` give arguments their types, and never change. Made-up calls are of the first
+        tool. `preamble`: None takes the first one with which the template renders; the self-check
+        finds the right one.
 
         Raises JobFailure for an unknown family, and for a template that renders nothing.
         """
@@ -63,15 +73,23 @@ class ChatRenderer:
         self.family = family or family_of(tokenizer, tools=bool(tools))
         self.tools = list(tools)
         ids = tokenizer.added_tokens
-        self._header_stops = {ids[text]: role for text, role in self.family.header_stops.items() if text in ids}
+        self._header_stops = {
+            ids[text]: role for text, role in self.family.header_stops.items() if text in ids
+        }
         stops = [ids[text] for text in self.family.stops if text in ids]
-        eos = [id for id in tokenizer.eos_ids if id not in [ids.get(end) for end in self.family.template_ends]]
+        eos = [
+            id
+            for id in tokenizer.eos_ids
+            if id not in [ids.get(end) for end in self.family.template_ends]
+        ]
         self.stop_ids: Sequence[int] = tuple(dict.fromkeys((*stops, *eos)))
         self.vocab_size: int = tokenizer.vocab_size
         self._controls = ControlTokens(tokenizer)
         self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
-        self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
+        self._made_up = MadeUpConversation(
+            tokenizer, self.family, self.tools, self._controls, preamble
+        )
         self._tools_guard = Guard(self._controls)
         self._hidden_tools: list[Json] = self._tools_guard.hide(self.tools)
         self._opened: WeakValueDictionary[str, array[int]] = WeakValueDictionary()
@@ -82,7 +100,9 @@ class ChatRenderer:
         headers = (self._made_up.header, self._made_up.header_after_call)
         opened = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
         self._thinking = opened.pop() if len(opened) == 1 else None
-        """Turns start inside reasoning, because the assistant header opens it; None: behind some replies only."""
+        """Turns start inside reasoning, because the assistant header opens it; None: behind some
+        replies only.
+        """
 
     @property
     def preamble(self) -> Preamble:
@@ -90,7 +110,8 @@ class ChatRenderer:
         return self._made_up.preamble
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it.
+        """The first prompt, generation prompt included. Raises JobFailure when the template cannot
+        do it.
 
         Episodes of one group are given the same array, because a thousand of 20 kB count.
         """
@@ -100,12 +121,14 @@ class ChatRenderer:
         return ids
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        # The copies are gone before the text is encoded, where a thousand threads may wait. All episodes of an
-        # environment share the long system prompt.
+        # The copies are gone before the text is encoded, where a thousand threads may wait. All
+        # episodes of an environment share the long system prompt.
         text, guard = self._hidden_prompt(messages, tools)
         return self._images.expand(guard.encode(text, remember=True), messages)
 
-    def _hidden_prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> tuple[str, Guard]:
+    def _hidden_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Json]
+    ) -> tuple[str, Guard]:
         guard, hidden = self._hide_tools(tools)
         shown = [guard.hide(message) for message in self.shown(messages)]
         return self._made_up.render(self._with_tools(shown, hidden), hidden), guard
@@ -126,7 +149,11 @@ class ChatRenderer:
         return self._made_up.render(self._with_tools(self.shown(messages), tools), tools)
 
     def rewritten(
-        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+        self,
+        messages: Sequence[Message],
+        sampled: array[int],
+        replies: Sequence[Message],
+        tools: Sequence[Json],
     ) -> array[int] | None:
         """See the protocol. Costs two or three renderings of the whole conversation."""
         try:
@@ -134,14 +161,22 @@ class ChatRenderer:
                 return None
             return self.open([*messages, *replies], tools)
         except JobFailure as e:
-            self.open([*messages[:-1], self._harmless(messages[-1]), *replies], tools)  # raises where it is the replies
+            self.open(
+                [*messages[:-1], self._harmless(messages[-1]), *replies], tools
+            )  # raises where it is the replies
             raise TurnRefused(str(e)) from e
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         try:
             return self.open(messages, tools)
         except JobFailure as e:
-            self.open([self._harmless(each) if each["role"] == "assistant" else each for each in messages], tools)
+            self.open(
+                [
+                    self._harmless(each) if each["role"] == "assistant" else each
+                    for each in messages
+                ],
+                tools,
+            )
             raise TurnRefused(str(e)) from e
 
     def _harmless(self, turn: Message) -> Message:
@@ -151,9 +186,15 @@ class ChatRenderer:
         return {"role": "assistant", "content": "", "tool_calls": calls} if calls else SHORT_REPLY
 
     def _says_the_same(
-        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+        self,
+        messages: Sequence[Message],
+        sampled: array[int],
+        replies: Sequence[Message],
+        tools: Sequence[Json],
     ) -> bool:
-        """Whether the template's own text is the prompt of the turn, the turn as it was sampled, and the bridge."""
+        """Whether the template's own text is the prompt of the turn, the turn as it was sampled,
+        and the bridge.
+        """
         (guard, hidden), bridge_guard = self._hide_tools(tools), Guard(self._controls)
         shown = [guard.hide(message) for message in self.shown([*messages, *replies])]
         before = shown[: len(self.shown(messages[:-1]))]
@@ -179,11 +220,17 @@ class ChatRenderer:
         return for_template(messages, self.family)
 
     def extend(
-        self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json], *known: str
+        self,
+        messages: Sequence[Message],
+        replies: Sequence[Message],
+        tools: Sequence[Json],
+        *known: str,
     ) -> Continuation:
-        """How the template continues `messages`, whose last one is the sampled turn. Raises JobFailure.
+        """How the template continues `messages`, whose last one is the sampled turn. Raises
+        JobFailure.
 
-        `known`: the result of `prompt` without that turn and with the replies, if that was rendered already.
+        `known`: the result of `prompt` without that turn and with the replies, if that was rendered
+        already.
         """
         render, ends = self._made_up.render, self._made_up.ends
         shown = self._with_tools(self.shown([*messages, *replies]), tools)
@@ -196,7 +243,8 @@ class ChatRenderer:
             turn = said[: -len(end)].rstrip()
             if not full.startswith(said) and len(turn) > len(prompt) and turn.endswith(ends):
                 said = turn  # the last end token is that of the conversation, which is not over
-        else:  # the token that ends this turn is the next header, which the template has not written yet
+        # the token that ends this turn is the next header, which the template has not written yet
+        else:
             said = said.rstrip("\n")
             end = next((end for end in ends if full.startswith(said + end)), "")
             said += end
@@ -210,19 +258,26 @@ class ChatRenderer:
     def read(self, ids: array[int]) -> ReadTurn:
         return self._read(self._text(ids), self._thinking, self.tools)
 
-    def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        """See the protocol. `stop`: None is the one that `close` gives. All replies to one turn (several tool results)
-        come in one call. Raises JobFailure for roles that may not follow, and when the end of the turn cannot be
-        found."""
+    def bridge(
+        self, message: Message, replies: Sequence[Message], stop: int | None = None
+    ) -> array[int]:
+        """See the protocol. `stop`: None is the one that `close` gives. All replies to one turn
+        (several tool results) come in one call. Raises JobFailure for roles that may not follow,
+        and when the end of the turn cannot be found.
+        """
         roles = [str(reply.get("role")) for reply in replies]
         if not roles or not self.family.reply_roles.issuperset(roles):
-            raise self._refusal(roles, f"a turn is answered by {' or '.join(sorted(self.family.reply_roles))}")
+            raise self._refusal(
+                roles, f"a turn is answered by {' or '.join(sorted(self.family.reply_roles))}"
+            )
         if stop is not None and roles[0] not in self.replying_roles(stop):
             token = self.tokenizer.decode([stop])
             role = self._header_stops[stop]
-            raise self._refusal(roles, f"the turn ended with {token}, which only a {role} may answer")
-        # With the end token, which may swallow white space behind it. The token is left out again if the turn has it; a
-        # header that the turn does not end with belongs to the bridge.
+            raise self._refusal(
+                roles, f"the turn ended with {token}, which only a {role} may answer"
+            )
+        # With the end token, which may swallow white space behind it. The token is left out again
+        # if the turn has it; a header that the turn does not end with belongs to the bridge.
         ids = self._answer(message, replies)
         turn_has_it = stop is None or ids[0] not in self._header_stops or stop == ids[0]
         return ids[1:] if turn_has_it else ids
@@ -233,7 +288,9 @@ class ChatRenderer:
         text, head, end = self._made_up.answer(message, replies, guard)
         if not head:
             roles = [str(reply.get("role")) for reply in replies]
-            raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
+            raise self._refusal(
+                roles, "the template does not end the assistant's turn before the reply"
+            )
         return self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
@@ -241,7 +298,11 @@ class ChatRenderer:
         return self.tokenizer.added_tokens[end] if end else self.stop_ids[0]
 
     def replying_roles(self, stop: int) -> frozenset[str]:
-        return frozenset({self._header_stops[stop]}) if stop in self._header_stops else self.family.reply_roles
+        return (
+            frozenset({self._header_stops[stop]})
+            if stop in self._header_stops
+            else self.family.reply_roles
+        )
 
     def complaint_role(self, stop: int | None) -> str:
         if stop in self._header_stops:
@@ -266,7 +327,9 @@ class ChatRenderer:
         return self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Json]) -> list[Message]:
-        """The messages with the tools in the system prompt, where the template does not list them itself."""
+        """The messages with the tools in the system prompt, where the template does not list them
+        itself.
+        """
         if self._tools_prompt is None or not tools:
             return messages
         text = self._tools_prompt.write(tools)

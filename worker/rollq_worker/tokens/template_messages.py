@@ -1,7 +1,7 @@
 """Turns messages in OpenAI's form into the form that chat templates take.
 
-Arguments become objects, or strings for a template that wants those. Ids take the family's form, and a tool's result
-carries its tool's name. It does not know templates or tokens.
+Arguments become objects, or strings for a template that wants those. Ids take the family's form,
+and a tool's result carries its tool's name. It does not know templates or tokens.
 """
 
 import json
@@ -22,12 +22,16 @@ SHORT_REPLY: Message = {"role": "assistant", "content": "a"}
 def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
     """A copy of the conversation as a template takes it. Raises JobFailure for an unknown role."""
     shown: list[Message] = []
-    called: dict[str, tuple[str, str]] = {}  # by a call's id: the id that the template is shown, and the tool's name
+    called: dict[
+        str, tuple[str, str]
+    ] = {}  # by a call's id: the id that the template is shown, and the tool's name
     count = 0  # calls so far
     for message in one_call_a_turn(messages) if family.one_call else messages:
         role = message.get("role")
         if role not in ROLES:
-            raise JobFailure(f"a message has the role {role!r}; there is {', '.join(sorted(ROLES))}")
+            raise JobFailure(
+                f"a message has the role {role!r}; there is {', '.join(sorted(ROLES))}"
+            )
         copy = {key: value for key, value in message.items() if key != "tool_calls"}
         copy["content"] = message.get("content") or ""
         if calls := message.get("tool_calls"):
@@ -37,11 +41,15 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
             count += len(calls)
         elif role == "tool":
             id, name = called.get(str(message.get("tool_call_id")), ("", ""))
-            copy["tool_call_id"] = id or call_id(family, str(message.get("tool_call_id") or ""), "tool", count)
+            copy["tool_call_id"] = id or call_id(
+                family, str(message.get("tool_call_id") or ""), "tool", count
+            )
             if name:
                 copy.setdefault("name", name)
         if family.reasoning_key != REASONING and (reasoning := copy.pop(REASONING, "")):
-            if family.one_call and "tool_calls" in copy and copy["content"]:  # gpt-oss' template takes one or the other
+            if (
+                family.one_call and "tool_calls" in copy and copy["content"]
+            ):  # gpt-oss' template takes one or the other
                 reasoning, copy["content"] = f"{reasoning}\n\n{copy['content']}", ""
             copy[family.reasoning_key] = reasoning
         shown.append(copy)
@@ -60,7 +68,12 @@ def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
             continue
         split = {call["id"] for call in calls}
         for m, call in enumerate(calls):
-            shown.append({**(message if m == 0 else {"role": "assistant", "content": ""}), "tool_calls": [call]})
+            shown.append(
+                {
+                    **(message if m == 0 else {"role": "assistant", "content": ""}),
+                    "tool_calls": [call],
+                }
+            )
             shown += [
                 after
                 for after in takewhile(lambda after: after.get("role") == "tool", messages[n + 1 :])
@@ -70,24 +83,33 @@ def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_missing_calls(messages: Sequence[Message], tool: str) -> list[Message]:
-    """The conversation with a made-up call of `tool` in each turn that called nothing but is answered by a tool.
+    """The conversation with a made-up call of `tool` in each turn that called nothing but is
+    answered by a tool.
 
-    Such a turn could not be read, and the result says so. Some templates refuse or hide a result without a call.
+    Such a turn could not be read, and the result says so. Some templates refuse or hide a result
+    without a call.
     """
     shown: list[Message] = []
     for message, after in zip(messages, [*messages[1:], {}], strict=True):
-        if message.get("role") == "assistant" and not message.get("tool_calls") and after.get("role") == "tool":
+        if (
+            message.get("role") == "assistant"
+            and not message.get("tool_calls")
+            and after.get("role") == "tool"
+        ):
             made_up = example_call(tool, id=str(after.get("tool_call_id") or "call00000"))
             message = {**message, "tool_calls": made_up["tool_calls"]}
         shown.append(message)
     return shown
 
 
-def short_exchange(message: Message, replies: Sequence[Message], tool: str, keep_ids: bool = True) -> list[Message]:
+def short_exchange(
+    message: Message, replies: Sequence[Message], tool: str, keep_ids: bool = True
+) -> list[Message]:
     """A short turn in place of `message`, and its `replies`.
 
-    The short turn calls the same tools without arguments, or says one letter. Tool results need a call before them, so
-    a turn without a call gets one of `tool`. Without `keep_ids` all turns have the same ids.
+    The short turn calls the same tools without arguments, or says one letter. Tool results need a
+    call before them, so a turn without a call gets one of `tool`. Without `keep_ids` all turns have
+    the same ids.
     """
     calls = message.get("tool_calls") or ()
     if not calls and replies[0].get("role") != "tool":

@@ -1,7 +1,7 @@
 """One model's vocabulary and chat template: text to token ids and back.
 
-Ids come from tokenizer.json itself, never from a transformers class that might rewrite it. It does not know what is
-trusted in a text: see `rollq_worker.tokens.injection_guard`.
+Ids come from tokenizer.json itself, never from a transformers class that might rewrite it. It does
+not know what is trusted in a text: see `rollq_worker.tokens.injection_guard`.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 REMEMBERED, LONGEST_REMEMBERED = 1024, 16_384
-"""Number of plain texts whose ids are kept, and of characters of the longest one: a few MB. The rollouts of a group
-make the same calls, so they see the same results."""
+"""Number of plain texts whose ids are kept, and of characters of the longest one: a few MB. The
+rollouts of a group make the same calls, so they see the same results.
+"""
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
 _ENCODERS = ThreadPoolExecutor(os.cpu_count(), "encode")
-"""Few threads: each thread that encodes keeps memory of the library's, and a worker has a thousand."""
+"""Few threads: each thread that encodes keeps memory of the library's, and a worker has a thousand.
+"""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -52,21 +54,31 @@ class Tokenizer:
         image_processor: Mapping[str, Json] | None = None,
         hash: str = "",
     ) -> None:
-        """The arguments are those of `TokenizerFiles`. Raises SettingsError for an unusable spec."""
+        """The arguments are those of `TokenizerFiles`. Raises SettingsError for an
+        unusable spec.
+        """
         self.name = name
         self._full = _read(name, spec)
         self._plain, spaces = _without_controls(self._full)
         """The same vocabulary, for plain text."""
-        added = [(id, token) for id, token in sorted(self._full.get_added_tokens_decoder().items()) if id not in spaces]
+        added = [
+            (id, token)
+            for id, token in sorted(self._full.get_added_tokens_decoder().items())
+            if id not in spaces
+        ]
         self.added = [token for _, token in added]
-        """Tokens that their text always becomes, whatever comes before or after it: control tokens and tags."""
+        """Tokens that their text always becomes, whatever comes before or after it: control tokens
+        and tags.
+        """
         self.added_tokens: dict[str, int] = {token.content: id for id, token in added}
         """Their ids by text."""
         self._added_ids = frozenset(self.added_tokens.values())
         self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
         """Every id is below it."""
         self._remembered = lru_cache(REMEMBERED)(self._encode_plain)
-        self._named = {key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None}
+        self._named = {
+            key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None
+        }
         self.hash = hash or hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json, or of the files in its place."""
         self.eos_ids = _eos_ids(config, self.added_tokens)
@@ -76,7 +88,9 @@ class Tokenizer:
         self._set_template(template)
 
     def with_template(self, template: Json) -> Tokenizer:
-        """The same vocabulary, shared, with another chat template. Raises SettingsError for one that is not Jinja."""
+        """The same vocabulary, shared, with another chat template. Raises SettingsError for one
+        that is not Jinja.
+        """
         other = copy.copy(self)
         other._set_template(template)
         return other
@@ -86,10 +100,14 @@ class Tokenizer:
         images = [self.image_processor] if self.image_processor else []
         shaping = json.dumps([template, self._named, self.eos_ids, *images], sort_keys=True)
         self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
-        """Of the template, of the named tokens that it may show, of where turns end, and of the image processor."""
+        """Of the template, of the named tokens that it may show, of where turns end, and of the
+        image processor.
+        """
 
     def encode(self, text: str) -> array[int]:
-        """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
+        """array('I'): the ids of a rendered template; added tokens are recognised wherever they
+        stand.
+        """
         return _encode(self._full, [text])[0]
 
     def encode_plain(self, *texts: str) -> list[array[int]]:
@@ -98,24 +116,33 @@ class Tokenizer:
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
         return [
-            self._remembered(text)[:] if len(text) <= LONGEST_REMEMBERED else self._encode_plain(text) for text in texts
+            self._remembered(text)[:]
+            if len(text) <= LONGEST_REMEMBERED
+            else self._encode_plain(text)
+            for text in texts
         ]
 
     def _encode_plain(self, text: str) -> array[int]:
         [ids] = _encode(self._plain, [text])
         if not self._added_ids.isdisjoint(ids):
             name = next(text for text, id in self.added_tokens.items() if id in ids)
-            raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
+            raise JobFailure(
+                f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use"
+            )
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left
+        out.
+        """
         if len(ids) < LONG:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     def reencode(self, turns: Sequence[Sequence[int]]) -> list[array[int]]:
-        """For each turn, array('I'): the ids of its text, which training on text would get. They are only counted."""
+        """For each turn, array('I'): the ids of its text, which training on text would get. They
+        are only counted.
+        """
         return _encode(self._full, [self.decode(ids) for ids in turns])
 
     @property
@@ -131,7 +158,8 @@ class Tokenizer:
     def with_arguments(self, given: Mapping[str, Json]) -> Tokenizer:
         """This tokenizer, whose chat template always renders with these arguments.
 
-        Raises JobFailure for a name that the template does not read, and for a value with a control token in it.
+        Raises JobFailure for a name that the template does not read, and for a value with a control
+        token in it.
         """
         if not given:
             return self
@@ -156,12 +184,15 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | None = None, template: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory or a hub name; None: the one in the package. `template`: see `read_files`.
+    """The tokenizer of a directory or a hub name; None: the one in the package. `template`: see
+    `read_files`.
 
     Raises SettingsError that names the directory and what is missing or wrong.
     """
     name = "the bundled tokenizer" if where is None else where
-    return Tokenizer(name, *read_files(BUNDLED if where is None else find_tokenizer(where), template))
+    return Tokenizer(
+        name, *read_files(BUNDLED if where is None else find_tokenizer(where), template)
+    )
 
 
 def _text(token: Json) -> str:
@@ -189,9 +220,11 @@ def _read(name: str, spec: bytes) -> tokenizers.Tokenizer:
 
 
 def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
-    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the ids of white space.
+    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the
+    ids of white space.
 
-    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so they stay.
+    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so
+    they stay.
     """
     import tokenizers
 
@@ -203,14 +236,19 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
     spaces = {
         id: token
         for id, token in full.get_added_tokens_decoder().items()
-        if not token.special and _BLANK.fullmatch(token.content) and full.model.token_to_id(token.content) == id
+        if not token.special
+        and _BLANK.fullmatch(token.content)
+        and full.model.token_to_id(token.content) == id
     }
     plain.add_tokens(list(spaces.values()))
     return plain, frozenset(spaces)
 
 
-def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of the first text.
+def _in_the_middle(
+    splitter: tokenizers.pre_tokenizers.PreTokenizer,
+) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of
+    the first text.
 
     Mistral 7B's does. The self-check finds templates that begin with plain text.
     """
@@ -219,7 +257,9 @@ def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenize
     whole = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
     whole.pre_tokenizer = splitter
     moved = json.dumps(json.loads(whole.to_str(), object_hook=_never_first))
-    in_the_middle: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(moved).pre_tokenizer
+    in_the_middle: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(
+        moved
+    ).pre_tokenizer
     return in_the_middle
 
 

@@ -1,8 +1,8 @@
 """The files of a tokenizer: in a directory, or fetched from the hub.
 
-A directory holds tokenizer.json, or one of `other_files` in its place, tokenizer_config.json, which tekken.json may
-lack, and a chat template: chat_template.jinja, or `chat_template` in tokenizer_config.json or chat_template.json;
-further ones may be in additional_chat_templates.
+A directory holds tokenizer.json, or one of `other_files` in its place, tokenizer_config.json, which
+tekken.json may lack, and a chat template: chat_template.jinja, or `chat_template` in
+tokenizer_config.json or chat_template.json; further ones may be in additional_chat_templates.
 """
 
 import json
@@ -42,7 +42,8 @@ class TokenizerFiles(NamedTuple):
 
 
 def read_files(folder: Path, template: str | None) -> TokenizerFiles:
-    """`template` takes the place of the folder's own: the name of a training template, or the path of a file.
+    """`template` takes the place of the folder's own: the name of a training template, or the path
+    of a file.
 
     Raises SettingsError that names the directory and what is missing or wrong.
     """
@@ -58,12 +59,16 @@ def read_files(folder: Path, template: str | None) -> TokenizerFiles:
 
 
 def find_tokenizer(where: str) -> Path:
-    """The directory of a tokenizer, downloaded if it is a hub name. Raises SettingsError when a file is missing."""
+    """The directory of a tokenizer, downloaded if it is a hub name. Raises SettingsError when a
+    file is missing.
+    """
     folder = _folder(where)
     there = [file for file in (*FILES[:2], TEKKEN, TIKTOKEN, BPE[1]) if (folder / file).is_file()]
     if not there or there == [FILES[1]]:
         others = f"{TEKKEN}, {TIKTOKEN}, or {' and '.join(BPE)}"
-        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[0]}, nor what one can be made of ({others})")
+        raise SettingsError(
+            f"tokenizer {where}: {folder} has no {FILES[0]}, nor what one can be made of ({others})"
+        )
     if FILES[1] not in there and TEKKEN not in there:
         raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[1]}")
     return folder
@@ -74,19 +79,30 @@ def _folder(where: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or not _HUB_NAME.fullmatch(where):
-        raise SettingsError(f"tokenizer {where}: no such directory, and not a hub name (owner/model) either")
+        raise SettingsError(
+            f"tokenizer {where}: no such directory, and not a hub name (owner/model) either"
+        )
     from huggingface_hub import snapshot_download
 
     try:
         return Path(
             snapshot_download(
-                where, allow_patterns=[*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, f"{MORE_TEMPLATES}/*.jinja"]
+                where,
+                allow_patterns=[
+                    *FILES,
+                    *OTHER_FILES,
+                    OLD_TEMPLATE,
+                    IMAGE_CONFIG,
+                    f"{MORE_TEMPLATES}/*.jinja",
+                ],
             )
         )
     except Exception as e:  # the hub's client raises errors of several libraries
         raise SettingsError(
-            f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"
-            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, or a model that this machine"
+            f"tokenizer {where}: no such directory, and the hub did not deliver it "
+            f"({type(e).__name__}:"
+            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, "
+            "or a model that this machine"
             " can download"
         ) from e
 
@@ -118,7 +134,9 @@ def _object(path: Path) -> dict[str, Any]:
 def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
     """The template's text, or texts by name where there are several. Raises SettingsError."""
     if (folder / FILES[2]).is_file():
-        more = {path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+        more = {
+            path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+        }
         default = _text_of(folder / FILES[2])
         return {**more, "default": default} if more else default
     template = config.get("chat_template")
@@ -130,7 +148,10 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
         if isinstance(template, list) and template:
             return {str(entry["name"]): str(entry["template"]) for entry in template}
     except (KeyError, TypeError) as e:
-        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list, but not of templates") from e
+        raise SettingsError(
+            f"{folder / FILES[1]}: chat_template is a list, but not of templates"
+        ) from e
     raise SettingsError(
-        f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]} or {OLD_TEMPLATE}"
+        f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in "
+        f"{FILES[1]} or {OLD_TEMPLATE}"
     )

@@ -1,7 +1,7 @@
 """Whether a template's own text of a turn says what was sampled.
 
-The same reasoning, words and calls in the same order say the same. White space around them, the notation of a call and
-the split into ids may differ. It does not know templates.
+The same reasoning, words and calls in the same order say the same. White space around them, the
+notation of a call and the split into ids may differ. It does not know templates.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,13 @@ from rollq_worker.toolcalls.pieces import Kind, Reader
 _Part = tuple[Kind, object]
 
 
-def says_the_same(reader: Reader, sampled: str, written: str, thinking: bool | None, tools: Sequence[Json]) -> bool:
+def says_the_same(
+    reader: Reader, sampled: str, written: str, thinking: bool | None, tools: Sequence[Json]
+) -> bool:
     """Compares two texts of a turn. `thinking` and `tools` are those of the reader.
 
-    A call in `written` counts only if `sampled` has one. Otherwise it was made up for a template that wants one before
-    a complaint.
+    A call in `written` counts only if `sampled` has one. Otherwise it was made up for a template
+    that wants one before a complaint.
     """
     if sampled == written:
         return True

@@ -1,8 +1,9 @@
 """Reads tool calls and reasoning out of a sampled turn; one module of `formats/` per format.
 
-No text is lost: everything that is neither a readable call nor reasoning stays in the content, broken calls and their
-tags included. Readers never raise and never repair a call. They do not know which tools exist; schemas only give types
-to values that a format writes without quotes. Installed packages add readers: see docs/formats.md.
+No text is lost: everything that is neither a readable call nor reasoning stays in the content,
+broken calls and their tags included. Readers never raise and never repair a call. They do not know
+which tools exist; schemas only give types to values that a format writes without quotes. Installed
+packages add readers: see docs/formats.md.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,14 @@ from rollq_worker.toolcalls.formats.json_lists import (
     NEMOTRON_V2,
 )
 from rollq_worker.toolcalls.formats.llama3 import LLAMA3
-from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN3_CODER, SEED
+from rollq_worker.toolcalls.formats.markup import (
+    DEEPSEEK_V32,
+    KIMI_K3,
+    MINICPM5,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED,
+)
 from rollq_worker.toolcalls.formats.messages import INKLING, MUSE
 from rollq_worker.toolcalls.formats.mistral import MISTRAL
 from rollq_worker.toolcalls.formats.nested_markup import MINIMAX_M3

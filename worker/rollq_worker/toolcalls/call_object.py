@@ -22,7 +22,8 @@ def call_id(item: Mapping[str, Json], key: str) -> str:
 def call_of(value: Json, form: str) -> Action | str:
     """The call that is a JSON object, or what is wrong with it.
 
-    Arguments stand under "arguments" or "parameters", because models are trained on both; null stands for none.
+    Arguments stand under "arguments" or "parameters", because models are trained on both; null
+    stands for none.
     """
     if not isinstance(value, dict):
         return f"The tool call is not a JSON object. {form}"
@@ -54,8 +55,9 @@ def _from_string(name: str, arguments: str, key: str) -> Action | str:
 
 
 def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Json], str, int]:
-    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where they end. null stands
-    for none."""
+    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where
+    they end. null stands for none.
+    """
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:

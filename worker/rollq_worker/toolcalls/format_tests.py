@@ -2,9 +2,10 @@
 
     TestMine = reader_tests(MY_READER, write)
 
-pytest collects the class. `write(name, arguments)` is a turn with one call, as the chat template writes it. The turns
-are made from it with fixed seeds, whole and mutated; an error names the shortest turn that fails. Standard library
-only. It does not test what a format does beyond that, such as ids of calls.
+pytest collects the class. `write(name, arguments)` is a turn with one call, as the chat template
+writes it. The turns are made from it with fixed seeds, whole and mutated; an error names the
+shortest turn that fails. Standard library only. It does not test what a format does beyond that,
+such as ids of calls.
 """
 
 import json
@@ -20,7 +21,10 @@ from rollq_worker.toolcalls.pieces import Kind, Reader
 Write = Callable[[str, Mapping[str, Json]], str]
 _ADDRESS = {"street": "Long St 1", "no": 7, "tags": ["a b", "c"], "flat": None}
 _SCHEMAS: Mapping[str, tuple[Json, Sequence[Json]]] = {
-    "text": ({"type": "string"}, ["hi", "007", "true", "é🙂", "a b", "it's so", 'say "hi"', "a,\nb: {c} [1]"]),
+    "text": (
+        {"type": "string"},
+        ["hi", "007", "true", "é🙂", "a b", "it's so", 'say "hi"', "a,\nb: {c} [1]"],
+    ),
     "count": ({"type": "integer"}, [0, -3, 12, 2**63 - 1, -(2**63)]),
     "price": ({"type": "number"}, [1.5, -0.25, 2, 1e21]),
     "fast": ({"type": "boolean"}, [True, False]),
@@ -29,16 +33,25 @@ _SCHEMAS: Mapping[str, tuple[Json, Sequence[Json]]] = {
     "maybe": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, [None, 5]),
     "nullable": ({"type": "integer", "nullable": True}, [None, 5]),
     "address": ({"$ref": "#/$defs/Address"}, [_ADDRESS]),
-    "optional": ({"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}], "default": None}, [_ADDRESS, None]),
+    "optional": (
+        {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}], "default": None},
+        [_ADDRESS, None],
+    ),
     "described": ({"allOf": [{"$ref": "#/$defs/Address"}], "description": "where"}, [_ADDRESS]),
     "level": ({"$ref": "#/$defs/Level"}, [1, 2]),
     "fixed": ({"const": 3}, [3]),
-    "one_of": ({"oneOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "integer"}}]}, [False, [1, 2]]),
+    "one_of": (
+        {"oneOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "integer"}}]},
+        [False, [1, 2]],
+    ),
     "any": ({"description": "anything"}, [{"a": 1}, [True]]),
 }
 """Parameters of the tools: the schema of each, and values that fit it."""
 _DEFS: Json = {
-    "Address": {"type": "object", "properties": {"street": {"type": "string"}, "no": {"type": "integer"}}},
+    "Address": {
+        "type": "object",
+        "properties": {"street": {"type": "string"}, "no": {"type": "integer"}},
+    },
     "Level": {"enum": [1, 2]},
 }
 _NAMES = ("f", "get_order")
@@ -58,7 +71,27 @@ TOOLS: Sequence[Json] = tuple(
     for name in _NAMES
 )
 """The tools whose calls are written: their parameters have every kind of schema."""
-_WORDS = ("hi", " ", "\n", "`", "'", '"', "{", "}", "[", "]", ":", ",", "1e999", "null", "NaN", "\ufffd", "é", "<", ">")
+_WORDS = (
+    "hi",
+    " ",
+    "\n",
+    "`",
+    "'",
+    '"',
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "1e999",
+    "null",
+    "NaN",
+    "\ufffd",
+    "é",
+    "<",
+    ">",
+)
 _TURNS = 400
 _LONGEST_ERROR = 300
 
@@ -88,10 +121,14 @@ class FormatTests:
                 continue
             read = self.reader(self.write("f", {key: "some words"}), False, TOOLS)
             if read.calls or not read.errors:
-                raise AssertionError(f"{key} = some words: {list(read.calls)}; {values[0]!r} would fit")
+                raise AssertionError(
+                    f"{key} = some words: {list(read.calls)}; {values[0]!r} would fit"
+                )
 
     def test_a_call_cut_anywhere_is_never_another_call(self) -> None:
-        """At the token limit: a part of a call is an error, text, or the whole call but for its end."""
+        """At the token limit: a part of a call is an error, text, or the whole call but for its
+        end.
+        """
         some = random.Random(2)
         for arguments in ({}, {"text": "hi"}, *(_some_arguments(some) for _ in range(6))):
             whole = self.write("f", arguments)
@@ -113,17 +150,23 @@ class FormatTests:
     def _is_read(self, arguments: Mapping[str, Json]) -> None:
         text = self.write("get_order", arguments)
         read = self.reader(text, False, TOOLS)
-        if [*read.calls] != [Action("get_order", arguments)] or _types(read.calls[0].arguments) != _types(arguments):
-            raise AssertionError(f"{text!r} is read as {list(read.calls)}, errors {list(read.errors)}")
+        if [*read.calls] != [Action("get_order", arguments)] or _types(
+            read.calls[0].arguments
+        ) != _types(arguments):
+            raise AssertionError(
+                f"{text!r} is read as {list(read.calls)}, errors {list(read.errors)}"
+            )
         if read.errors or read.content:
-            raise AssertionError(f"{text!r} is a call, but has errors {list(read.errors)}, content {read.content!r}")
+            raise AssertionError(
+                f"{text!r} is a call, but has errors {list(read.errors)}, content {read.content!r}"
+            )
 
 
 def reader_tests(reader: Reader, write: Write) -> type[FormatTests]:
     """The class of tests for `reader`. Give it a name that begins with Test.
 
-    `write(name, arguments)` is the text of a turn that calls the tool `name` and says nothing else, without the token
-    that ends the turn.
+    `write(name, arguments)` is the text of a turn that calls the tool `name` and says nothing else,
+    without the token that ends the turn.
     """
     return type("ReaderTests", (FormatTests,), {"reader": reader, "write": staticmethod(write)})
 
@@ -141,13 +184,18 @@ def _types(value: Json) -> Json:
 
 
 def _turns(write: Write, think: Sequence[str]) -> Iterator[str]:
-    """Turns of calls, parts of calls and words, in any order; and calls in which something was changed."""
+    """Turns of calls, parts of calls and words, in any order; and calls in which something was
+    changed.
+    """
     some = random.Random(3)
     calls = [write(name, _some_arguments(some)) for name in _NAMES for _ in range(10)]
-    parts = sorted({part for call in calls for part in re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.", call)})
+    parts = sorted(
+        {part for call in calls for part in re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.", call)}
+    )
     for _ in range(_TURNS):
         yield "".join(
-            some.choice(some.choice((calls, parts, parts, _WORDS, think))) for _ in range(some.randint(0, 20))
+            some.choice(some.choice((calls, parts, parts, _WORDS, think)))
+            for _ in range(some.randint(0, 20))
         )
         text = some.choice(calls)
         for _ in range(some.randint(1, 3)):
@@ -162,17 +210,28 @@ def _problem(reader: Reader, text: str, inside: bool | None) -> str:
     """What a reader does wrong with a turn; "": nothing."""
     try:
         pieces, read = reader.pieces(text, inside, TOOLS), reader(text, inside, TOOLS)
-        json.dumps([dict(call.arguments) for call in read.calls], allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(
+            [dict(call.arguments) for call in read.calls], allow_nan=False, ensure_ascii=False
+        ).encode()
     except Exception as e:  # readers never raise
         return f"{type(e).__name__}: {e}"
     starts = [0, *(piece.end for piece in pieces)]
-    said = [text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN)]
+    said = [
+        text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN)
+    ]
     wrong = {
-        "the pieces do not tile the turn": [piece.start for piece in pieces] != starts[:-1] or starts[-1] != len(text),
-        "a piece has calls and is none": any(bool(piece.calls) != (piece.kind is Kind.CALL) for piece in pieces),
+        "the pieces do not tile the turn": [piece.start for piece in pieces] != starts[:-1]
+        or starts[-1] != len(text),
+        "a piece has calls and is none": any(
+            bool(piece.calls) != (piece.kind is Kind.CALL) for piece in pieces
+        ),
         "a call has no name": not all(call.name for call in read.calls),
-        "a broken call has no error": any(piece.kind is Kind.BROKEN and not piece.errors for piece in pieces),
-        "an error is no short sentence": not all(e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors),
+        "a broken call has no error": any(
+            piece.kind is Kind.BROKEN and not piece.errors for piece in pieces
+        ),
+        "an error is no short sentence": not all(
+            e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors
+        ),
         "text is lost": read.content != "".join(said).strip(),
     }
     return next((problem for problem, found in wrong.items() if found), "")

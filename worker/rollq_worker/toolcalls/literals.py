@@ -1,6 +1,8 @@
-"""Values in a notation that is not JSON: as Python writes them, as Python prints them, and as Gemma does.
+"""Values in a notation that is not JSON: as Python writes them, as Python prints them, and as Gemma
+does.
 
-Nothing is evaluated, and reading takes time in proportion to the text. It does not know how calls are marked.
+Nothing is evaluated, and reading takes time in proportion to the text. It does not know how calls
+are marked.
 """
 
 import re
@@ -22,19 +24,25 @@ class Unreadable(Exception):
 
 
 def python_string(inside: str) -> str:
-    """The value of a string of Python. An unknown escape stays as it is, as in Python. Raises Unreadable."""
+    """The value of a string of Python. An unknown escape stays as it is, as in Python. Raises
+    Unreadable.
+    """
     if "\\" not in inside:
         return inside
     try:
         return _ESCAPE.sub(_unescaped, inside).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise Unreadable("The tool call holds half of a surrogate pair, which is not a character.") from None
+        raise Unreadable(
+            "The tool call holds half of a surrogate pair, which is not a character."
+        ) from None
 
 
 def _unescaped(found: re.Match[str]) -> str:
     says = found[1]
     if says in ("x", "u", "U", "N"):
-        raise Unreadable(f"The tool call holds the escape {found[0]} without the digits of a character.")
+        raise Unreadable(
+            f"The tool call holds the escape {found[0]} without the digits of a character."
+        )
     if says[0] in "xuU":
         return chr(int(says[1:], 16))
     return chr(int(says, 8)) if says[0] in "01234567" else _ESCAPED.get(says, says)
@@ -49,7 +57,9 @@ class Notation:
     key: re.Pattern[str]
     """A key of an object; likewise."""
     quotes: tuple[str, ...]
-    number: re.Pattern[str] = re.compile(r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])")
+    number: re.Pattern[str] = re.compile(
+        r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])"
+    )
     constants: Mapping[str, Json]
     close: Mapping[str, str]
     """The brackets of lists and objects."""
@@ -111,7 +121,11 @@ class Cursor:
             if depth >= MAX_DEPTH:
                 raise Unreadable(TOO_DEEP)
             self.take(opened)
-            return self.fields(depth + 1) if opened == "{" else self._items(self.notation.close[opened], depth + 1)
+            return (
+                self.fields(depth + 1)
+                if opened == "{"
+                else self._items(self.notation.close[opened], depth + 1)
+            )
         if found := self.found(self.notation.string):
             return self._string(found)
         if found := self.found(self.notation.number):
@@ -125,7 +139,9 @@ class Cursor:
         if self.text.startswith(self.notation.quotes, self.at):
             what = "The tool call is not valid: a string has no closing quote. It is cut off."
             raise Unreadable(f"{what} {self.notation.form}")
-        raise self.wrong("expected a value: a string in quotes, a number, True, False, None, a list or an object")
+        raise self.wrong(
+            "expected a value: a string in quotes, a number, True, False, None, a list or an object"
+        )
 
     def fields(self, depth: int) -> dict[str, Json]:
         """Keys and values up to the bracket that closes them."""

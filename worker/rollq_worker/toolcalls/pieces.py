@@ -1,9 +1,10 @@
 """A sampled turn cut into pieces: text, reasoning, calls, and calls that cannot be read.
 
-The pieces tile the turn, so no text is lost. Nothing is repaired, because a repaired call would be trained on; what is
-wrong is told to the policy in sentences. It knows neither formats nor tools.
+The pieces tile the turn, so no text is lost. Nothing is repaired, because a repaired call would be
+trained on; what is wrong is told to the policy in sentences. It knows neither formats nor tools.
 
-A policy that repeats one tag writes thousands of blocks, so no block is searched beyond its own end.
+A policy that repeats one tag writes thousands of blocks, so no block is searched beyond its own
+end.
 """
 
 import re
@@ -50,7 +51,9 @@ class Piece:
 
 
 Open = Callable[[str, int, Sequence[Json]], Sequence[Piece]]
-"""Reads what a tag opens, given the turn, the tag's place and the tools. The first piece starts at that place."""
+"""Reads what a tag opens, given the turn, the tag's place and the tools. The first piece starts at
+that place.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,12 @@ class Reader:
     think: tuple[str, str] = THINK
     """The texts that open and close reasoning."""
 
-    def __call__(self, text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-        """Read a turn. `thinking`: the turn starts inside reasoning; None: it does if it ends some. `tools`: schemas,
-        for types."""
+    def __call__(
+        self, text: str, thinking: bool | None = False, tools: Sequence[Json] = ()
+    ) -> ReadTurn:
+        """Read a turn. `thinking`: the turn starts inside reasoning; None: it does if it ends some.
+        `tools`: schemas, for types.
+        """
         return assemble(text, self.pieces(text, thinking, tools))
 
 
@@ -74,16 +80,21 @@ def without_calls(reader: Reader) -> Reader:
     def pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
         found = reader.pieces(text, thinking, tools)
         return [
-            Piece(Kind.TEXT, piece.start, piece.end) if piece.kind in (Kind.CALL, Kind.BROKEN) else piece
+            Piece(Kind.TEXT, piece.start, piece.end)
+            if piece.kind in (Kind.CALL, Kind.BROKEN)
+            else piece
             for piece in found
         ]
 
     return Reader(pieces, reader.think)
 
 
-def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK, frames: Sequence[str] = ()) -> Reader:
-    """The reader of a format whose calls are blocks. A tag of `openers` opens each. `frames`: control tokens
-    around what a turn says."""
+def block_reader(
+    openers: Mapping[str, Open], think: tuple[str, str] = THINK, frames: Sequence[str] = ()
+) -> Reader:
+    """The reader of a format whose calls are blocks. A tag of `openers` opens each. `frames`:
+    control tokens around what a turn says.
+    """
     opens: dict[str, Open] = {**openers, **{tag: partial(_frame, tag) for tag in frames}}
     return Reader(lambda text, thinking, tools: cut(text, opens, thinking, tools, think), think)
 
@@ -119,7 +130,11 @@ def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
 def _bounded(errors: list[str]) -> list[str]:
     """The first errors, and one for all that follow."""
     more = len(errors) - MAX_ERRORS
-    return errors if more <= 0 else [*errors[:MAX_ERRORS], f"There are {more} more errors in the turn."]
+    return (
+        errors
+        if more <= 0
+        else [*errors[:MAX_ERRORS], f"There are {more} more errors in the turn."]
+    )
 
 
 def cut(
@@ -180,13 +195,16 @@ def _reasoning(text: str, start: int, inside: int, close: str) -> Piece:
 
 
 def unclosed(calls: Sequence[Action]) -> tuple[Action, ...]:
-    """The calls of a block whose end tag is missing because the turn ended: the last one is marked, to be counted."""
+    """The calls of a block whose end tag is missing because the turn ended: the last one is marked,
+    to be counted.
+    """
     return (*calls[:-1], replace(calls[-1], unclosed=True))
 
 
 def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: str) -> Piece:
-    """A block that cannot be read beyond `after`: up to its end tag ("" in formats without one), to the next block, or
-    to the end of the turn."""
+    """A block that cannot be read beyond `after`: up to its end tag ("" in formats without one), to
+    the next block, or to the end of the turn.
+    """
     found = first(text, after, *filter(None, tags))
     end = len(text) if found is None else found.end() if found[0] == tags[1] else found.start()
     return Piece(Kind.BROKEN, start, end, errors=errors)

@@ -1,7 +1,7 @@
 """Types for values that a format writes as bare text: the tool's schema says which.
 
-A value that fits no type of its schema is a malformed call: an environment that gets text in place of a number or an
-object would do something else in silence.
+A value that fits no type of its schema is a malformed call: an environment that gets text in place
+of a number or an object would do something else in silence.
 """
 
 import re
@@ -24,7 +24,14 @@ _SCHEMA = "tool:"
 """The address of a tool's schema while its references are followed."""
 _DEEPEST = 32
 """Schemas inside one another, references followed, after which the rest is not read."""
-_KINDS = {"boolean": bool, "integer": int, "number": float, "string": str, "array": list, "object": dict}
+_KINDS = {
+    "boolean": bool,
+    "integer": int,
+    "number": float,
+    "string": str,
+    "array": list,
+    "object": dict,
+}
 _ALL = frozenset({*_KINDS, "null"})
 """The JSON types. A schema that allows `number` allows `integer`, too."""
 _NAMES = {
@@ -40,7 +47,10 @@ _NAMES = {
     "nonetype": "null",
 }
 """Names that tools give their types by mistake; capitals (`STRING`) are another one."""
-_WORDS_OF = {"object": frozenset({"properties", "additionalProperties"}), "array": frozenset({"items", "prefixItems"})}
+_WORDS_OF = {
+    "object": frozenset({"properties", "additionalProperties"}),
+    "array": frozenset({"items", "prefixItems"}),
+}
 """Words of a schema without a type that tell its type."""
 
 
@@ -53,27 +63,39 @@ class Parameters:
     """Follows references (`$ref`, as pydantic writes them) from the tool's schema."""
 
     def read(self, key: str, text: str) -> tuple[Json, str]:
-        """`text` as the type that the schema of parameter `key` asks for, and what is wrong with it ("": nothing).
+        """`text` as the type that the schema of parameter `key` asks for, and what is wrong with it
+        ("": nothing).
 
-        `null` (`None` as Python prints it) is null where the schema allows null, else text. Other text that may be a
-        string is one. Where every type is allowed, only null, objects and arrays are read, because a number and its
-        text look the same. The text of an unknown parameter stays as it is.
+        `null` (`None` as Python prints it) is null where the schema allows null, else text. Other
+        text that may be a string is one. Where every type is allowed, only null, objects and arrays
+        are read, because a number and its text look the same. The text of an unknown parameter
+        stays as it is.
         """
         kinds = self.kinds(key)
         if kinds is None:
             return text, ""
         value = typed(text, frozenset({"array", "null", "object"}) if kinds == _ALL else kinds)
-        if (value is None and "null" not in kinds) or (isinstance(value, str) and "string" not in kinds):
-            return None, f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not {text.strip()[:40]!r}."
+        if (value is None and "null" not in kinds) or (
+            isinstance(value, str) and "string" not in kinds
+        ):
+            return (
+                None,
+                f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not "
+                f"{text.strip()[:40]!r}.",
+            )
         return value, ""
 
     def kinds(self, key: str) -> frozenset[str] | None:
-        """The JSON types that the schema allows for the property `key`; None when it does not know it."""
+        """The JSON types that the schema allows for the property `key`; None when it does not know
+        it.
+        """
         return _of_property(self.schema, key, self.resolver)
 
     def fields(self, key: str) -> "Parameters":
         """What the schema says of the fields of the object `key`."""
-        return Parameters({"anyOf": list(_found(self.schema, "properties", key, self.resolver))}, self.resolver)
+        return Parameters(
+            {"anyOf": list(_found(self.schema, "properties", key, self.resolver))}, self.resolver
+        )
 
     def items(self, key: str, name: str) -> "Parameters":
         """What it says of the items of the list `key`, as if each were a field called `name`."""
@@ -84,7 +106,9 @@ class Parameters:
 
 def parameters(tools: Sequence[Json], name: str) -> Parameters:
     """The parameters of the tool `name`. There are none when the tool is unknown."""
-    schema = next((f.get("parameters") for f in _functions(tools) if f.get("name") == name), None) or {}
+    schema = (
+        next((f.get("parameters") for f in _functions(tools) if f.get("name") == name), None) or {}
+    )
     resource = DRAFT202012.create_resource(schema)
     return Parameters(schema, Registry[Json]().with_resource(_SCHEMA, resource).resolver(_SCHEMA))
 
@@ -99,7 +123,9 @@ def _functions(tools: Sequence[Json]) -> Iterable[Mapping[str, Json]]:
 
 
 def typed(text: str, kinds: frozenset[str]) -> Json:
-    """`text` as one of these types, or unchanged. Text that may be a string is one, unless it says null."""
+    """`text` as one of these types, or unchanged. Text that may be a string is one, unless it says
+    null.
+    """
     word = text.strip()
     if "null" in kinds and word in _NULL:
         return None
@@ -119,7 +145,9 @@ def typed(text: str, kinds: frozenset[str]) -> Json:
 
 
 def _of_property(schema: Json, key: str, resolver: Any, depth: int = 0) -> frozenset[str] | None:
-    """The JSON types that the schema of an object allows for its property `key`; None when it does not know it."""
+    """The JSON types that the schema of an object allows for its property `key`; None when it does
+    not know it.
+    """
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
     properties = schema.get("properties")
@@ -137,16 +165,24 @@ def _of_property(schema: Json, key: str, resolver: Any, depth: int = 0) -> froze
     return _kinds(others, resolver) if isinstance(others, dict) else None
 
 
-def _found(schema: Json, word: str, key: str | None, resolver: Any, depth: int = 0) -> Iterator[Json]:
-    """The schemas that stand under `word` (of properties, under `key`) in a schema and in those that it is made of."""
+def _found(
+    schema: Json, word: str, key: str | None, resolver: Any, depth: int = 0
+) -> Iterator[Json]:
+    """The schemas that stand under `word` (of properties, under `key`) in a schema and in those
+    that it is made of.
+    """
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return
     own = schema.get(word)
     if key is not None:
-        own = own[key] if isinstance(own, dict) and key in own else schema.get("additionalProperties")
+        own = (
+            own[key] if isinstance(own, dict) and key in own else schema.get("additionalProperties")
+        )
     if isinstance(own, dict):
         yield own
-    parts = [part for part, _ in _parts(schema, resolver)] + [option for all in _choices(schema) for option in all]
+    parts = [part for part, _ in _parts(schema, resolver)] + [
+        option for all in _choices(schema) for option in all
+    ]
     for part in parts:
         yield from _found(part, word, key, resolver, depth + 1)
 
@@ -188,7 +224,11 @@ def _said(schema: Mapping[str, Json]) -> frozenset[str]:
     """What the schema's own words allow."""
     if "type" in schema:
         said = schema["type"] if isinstance(schema["type"], list) else [schema["type"] or {}]
-        named = ("null" if kind is None else kind.lower() for kind in said if kind is None or isinstance(kind, str))
+        named = (
+            "null" if kind is None else kind.lower()
+            for kind in said
+            if kind is None or isinstance(kind, str)
+        )
         kinds = frozenset(_NAMES.get(kind, kind) for kind in named)
         if kinds and kinds <= _ALL:
             return kinds | {"integer"} if "number" in kinds else kinds
@@ -217,14 +257,18 @@ def _look_up(reference: Json, resolver: Any) -> tuple[Mapping[str, Json], Any]:
 
 
 def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
-    """A JSON object or array; where it is not JSON, what Python prints, because some templates print that."""
+    """A JSON object or array; where it is not JSON, what Python prints, because some templates
+    print that.
+    """
     try:
         value, problem, end = strict_json(word)
         if problem or skip(word, end) != len(word):
             return text
     except NotJson:
         value = _printed(word)
-    wanted: tuple[type, ...] = tuple(kind for kind, name in ((dict, "object"), (list, "array")) if name in kinds)
+    wanted: tuple[type, ...] = tuple(
+        kind for kind, name in ((dict, "object"), (list, "array")) if name in kinds
+    )
     return value if isinstance(value, wanted) else text
 
 

@@ -1,4 +1,5 @@
-"""User simulators, named by a job: `{"kind": "scripted"}`, `{"kind": "oracle"}`, `{"kind": "openai", "endpoint": ...}`.
+"""User simulators, named by a job: `{"kind": "scripted"}`, `{"kind": "oracle"}`, `{"kind":
+"openai", "endpoint": ...}`.
 
 A job names an endpoint, never an address; the address is a setting of the worker.
 """
@@ -26,8 +27,9 @@ def user_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> User:
-    """A fresh simulator for one episode of `task`. `check` and `away` are those of `ChatModel`. Raises JobFailure for a
-    spec that cannot be served."""
+    """A fresh simulator for one episode of `task`. `check` and `away` are those of `ChatModel`.
+    Raises JobFailure for a spec that cannot be served.
+    """
     options = dict(spec)
     kind = options.pop("kind", None)
     if kind not in KINDS:
@@ -39,12 +41,16 @@ def user_factory(
     return OracleUser(task) if kind == "oracle" else ScriptedUser(task.opening, task.replies)
 
 
-def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **asking: Any) -> User:
+def _openai_user(
+    options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **asking: Any
+) -> User:
     # Imported here: the replay engine plays scripted users and is installed without requests.
     from rollq_worker.chat_model import ChatOptions
     from rollq_worker.users.openai import OpenAIUser
 
-    return OpenAIUser(task.instruction + task.user_tools, ChatOptions.read(options, "user"), endpoints, **asking)
+    return OpenAIUser(
+        task.instruction + task.user_tools, ChatOptions.read(options, "user"), endpoints, **asking
+    )
 
 
 def longest_reply_s(user: User) -> float:

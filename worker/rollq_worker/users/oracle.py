@@ -1,8 +1,10 @@
-"""A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
+"""A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has
+heard enough.
 
-It is deterministic and needs no model. It stops as soon as the agent has told it every output of the task, unless it
-was just asked for its consent. A user that has tools makes the calls of the ground truth in their order, each when the
-agent's last message names its tool. It knows nothing of rewards: the environment grades.
+It is deterministic and needs no model. It stops as soon as the agent has told it every output of
+the task, unless it was just asked for its consent. A user that has tools makes the calls of the
+ground truth in their order, each when the agent's last message names its tool. It knows nothing of
+rewards: the environment grades.
 """
 
 import json
@@ -15,7 +17,9 @@ MAX_REPLIES = 12
 FAREWELL = f"Thank you, that is all. {STOP_MARKER}"
 AGREEMENT = "Yes, please go ahead."
 
-_ASKS_CONSENT = re.compile(r"\b(go ahead|proceed|confirm|shall i|should i|would you like me to|do you agree)\b", re.I)
+_ASKS_CONSENT = re.compile(
+    r"\b(go ahead|proceed|confirm|shall i|should i|would you like me to|do you agree)\b", re.I
+)
 _FIRST_PERSON = (
     (r"\byou are\b", "I am"),
     (r"\byou're\b", "I'm"),
@@ -27,11 +31,17 @@ _FIRST_PERSON = (
 
 
 class OracleUser:
-    """Answers each question with the sentence of its instruction that fits best, or the next one not said yet."""
+    """Answers each question with the sentence of its instruction that fits best, or the next one
+    not said yet.
+    """
 
     def __init__(self, task: Task) -> None:
         self._opening = task.opening
-        self._facts = [_first_person(fact) for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip()) if fact]
+        self._facts = [
+            _first_person(fact)
+            for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip())
+            if fact
+        ]
         self._unsaid = list(range(len(self._facts)))
         self._awaited = [_plain(output) for output in task.outputs]
         self._waits = bool(task.outputs)
@@ -69,7 +79,9 @@ class OracleUser:
         """The next call of the ground truth, if the agent's last message names its tool."""
         asked = set(re.findall(r"[a-z]+", self._asked.lower()))
         if self._calls:
-            call = json.loads(self._calls[0].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            call = json.loads(
+                self._calls[0].removeprefix("<tool_call>").removesuffix("</tool_call>")
+            )
             if set(call["name"].split("_")) <= asked:
                 return self._calls.pop(0)
         return None
@@ -78,10 +90,15 @@ class OracleUser:
         if not self._facts:
             return "I have nothing to add."
         asked = _words(question)
-        # The fact with most words in common; among equals one that was not said yet, then the first.
+        # The fact with most words in common; among equals one that was not said yet, then the
+        # first.
         best = max(
             range(len(self._facts)),
-            key=lambda place: (len(asked & _words(self._facts[place])), place in self._unsaid, -place),
+            key=lambda place: (
+                len(asked & _words(self._facts[place])),
+                place in self._unsaid,
+                -place,
+            ),
         )
         if not asked & _words(self._facts[best]) and self._unsaid:
             best = self._unsaid[0]

@@ -1,4 +1,6 @@
-"""What rollq uses of slime's Sample, with the rules that slime 0.3.1 checks. Made for rollq's example and tests."""
+"""What rollq uses of slime's Sample, with the rules that slime 0.3.1 checks. Made for rollq's
+example and tests.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,4 +48,6 @@ class Sample:
         self.tokens += tokens
         self.response_length += len(tokens)
         self.loss_mask = (self.loss_mask or []) + [int(trainable)] * len(tokens)
-        self.rollout_log_probs = (self.rollout_log_probs or []) + list(log_probs or [0.0] * len(tokens))
+        self.rollout_log_probs = (self.rollout_log_probs or []) + list(
+            log_probs or [0.0] * len(tokens)
+        )

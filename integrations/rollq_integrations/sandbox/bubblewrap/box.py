@@ -1,12 +1,14 @@
-"""A sandbox for commands of the policy, by bubblewrap: a scratch folder in memory, and nothing of the worker's.
+"""A sandbox for commands of the policy, by bubblewrap: a scratch folder in memory, and nothing of
+the worker's.
 
     with Bubblewrap() as sandbox:
         print(sandbox.run([PYTHON, "-c", "print(2)"]).output)
 
-Inside there are the system's programs and this interpreter's own library, read-only, and an empty folder WORK. There
-is no network, no file of the worker's (its home, its virtual environment, its keys) and no variable of its environment.
-All of it ends with the worker. `shell` runs inside. What is not confined: the CPU time that commands take
-beside each other, and memory of the kernel's for pipes, sockets, locks and mappings. It does not know tools.
+Inside there are the system's programs and this interpreter's own library, read-only, and an empty
+folder WORK. There is no network, no file of the worker's (its home, its virtual environment, its
+keys) and no variable of its environment. All of it ends with the worker. `shell` runs inside. What
+is not confined: the CPU time that commands take beside each other, and memory of the kernel's for
+pipes, sockets, locks and mappings. It does not know tools.
 """
 
 import json
@@ -41,17 +43,23 @@ LIBRARY_FOLDER = "/opt/libpython"
 PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
 """The interpreter inside."""
 FIRST_USER = 2_000_000_000
-"""The sandboxes of a worker that is root have users of their own from here on, so that each has its own count of
-processes."""
+"""The sandboxes of a worker that is root have users of their own from here on, so that each has its
+own count of processes.
+"""
 FIRST_TO_GO = 'echo 1000 > /proc/self/oom_score_adj && exec "$@"'
-"""Where memory runs out, the kernel ends a sandbox before its worker. Inside, /proc cannot be written."""
+"""Where memory runs out, the kernel ends a sandbox before its worker. Inside, /proc cannot be
+written.
+"""
 START_S = 30.0
 """Longest start of a sandbox in seconds."""
 GRACE_S = 15.0
 """Seconds beyond a command's time in which the sandbox must answer."""
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
-INSTALL = "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to unprivileged users"
+INSTALL = (
+    "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to "
+    "unprivileged users"
+)
 STOPPED = {
     "": "",
     "time": "it ran longer than {seconds:g} s",
@@ -78,10 +86,14 @@ DEFAULT = Limits()
 
 
 class Bubblewrap:
-    """Implements rollq.env.Sandbox: a scratch folder, and commands that share it. Not for several threads at once."""
+    """Implements rollq.env.Sandbox: a scratch folder, and commands that share it. Not for several
+    threads at once.
+    """
 
     def __init__(self, limits: Limits = DEFAULT) -> None:
-        """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does not start."""
+        """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does
+        not start.
+        """
         check_system()
         self._limits = limits
         self._open()
@@ -101,15 +113,25 @@ class Bubblewrap:
         self.close()
 
     def run(
-        self, command: Sequence[str], *, seconds: float | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> CommandResult:
         """Run a command. All its processes end with it."""
-        argv = [part.encode(errors="replace").decode() for part in command]  # half of a character pair has no bytes
+        argv = [
+            part.encode(errors="replace").decode() for part in command
+        ]  # half of a character pair has no bytes
         argv = argv or [""]  # which is no program, too
         if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
-            return CommandResult(f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126)
+            return CommandResult(
+                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126
+            )
         longest = self._limits.seconds if seconds is None else seconds
-        reply, output = self._ask({"argv": argv, "seconds": longest, "env": dict(env or {})}, seconds=longest)
+        reply, output = self._ask(
+            {"argv": argv, "seconds": longest, "env": dict(env or {})}, seconds=longest
+        )
         if reply["stopped"] == "files":
             self.close()  # so that commands cannot go on to add some in each of their last moments
             self._open()
@@ -120,8 +142,15 @@ class Bubblewrap:
         source.stat()  # raises FileNotFoundError where there is none
         for file in [source, *source.rglob("*")]:
             if file.is_file():
-                content, to = file.read_bytes(), os.path.join(WORK, target, file.relative_to(source))
-                head = {"write": os.path.normpath(to), "mode": file.stat().st_mode & 0o777, "size": len(content)}
+                content, to = (
+                    file.read_bytes(),
+                    os.path.join(WORK, target, file.relative_to(source)),
+                )
+                head = {
+                    "write": os.path.normpath(to),
+                    "mode": file.stat().st_mode & 0o777,
+                    "size": len(content),
+                }
                 self._check(self._ask(head, content)[0])
 
     def download(self, path: str) -> bytes:
@@ -135,9 +164,12 @@ class Bubblewrap:
         if "error" in reply:
             raise EnvironmentFailure(f"the sandbox: {reply['error']}")
 
-    def _ask(self, request: Json, content: bytes = b"", *, seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
-        """The reply of the shell to a request that may take so long. Without one the sandbox ends: a reply that comes
-        late would be that of the next request."""
+    def _ask(
+        self, request: Json, content: bytes = b"", *, seconds: float = 0.0
+    ) -> tuple[dict[str, Any], bytes]:
+        """The reply of the shell to a request that may take so long. Without one the sandbox ends:
+        a reply that comes late would be that of the next request.
+        """
         sent = json.dumps(request).encode() + b"\n" + content
         try:
             self._send(sent)
@@ -159,7 +191,9 @@ class Bubblewrap:
         """End all of its processes; the kernel removes the scratch folder."""
         if self._process.poll() is None:  # else another process may have its number
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # bwrap, and the first process of the PID namespace
+                os.killpg(
+                    self._process.pid, signal.SIGKILL
+                )  # bwrap, and the first process of the PID namespace
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -172,7 +206,9 @@ def check_system() -> None:
     if sys.platform != "linux":
         raise JobFailure(f"sandboxed commands need Linux and bubblewrap, not {sys.platform}")
     if shutil.which("bwrap") is None:
-        raise JobFailure(f"sandboxed commands need bwrap on PATH, and nothing runs without it: {INSTALL}")
+        raise JobFailure(
+            f"sandboxed commands need bwrap on PATH, and nothing runs without it: {INSTALL}"
+        )
     process = _start(Limits())
     try:
         _answer(process, START_S)
@@ -230,12 +266,15 @@ def _readable(content: bytes) -> int:
 
 
 def _walls(limits: Limits, root: bool) -> Iterator[str]:
-    """The arguments of bwrap. A worker that is root needs no user namespace, and without one its sandboxes can have
-    users of their own; all capabilities go when the shell takes on that user."""
+    """The arguments of bwrap. A worker that is root needs no user namespace, and without one its
+    sandboxes can have users of their own; all capabilities go when the shell takes on that user.
+    """
     for space in ("ipc", "pid", "net", "uts", "cgroup-try"):
         yield f"--unshare-{space}"
     yield from (
-        ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else ["--unshare-user"]
+        ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+        if root
+        else ["--unshare-user"]
     )
     yield from ("--as-pid-1", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr")
     for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
@@ -249,16 +288,34 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         yield from ("--ro-bind-try", file, file)
     if sys.base_prefix != PYTHON_FOLDER:
         yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
-        # It may name its libpython by the path outside. What else lies there is not for the system's programs.
+        # It may name its libpython by the path outside. What else lies there is not for the
+        # system's programs.
         library = sysconfig.get_config_var("INSTSONAME")
         yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
-        yield from ("--ro-bind-try", f"{sys.base_prefix}/lib/{library}", f"{LIBRARY_FOLDER}/{library}")
+        yield from (
+            "--ro-bind-try",
+            f"{sys.base_prefix}/lib/{library}",
+            f"{LIBRARY_FOLDER}/{library}",
+        )
         yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
     yield from ("--proc", "/proc", "--dev", "/dev")
-    yield from ("--dev-bind", "/dev/full", "/dev/zero")  # it reads as zeros, too, and cannot be mapped as memory
+    yield from (
+        "--dev-bind",
+        "/dev/full",
+        "/dev/zero",
+    )  # it reads as zeros, too, and cannot be mapped as memory
     for folder in ("/dev/shm", "/tmp", WORK):
         yield from ("--perms", "1777", "--size", str(limits.disk), "--tmpfs", folder)
-    yield from ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK)
+    yield from (
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/proc",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        WORK,
+    )
     for name, value in (
         ("PATH", f"{os.path.dirname(PYTHON)}:/usr/bin:/bin"),
         ("HOME", WORK),
@@ -277,7 +334,9 @@ def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[st
     while True:
         if reply is None and b"\n" in got:
             head, _, rest = bytes(got).partition(b"\n")
-            with suppress(ValueError, KeyError, TypeError):  # what bwrap or the interpreter says before they fail
+            with suppress(
+                ValueError, KeyError, TypeError
+            ):  # what bwrap or the interpreter says before they fail
                 size = json.loads(head)["size"]
                 reply, got = json.loads(head), bytearray(rest)
         if reply is not None and len(got) >= size:

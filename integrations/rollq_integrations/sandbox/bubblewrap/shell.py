@@ -1,10 +1,12 @@
-"""What runs inside a sandbox as its first process: it starts the commands, one after the other, and bounds each.
+"""What runs inside a sandbox as its first process: it starts the commands, one after the other, and
+bounds each.
 
-It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines of JSON on stdin:
-a command (`argv`), or a file to `write`, whose bytes follow, or to `read`. Replies go to stdout: a line of JSON, and
-then as many bytes of output as that says. A command's processes all end with it. As the first process of its PID
-namespace it cannot be killed from inside, and as it is not dumpable, other processes in the sandbox cannot look into
-it. It ends with its worker, whose end of stdin then closes.
+It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines
+of JSON on stdin: a command (`argv`), or a file to `write`, whose bytes follow, or to `read`.
+Replies go to stdout: a line of JSON, and then as many bytes of output as that says. A command's
+processes all end with it. As the first process of its PID namespace it cannot be killed from
+inside, and as it is not dumpable, other processes in the sandbox cannot look into it. It ends with
+its worker, whose end of stdin then closes.
 """
 
 import ctypes
@@ -30,7 +32,9 @@ LARGEST_FILE = 16_000_000
 FILES = 50_000
 """Number of files that a sandbox may hold; each takes memory of the kernel's."""
 COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
-"""The lines of a process's status that count as its memory; pages of programs and libraries are everybody's."""
+"""The lines of a process's status that count as its memory; pages of programs and libraries are
+everybody's.
+"""
 FOLDERS = ("/work", "/tmp", "/dev/shm")
 """The folders that take files."""
 OPEN_FILES = 128
@@ -58,8 +62,14 @@ def main() -> None:
         else:
             content = sys.stdin.buffer.read(request["size"]) if "write" in request else b""
             try:
-                _reply({}, _write(request, content) if "write" in request else _read(request["read"]))
-            except (OSError, ValueError, MemoryError) as e:  # ValueError: no file can have such a name
+                _reply(
+                    {}, _write(request, content) if "write" in request else _read(request["read"])
+                )
+            except (
+                OSError,
+                ValueError,
+                MemoryError,
+            ) as e:  # ValueError: no file can have such a name
                 _reply({"error": str(e), "missing": isinstance(e, FileNotFoundError)}, b"")
 
 
@@ -77,7 +87,9 @@ def _write(request: dict[str, Any], content: bytes) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe does not hold it up
+    with open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
+    ) as file:  # a pipe does not hold it up
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no file")
         content = file.read(LARGEST_FILE + 1)
@@ -87,7 +99,9 @@ def _read(path: str) -> bytes:
 
 
 def _bound(limits: dict[str, Any]) -> None:
-    """The limits that the kernel keeps, for each process; the number of processes is that of the whole sandbox."""
+    """The limits that the kernel keeps, for each process; the number of processes is that of the
+    whole sandbox.
+    """
     for kind, value in (
         (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
@@ -104,7 +118,10 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
     read, write = os.pipe()
     try:
         pid = _start(request["argv"], {**os.environ, **request["env"]}, write)
-    except (OSError, ValueError) as e:  # ValueError: no process can have such a name or such variables
+    except (
+        OSError,
+        ValueError,
+    ) as e:  # ValueError: no process can have such a name or such variables
         os.close(read)
         said = f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}"
         return {"code": 126, "stopped": ""}, said.encode()
@@ -144,7 +161,9 @@ def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
 
 
 def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
-    """Read the output until the command ends. Returns it, and which limit stopped the command ("": none)."""
+    """Read the output until the command ends. Returns it, and which limit stopped the command ("":
+    none).
+    """
     output, size, deadline = b"", 0, time.monotonic() + limits["seconds"]
     waiting = [ended, read]
     while True:
@@ -170,14 +189,17 @@ def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
 
 
 def _memory() -> int:
-    """Bytes of memory of all processes of this sandbox but this one, and of the kernel's tables of their pages. Shared
-    memory counts for each."""
+    """Bytes of memory of all processes of this sandbox but this one, and of the kernel's tables of
+    their pages. Shared memory counts for each.
+    """
     kilobytes = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
                 with open(f"/proc/{name}/status") as file:
-                    kilobytes += sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
+                    kilobytes += sum(
+                        int(line.split()[1]) for line in file if line.startswith(COUNTED)
+                    )
             except OSError:
                 continue  # it has ended
     return kilobytes << 10
@@ -192,7 +214,9 @@ def _end_all(first: int) -> int:
     status = 0
     while True:
         with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # all of this PID namespace but its first process, which this is
+            os.kill(
+                -1, signal.SIGKILL
+            )  # all of this PID namespace but its first process, which this is
         try:
             pid, ended_with = os.waitpid(-1, 0)
         except ChildProcessError:

@@ -40,7 +40,9 @@ def read(container: "EngineContainer", path: str) -> bytes:
     pack(container, path, LARGEST_FILE, packed)
     with tarfile.open(fileobj=packed) as tar:
         first = tar.next()
-        file = tar.extractfile(first) if first and first.isreg() else None  # no link, which may lead to itself
+        file = (
+            tar.extractfile(first) if first and first.isreg() else None
+        )  # no link, which may lead to itself
         if file is None:
             raise EnvironmentFailure(f"{path} is no file")
         return file.read()
@@ -57,13 +59,17 @@ def pack(container: "EngineContainer", path: str, limit: int, into: IO[bytes]) -
     for part in parts:
         into.write(part)
         if into.tell() > limit:
-            raise EnvironmentFailure(f"{path} has more than {limit} bytes, and no more can be copied out")
+            raise EnvironmentFailure(
+                f"{path} has more than {limit} bytes, and no more can be copied out"
+            )
     into.seek(0)
 
 
 def without_ways_out(packed: IO[bytes], into: IO[bytes]) -> None:
-    """The tar again, without special files, and without links through which what the policy wrote would be a file of
-    the other container's. A link that has no `..` and lies in a folder leads to what lies there, too."""
+    """The tar again, without special files, and without links through which what the policy wrote
+    would be a file of the other container's. A link that has no `..` and lies in a folder leads to
+    what lies there, too.
+    """
     names = set()
     with tarfile.open(fileobj=packed) as tar, tarfile.open(fileobj=into, mode="w") as kept:
         for entry in tar:

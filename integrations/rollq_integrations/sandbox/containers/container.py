@@ -3,10 +3,11 @@
     with Container("python:3.12-slim") as sandbox:
         print(sandbox.run(["python3", "-c", "print(2)"]).output)
 
-It starts in the background while the policy writes its first turn. Nothing is left behind, whatever happens to the
-worker: a container reads lines from its worker, and ends, and is removed, once none came for LEASE_S or the connection
-closes. What was made and never started is swept away by the next worker. The image needs `sh`, `timeout` and `head`
-(coreutils or busybox). It does not know tasks or tools.
+It starts in the background while the policy writes its first turn. Nothing is left behind, whatever
+happens to the worker: a container reads lines from its worker, and ends, and is removed, once none
+came for LEASE_S or the connection closes. What was made and never started is swept away by the next
+worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know tasks or
+tools.
 """
 
 import io
@@ -47,11 +48,17 @@ SHOWN = 32_768
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 OUTPUTS = "/run/rollq"
-"""A folder in memory inside, for the outputs of commands, and its size: a command that writes more has a full disk."""
+"""A folder in memory inside, for the outputs of commands, and its size: a command that writes more
+has a full disk.
+"""
 OUTPUTS_SIZE = "16m"
-RUN = f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; rm -f "$f"; exit $code'
-"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end: it has the file,
-and not the connection."""
+RUN = (
+    f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; '
+    'rm -f "$f"; exit $code'
+)
+"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end:
+it has the file, and not the connection.
+"""
 KILLED = 137
 """The exit code of what SIGKILL ended."""
 NETWORK = "ROLLQ_SANDBOX_NETWORK"
@@ -75,12 +82,14 @@ class Container:
         folders: Sequence[str] = (),
         network: bool = False,
     ) -> None:
-        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and `memory` (bytes) are
-        for all processes together. `mounts` are folders of the engine's machine, read-only, and where they lie inside.
-        `folder` is where commands begin, in place of the image's. `folders` are made, for every user to write in.
+        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and
+        `memory` (bytes) are for all processes together. `mounts` are folders of the engine's
+        machine, read-only, and where they lie inside. `folder` is where commands begin, in place of
+        the image's. `folders` are made, for every user to write in.
 
-        With `network`, the container is in the network that ROLLQ_SANDBOX_NETWORK names. It is in any case if that is
-        an internal one, which leads nowhere but to this machine. Otherwise it has loopback alone.
+        With `network`, the container is in the network that ROLLQ_SANDBOX_NETWORK names. It is in
+        any case if that is an internal one, which leads nowhere but to this machine. Otherwise it
+        has loopback alone.
 
         Raises JobFailure where there is no container engine.
         """
@@ -94,9 +103,14 @@ class Container:
             "command": ["sh", "-c", LIVE, str(LEASE_S)],
             "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
             "auto_remove": True,
-            "labels": {LABEL: "", **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")}},
+            "labels": {
+                LABEL: "",
+                **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")},
+            },
             "environment": dict(env or {}),
-            "volumes": {source: {"bind": target, "mode": "ro"} for source, target in (mounts or {}).items()},
+            "volumes": {
+                source: {"bind": target, "mode": "ro"} for source, target in (mounts or {}).items()
+            },
             "tmpfs": {OUTPUTS: f"size={OUTPUTS_SIZE},mode=1777"},
             "nano_cpus": int(cpus * 1e9),
             "mem_limit": memory,
@@ -123,33 +137,47 @@ class Container:
     ) -> CommandResult:
         """See Sandbox. `user` is who runs it, in place of the image's user."""
         longest = self._seconds if seconds is None else seconds
-        if any("\0" in part or len(part.encode(errors="replace")) > LONGEST_ARGUMENT for part in command):
-            return CommandResult(f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126)
+        if any(
+            "\0" in part or len(part.encode(errors="replace")) > LONGEST_ARGUMENT
+            for part in command
+        ):
+            return CommandResult(
+                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126
+            )
         argv = ["sh", "-c", RUN, OUTPUTS, f"{longest:g}", *command]
         options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
         began = time.monotonic()
-        ended = self._do("a command", longest, lambda container: container.exec_run(argv, **options))
+        ended = self._do(
+            "a command", longest, lambda container: container.exec_run(argv, **options)
+        )
         if ended.exit_code is None:  # it still runs
             raise EnvironmentFailure("the container engine has closed the connection of a command")
         late = ended.exit_code == KILLED and time.monotonic() - began >= longest
         output = bytes(ended.output or b"").decode(errors="replace")
-        return CommandResult(output, ended.exit_code, f"it ran longer than {longest:g} s" if late else "")
+        return CommandResult(
+            output, ended.exit_code, f"it ran longer than {longest:g} s" if late else ""
+        )
 
     def upload(self, source: Path, target: str) -> None:
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w") as tar:
             tar.add(source, target.strip("/"), filter=owned_by_root)
-        self._do("an upload", START_S, lambda container: container.put_archive("/", made.getvalue()))
+        self._do(
+            "an upload", START_S, lambda container: container.put_archive("/", made.getvalue())
+        )
 
     def download(self, path: str) -> bytes:
         return self._do("a download", START_S, lambda container: read(container, path))
 
     def copy(self, path: str, to: "Container") -> None:
-        """Put the file or folder of that path into another container, at the same path, without links that leave it and
-        special files. Nothing happens where there is none."""
+        """Put the file or folder of that path into another container, at the same path, without
+        links that leave it and special files. Nothing happens where there is none.
+        """
         folder = os.path.dirname(path.rstrip("/")) or "/"
         with suppress(FileNotFoundError), tempfile.TemporaryFile() as packed:
-            self._do("a download", START_S, lambda container: pack(container, path, LARGEST_COPY, packed))
+            self._do(
+                "a download", START_S, lambda container: pack(container, path, LARGEST_COPY, packed)
+            )
             with tempfile.TemporaryFile() as kept, failures(f"a copy of {path}"):
                 without_ways_out(packed, kept)
                 to.run(["mkdir", "-p", folder], user="root")
@@ -164,11 +192,16 @@ class Container:
             container = self._engine.containers.create(**asked)
             try:
                 container.start()
-                HEARTBEAT.join(container.id, container.attach_socket(params={"stdin": 1, "stream": 1}))
+                HEARTBEAT.join(
+                    container.id, container.attach_socket(params={"stdin": 1, "stream": 1})
+                )
                 container.put_archive("/", folders_for_all(folders))
             except BaseException:
                 HEARTBEAT.leave(container.id)
-                with suppress(EnvironmentFailure), failures("removing a container"):  # Docker has done it
+                with (
+                    suppress(EnvironmentFailure),
+                    failures("removing a container"),
+                ):  # Docker has done it
                     container.remove(force=True)
                 raise
             return container
@@ -187,7 +220,9 @@ class Container:
         deadline = time.monotonic() + seconds
         while not wait([asked], 1.0).done:
             if time.monotonic() > deadline:
-                raise EnvironmentFailure(f"the container engine took longer than {seconds:g} s for {what}")
+                raise EnvironmentFailure(
+                    f"the container engine took longer than {seconds:g} s for {what}"
+                )
         with failures(f"in the container, {what}"):
             return asked.result()
 
@@ -205,7 +240,10 @@ def _is_internal(network: str) -> bool:
 
 
 def _remove(started: "Future[EngineContainer]") -> None:
-    with suppress(EnvironmentFailure), failures("removing a container"):  # if not now, it ends by itself
+    with (
+        suppress(EnvironmentFailure),
+        failures("removing a container"),
+    ):  # if not now, it ends by itself
         container = started.result()
         HEARTBEAT.leave(container.id)
         container.remove(force=True)

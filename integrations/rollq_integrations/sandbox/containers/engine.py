@@ -1,7 +1,7 @@
 """The container engine of this machine, Docker or Podman, by the package docker.
 
-`DOCKER_HOST` names its socket where it is not Docker's own. What the engine or the package refuses becomes an
-EnvironmentFailure. It does not know what a container is for.
+`DOCKER_HOST` names its socket where it is not Docker's own. What the engine or the package refuses
+becomes an EnvironmentFailure. It does not know what a container is for.
 """
 
 import tarfile
@@ -45,15 +45,17 @@ def engine() -> "docker.DockerClient":
 
 
 def sweep(age: str = "2m") -> None:
-    """Remove the sandboxes' containers of that age that never ran: a worker was killed between making and starting
-    one. Those that run end by themselves (`container`)."""
+    """Remove the sandboxes' containers of that age that never ran: a worker was killed between
+    making and starting one. Those that run end by themselves (`container`).
+    """
     engine().containers.prune(filters={"label": LABEL, "until": age})
 
 
 @contextmanager
 def failures(what: str) -> Iterator[None]:
-    """A block in which what the engine refuses, or its silence, is an EnvironmentFailure that names `what` was done. A
-    FileNotFoundError stays one."""
+    """A block in which what the engine refuses, or its silence, is an EnvironmentFailure that names
+    `what` was done. A FileNotFoundError stays one.
+    """
     import docker
     import urllib3
 
@@ -64,21 +66,30 @@ def failures(what: str) -> Iterator[None]:
     except docker.errors.BuildError as e:
         log = "".join(str(line.get("stream") or line.get("error") or "") for line in e.build_log)
         raise EnvironmentFailure(f"{what}: {e}; its log ends with:\n{log.strip()[-2000:]}") from e
-    # Those of requests are OSErrors. The streams of builds, and damaged archives, have errors of their own.
-    except (docker.errors.DockerException, urllib3.exceptions.HTTPError, tarfile.TarError, OSError) as e:
+    # Those of requests are OSErrors. The streams of builds, and damaged archives, have errors of
+    # their own.
+    except (
+        docker.errors.DockerException,
+        urllib3.exceptions.HTTPError,
+        tarfile.TarError,
+        OSError,
+    ) as e:
         raise EnvironmentFailure(f"{what}: {e}") from e
 
 
 def image_of(folder: Path, tag: str, seconds: float) -> None:
-    """Have the engine build the image of a folder with a Dockerfile, unless it has one of that tag. Where several
-    threads ask for one, it is built once. Raises EnvironmentFailure."""
+    """Have the engine build the image of a folder with a Dockerfile, unless it has one of that tag.
+    Where several threads ask for one, it is built once. Raises EnvironmentFailure.
+    """
     import docker
 
     with _building[tag], failures(f"the image {tag} of {folder}"):
         try:
             engine().images.get(tag)
         except docker.errors.ImageNotFound:
-            engine().images.build(path=str(folder), tag=tag, rm=True, forcerm=True, timeout=int(seconds))
+            engine().images.build(
+                path=str(folder), tag=tag, rm=True, forcerm=True, timeout=int(seconds)
+            )
 
 
 def pull(image: str) -> None:

@@ -1,4 +1,6 @@
-"""The lease of containers: each reads lines from its worker, and ends when they end. It knows nothing of commands."""
+"""The lease of containers: each reads lines from its worker, and ends when they end. It knows
+nothing of commands.
+"""
 
 import os
 import threading
@@ -16,13 +18,15 @@ BEAT_S = 20.0
 SWEEP_S = 60.0
 """Seconds between two sweeps."""
 LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
-"""What a container runs: it ends where the lines do (1), or after some seconds without one (124). It goes on where the
-policy has killed what reads them."""
+"""What a container runs: it ends where the lines do (1), or after some seconds without one (124).
+It goes on where the policy has killed what reads them.
+"""
 
 
 class Heartbeat:
-    """One thread that writes a line to every container of this process now and then. Another one sweeps, so that an
-    engine that is slow to do so does not cost the containers their lines."""
+    """One thread that writes a line to every container of this process now and then. Another one
+    sweeps, so that an engine that is slow to do so does not cost the containers their lines.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +37,9 @@ class Heartbeat:
         with self._lock:
             self._connections[name] = connection
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rollq-containers", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="rollq-containers", daemon=True
+                )
                 self._thread.start()
                 threading.Thread(target=_sweep_for_ever, name="rollq-sweeps", daemon=True).start()
 

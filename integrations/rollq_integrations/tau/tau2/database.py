@@ -11,7 +11,12 @@ from rollq.env.foreign_tools import (
     copy_record,
     untouched,
 )
-from rollq_integrations.tau.backend import TAU2_STOP_MARKERS, PackageBackend, model_as_text, tables_of
+from rollq_integrations.tau.backend import (
+    TAU2_STOP_MARKERS,
+    PackageBackend,
+    model_as_text,
+    tables_of,
+)
 
 
 class Tau2Backend(PackageBackend):
@@ -25,7 +30,9 @@ class Tau2Backend(PackageBackend):
         self._toolkit = type(environment.tools)
         self._text = environment.to_json_str
         records = tables_of(environment.tools.db)
-        super().__init__(SharedDatabase(records, copy=copy_record, canon=model_as_text, untouched=untouched))
+        super().__init__(
+            SharedDatabase(records, copy=copy_record, canon=model_as_text, untouched=untouched)
+        )
 
     def invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
         check_calculation(name, arguments)

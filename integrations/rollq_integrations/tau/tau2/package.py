@@ -24,17 +24,23 @@ def imported(variant: str) -> tuple[Any, Path]:
     spec = importlib.util.find_spec("tau2")
     home = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     if spec is None or not (home / "domains" / variant).is_dir():
-        raise JobFailure(f"the environment tau2 needs the package of tau2-bench: {install_line('tau2')} (docs/tau.md)")
+        raise JobFailure(
+            "the environment tau2 needs the package of tau2-bench: "
+            f"{install_line('tau2')} (docs/tau.md)"
+        )
     with bare_package(home):
         try:
             import_module("loguru").logger.disable("tau2")  # it logs every call
             module = import_module(f"tau2.domains.{variant}.environment")
             data = Path(import_module("tau2.utils").DATA_DIR) / "tau2" / "domains" / variant
         except ImportError as e:
-            raise JobFailure(f"the environment tau2 cannot import tau2 ({e}): {install_line('tau2')}") from e
+            raise JobFailure(
+                f"the environment tau2 cannot import tau2 ({e}): {install_line('tau2')}"
+            ) from e
     if not data.is_dir():
         raise JobFailure(
-            f"the environment tau2 has no data in {data}: set TAU2_DATA_DIR to the folder data of a clone of "
+            f"the environment tau2 has no data in {data}: set TAU2_DATA_DIR to the folder "
+            "data of a clone of "
             "https://github.com/sierra-research/tau2-bench"
         )
     return module, data
@@ -42,9 +48,10 @@ def imported(variant: str) -> tuple[Any, Path]:
 
 @contextmanager
 def bare_package(home: Path) -> Iterator[None]:
-    """Imports of the package's modules leave out `tau2/__init__.py`, which imports its agents, users and servers: 200
-    MB, and litellm fetches a price list. And no `.env` that lies in a folder above becomes variables of this
-    process."""
+    """Imports of the package's modules leave out `tau2/__init__.py`, which imports its agents,
+    users and servers: 200 MB, and litellm fetches a price list. And no `.env` that lies in a folder
+    above becomes variables of this process.
+    """
     package = ModuleType("tau2")
     package.__path__ = [str(home)]
     left_out, switch = "tau2" not in sys.modules, "PYTHON_DOTENV_DISABLED"
@@ -70,7 +77,8 @@ def version() -> str:
         return "tau2-bench"
     if not installed.version.startswith("1."):  # PyPI has another package of that name, too
         raise JobFailure(
-            f"the environment tau2 needs tau2-bench 1.*, not tau2 {installed.version}: {install_line('tau2')} "
+            f"the environment tau2 needs tau2-bench 1.*, not tau2 {installed.version}: "
+            f"{install_line('tau2')} "
             "(docs/tau.md)"
         )
     return version_of("tau2-bench", installed)

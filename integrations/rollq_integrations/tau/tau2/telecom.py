@@ -1,8 +1,10 @@
-"""tau2-bench's telecom: the agent works on the company's data, and the user on a phone, with tools of its own.
+"""tau2-bench's telecom: the agent works on the company's data, and the user on a phone, with tools
+of its own.
 
-The user calls a tool by a message that is nothing but `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and
-hears the result in `<tool_response>`. The agent sees neither. The journal has these messages like all others of the
-user, so an episode that another worker continues has the same phone.
+The user calls a tool by a message that is nothing but `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`, and hears the result in `<tool_response>`. The agent sees neither. The journal
+has these messages like all others of the user, so an episode that another worker continues has the
+same phone.
 """
 
 import json
@@ -24,10 +26,12 @@ from rollq_integrations.tau.scripted_tasks import REPLIES, respond
 USER_TOOLS = """\
 
 Your phone:
-You have the phone in your hand and use it with the tools below. Use one when the agent asks you to do or look at \
+You have the phone in your hand and use it with the tools below. Use one when the agent asks you \
+to do or look at \
 something, one at a time. To use it, write nothing but
 <tool_call>{{"name": "TOOL", "arguments": {{...}}}}</tool_call>
-and you get back what the phone shows, in <tool_response>. The agent sees neither: tell it what you saw. Never make up \
+and you get back what the phone shows, in <tool_response>. The agent sees neither: tell it what \
+you saw. Never make up \
 what the phone shows.
 {tools}"""
 
@@ -52,18 +56,25 @@ class TelecomBackend:
         self._pristine = environment
         self.policy: str = environment.get_policy()
         self.tools: Sequence[Json] = [tool.openai_schema for tool in environment.get_tools()]
-        schemas = [json.dumps(tool.openai_schema["function"]) for tool in environment.get_user_tools()]
+        schemas = [
+            json.dumps(tool.openai_schema["function"]) for tool in environment.get_user_tools()
+        ]
         self._user_tools = USER_TOOLS.format(tools="\n".join(schemas))
-        # New bills get random numbers, which the agent reads. The same actions must lead to the same observations.
+        # New bills get random numbers, which the agent reads. The same actions must lead to the
+        # same observations.
         self._playing = threading.local()
-        import_module(type(environment.tools).__module__).__dict__["uuid"] = SimpleNamespace(uuid4=self._bill_number)
+        import_module(type(environment.tools).__module__).__dict__["uuid"] = SimpleNamespace(
+            uuid4=self._bill_number
+        )
 
     def _bill_number(self) -> Any:
         return SimpleNamespace(hex=f"{next(self._playing.phone.bill_numbers):08x}")
 
     def begin(self, case: Case) -> Phone:
         whole, start = self._pristine, case.original.initial_state
-        tools, user_tools = (type(kit)(copy_record(kit.db)) for kit in (whole.tools, whole.user_tools))
+        tools, user_tools = (
+            type(kit)(copy_record(kit.db)) for kit in (whole.tools, whole.user_tools)
+        )
         phone = Phone(type(whole)(whole.domain_name, whole.policy, tools, user_tools))
         self._playing.phone = phone
         if start is not None:
@@ -93,7 +104,11 @@ class TelecomBackend:
         failed, missing = list[str](), list[str]()
         if "ENV_ASSERTION" in basis:
             check = phone.environment.run_env_assertion
-            failed = [_named(a) for a in criteria.env_assertions or () if not check(a, raise_assertion_error=False)]
+            failed = [
+                _named(a)
+                for a in criteria.env_assertions or ()
+                if not check(a, raise_assertion_error=False)
+            ]
         if "ACTION" in basis:
             for action in criteria.actions or ():
                 if not any(action.compare_with_tool_call(call) for call in phone.calls):
@@ -101,7 +116,9 @@ class TelecomBackend:
         return Grade(0.0 if failed or missing else 1.0, {"failed": failed, "not_called": missing})
 
     def with_phone(self, case: Case, task: Any, number: int) -> Case:
-        """The case with a user who has the phone. The number makes its opening unique in the domain."""
+        """The case with a user who has the phone. The number makes its opening unique in the
+        domain.
+        """
         moves, replies = _script(task.evaluation_criteria.actions or ())
         return replace(
             case,
@@ -136,15 +153,23 @@ def _named(assertion: Any) -> str:
 def _script(actions: Sequence[Any]) -> tuple[Sequence[Action], Sequence[str]]:
     """The moves of a perfect agent, and what the scripted user says to them."""
     agrees, asks, leaves = REPLIES
-    moves, replies = [respond("Let me make sure that I understand you. Shall I go ahead?")], [agrees]
+    moves, replies = (
+        [respond("Let me make sure that I understand you. Shall I go ahead?")],
+        [agrees],
+    )
     for requestor, run in groupby(actions, lambda action: action.requestor):
         calls = [Action(action.name, action.arguments) for action in run]
         if requestor == "assistant":
             moves += calls
         else:
-            moves.append(respond(f"Please do this on your phone: {', '.join(call.name for call in calls)}."))
+            moves.append(
+                respond(f"Please do this on your phone: {', '.join(call.name for call in calls)}.")
+            )
             replies += [*map(_as_user_call, calls), "I have done that."]
-    moves += [respond("It is all done."), respond("Yes, it is. Is there anything else I can do for you?")]
+    moves += [
+        respond("It is all done."),
+        respond("Yes, it is. Is there anything else I can do for you?"),
+    ]
     return moves, [*replies, asks, leaves]
 
 

@@ -1,4 +1,6 @@
-"""A consumer's wait for its next batch: for how long, what is said of it, and whether it is in vain."""
+"""A consumer's wait for its next batch: for how long, what is said of it, and whether it is in
+vain.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,19 +16,30 @@ T = TypeVar("T")
 BLOCK_S = 4.0
 """Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
 LOOK_S = 3.0
-"""Seconds between two looks while another consumer's groups may come back. Less than constants.OUTAGE_S, so that a
-waiting consumer shows that Redis is there."""
+"""Seconds between two looks while another consumer's groups may come back. Less than
+constants.OUTAGE_S, so that a waiting consumer shows that Redis is there.
+"""
 IDLE_S = 45.0
-"""Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
+"""Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S.
+"""
 EXHAUSTED_S = 5.0
-"""Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
+"""Seconds without any unfinished group after which `next(exact=True)` reports that groups are
+missing.
+"""
 
 
 class BatchWait:
-    """The wait of one consumer. When one has timed out, and the consumer soon asks again, it goes on."""
+    """The wait of one consumer. When one has timed out, and the consumer soon asks again, it goes
+    on.
+    """
 
     def __init__(
-        self, deliveries: Deliveries, session: str, hold_s: float, say: Callable[..., str], retry: RetryLoop
+        self,
+        deliveries: Deliveries,
+        session: str,
+        hold_s: float,
+        say: Callable[..., str],
+        retry: RetryLoop,
     ) -> None:
         """`say` gets an explanation of waits and the number of groups that are asked for."""
         self._deliveries, self._session, self._hold_s, self._say = deliveries, session, hold_s, say
@@ -49,13 +62,17 @@ class BatchWait:
             self._log = WaitLog(lambda: self._say(explain, self._groups))
 
     def in_time(self, call: Callable[[], T]) -> T:
-        """The call's result, once Redis gives it. Raises PullTimeout at the deadline, and HOPELESS at once."""
+        """The call's result, once Redis gives it. Raises PullTimeout at the deadline, and HOPELESS
+        at once.
+        """
         try:
             return self._retry(call, max(0.0, self.deadline - time.monotonic()))
         except HOPELESS:
             raise
         except (Unwritable, *CONNECTION_ERRORS) as e:
-            raise PullTimeout(f"run {self._deliveries.run}: no batch came within the timeout: {e}") from e
+            raise PullTimeout(
+                f"run {self._deliveries.run}: no batch came within the timeout: {e}"
+            ) from e
 
     def end(self, taken: Taken) -> None:
         """A batch has come."""

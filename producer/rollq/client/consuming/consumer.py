@@ -1,8 +1,9 @@
-"""One consumer of a run: takes finished groups of one purpose and holds them until it acknowledges them.
+"""One consumer of a run: takes finished groups of one purpose and holds them until it acknowledges
+them.
 
-A background thread renews its holds in Redis. When the consumer or its process ends, the holds run out, and the groups
-go to another consumer. A consumer with a name is succeeded by the next process that opens the name: it takes over the
-holds at once, with the same batches in the same order.
+A background thread renews its holds in Redis. When the consumer or its process ends, the holds run
+out, and the groups go to another consumer. A consumer with a name is succeeded by the next process
+that opens the name: it takes over the holds at once, with the same batches in the same order.
 """
 
 import logging
@@ -46,8 +47,9 @@ log = logging.getLogger("rollq")
 
 
 class Consumer:
-    """One consumer, for one thread. It holds what it took until `close`, the end of its `with` block or the end of its
-    process."""
+    """One consumer, for one thread. It holds what it took until `close`, the end of its `with`
+    block or the end of its process.
+    """
 
     def __init__(
         self,
@@ -65,11 +67,13 @@ class Consumer:
         tracking: Tracking | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
-        for a function that is not there, and LedgerError when a step after `step` is acknowledged already.
+        """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises
+        ContractError, SettingsError for a function that is not there, and LedgerError when a step
+        after `step` is acknowledged already.
 
-        `look` gets the number of publications that the ledger knows with each reply. It returns the published step when
-        Redis had lost it."""
+        `look` gets the number of publications that the ledger knows with each reply. It returns the
+        published step when Redis had lost it.
+        """
         check_consumer(order, name, step)
         check_names(extras)
         self._deliveries = deliveries
@@ -98,9 +102,17 @@ class Consumer:
         """Steps of the batches that were given back."""
         if name is not None:
             opened = take_over(deliveries, purpose, name, hold_s, step, self._retry)
-            self._session, self._owner, self._step = named_session(purpose, name), opened.owner, opened.next
+            self._session, self._owner, self._step = (
+                named_session(purpose, name),
+                opened.owner,
+                opened.next,
+            )
             self._takeover.extend(opened.steps)
-            if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
+            if (
+                opened.filling is not None
+                and opened.filling == opened.next - 1
+                and opened.filling != step
+            ):
                 self._filling = self._step = opened.filling
         self._waiting = BatchWait(deliveries, self._session, hold_s, self._said_by, self._retry)
         self._holds = HoldRenewal(self._renew, hold_s)
@@ -118,16 +130,20 @@ class Consumer:
         """Groups that this consumer took and has not acknowledged, skipped or rejected."""
         return self._holds.groups
 
-    def next(self, groups: int, timeout: float | None = None, *, exact: bool = False) -> Batch | None:
-        """The next batch of that many groups, or of fewer at the end of a sealed run; None when no more can come.
+    def next(
+        self, groups: int, timeout: float | None = None, *, exact: bool = False
+    ) -> Batch | None:
+        """The next batch of that many groups, or of fewer at the end of a sealed run; None when no
+        more can come.
 
-        A consumer that took over a name gets the unacknowledged batches first, as they were, whatever `groups` says.
-        With `exact`, no batch is ever short: raises MissingGroups, and takes nothing, when no group is being played and
-        too few are ready. Raises PullTimeout when the batch is not ready within `timeout` seconds (None: waits without
-        end; up to 20 s later while Redis is away), and FunctionError when a filter or a reward function fails. Another
-        call then goes on with the batch. Raises NotHeld when another process has opened the name, and
-        UnknownSchema, which touches nothing, when another version of rollq wrote a group. Raises ContractError for
-        other numbers than those.
+        A consumer that took over a name gets the unacknowledged batches first, as they were,
+        whatever `groups` says. With `exact`, no batch is ever short: raises MissingGroups, and
+        takes nothing, when no group is being played and too few are ready. Raises PullTimeout when
+        the batch is not ready within `timeout` seconds (None: waits without end; up to 20 s later
+        while Redis is away), and FunctionError when a filter or a reward function fails. Another
+        call then goes on with the batch. Raises NotHeld when another process has opened the name,
+        and UnknownSchema, which touches nothing, when another version of rollq wrote a group.
+        Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
         wait = self._waiting
@@ -155,7 +171,9 @@ class Consumer:
             wait.since = wait.since or taken.at
             if time.monotonic() >= wait.deadline:
                 why = wait.time_out()
-                raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
+                raise PullTimeout(
+                    late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why)
+                )
             wait.block(taken, exact)
 
     def _as_it_was(self, step: int) -> bool:
@@ -193,9 +211,9 @@ class Consumer:
     ) -> Batch | None:
         """The batch of these groups; None when another take has to come first.
 
-        That is so when the filter does not keep all of them, when one has a token that is beyond the run's `bound` on
-        staleness or of unknown weights, and when a trajectory cannot be read: then its job is rejected, and no group of
-        the batch is held any more.
+        That is so when the filter does not keep all of them, when one has a token that is beyond
+        the run's `bound` on staleness or of unknown weights, and when a trajectory cannot be read:
+        then its job is rejected, and no group of the batch is held any more.
         """
         token = self._token(step)
         self._holds.set(token, len(taken))
@@ -205,7 +223,10 @@ class Consumer:
             with suppress(NotHeld):  # another consumer holds it by now
                 self._reject(step, e.job_id, str(e))
             return None
-        except (FunctionError, PullTimeout):  # the hold stays, so that the next call gets the same groups
+        except (
+            FunctionError,
+            PullTimeout,
+        ):  # the hold stays, so that the next call gets the same groups
             raise
         except BaseException:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
@@ -217,7 +238,10 @@ class Consumer:
         names = version_tokens(trajectory for group in groups for trajectory in group.trajectories)
         version_steps = self._waiting.in_time(lambda: self._versions.steps(sorted(names)))
         if bound is not None and not self._as_it_was(step):
-            ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}
+            ages = {
+                group.id: staleness(group.trajectories, policy_step, version_steps).max
+                for group in groups
+            }
             if stale := [name for name, age in ages.items() if age is None or age > bound]:
                 self._selection.leave_out(stale)
                 self._leave_out(step, stale, STALE, left=len(groups) - len(stale))
@@ -226,7 +250,9 @@ class Consumer:
         with suppress(ValueError):
             self._takeover.remove(step)
         self._step = max(self._step, step + 1)
-        if self._filling == step:  # else it is a later batch, which a process before left incomplete
+        if (
+            self._filling == step
+        ):  # else it is a later batch, which a process before left incomplete
             self._filling = None
         self._rejected.discard(step)
         self._batches[step] = [group.id for group in groups]
@@ -244,7 +270,9 @@ class Consumer:
         """The batch does not keep these groups: it is filled up with others."""
         token, self._filling = self._token(step), step
         for group in groups:
-            skip = partial(self._deliveries.skip, token, group, reason, owner=self._owner, filling=True)
+            skip = partial(
+                self._deliveries.skip, token, group, reason, owner=self._owner, filling=True
+            )
             with suppress(NotHeld):  # the next take finds out what is still held
                 self._waiting.in_time(skip)
         if left:
@@ -253,16 +281,19 @@ class Consumer:
             self._holds.drop(token)
 
     def ack(self, up_to: int) -> None:
-        """Acknowledge all batches of this consumer up to and with that step, for example once a checkpoint holds them.
+        """Acknowledge all batches of this consumer up to and with that step, for example once a
+        checkpoint holds them.
 
-        Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged. Raises ContractError
-        for a step that no batch has had yet.
+        Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged.
+        Raises ContractError for a step that no batch has had yet.
         """
         self._refuse_closed()
         if up_to >= self._step and up_to not in self._takeover:
             raise ContractError(
-                f"run {self._deliveries.run}: no batch of this consumer has had step {up_to} yet: the next is"
-                f" {self._step}. To say what a checkpoint holds, open the consumer with step={up_to}"
+                f"run {self._deliveries.run}: no batch of this consumer has had step "
+                f"{up_to} yet: the next is"
+                f" {self._step}. To say what a checkpoint holds, open the consumer "
+                f"with step={up_to}"
             )
         lost: NotHeld | None = None
         for step in sorted(step for step in {*self._batches, *self._takeover} if step <= up_to):
@@ -276,7 +307,10 @@ class Consumer:
     def _ack(self, step: int, groups: Sequence[str]) -> None:
         self._refuse_closed()
         if step in self._rejected:
-            raise NotHeld(f"run {self._deliveries.run}: batch {step} was rejected: its groups are handed out again")
+            raise NotHeld(
+                f"run {self._deliveries.run}: batch {step} was rejected: its groups "
+                "are handed out again"
+            )
         try:
             self._retry(lambda: self._deliveries.ack(self._token(step), groups, owner=self._owner))
         except LedgerError:  # a group of the batch is lost or damaged
@@ -286,7 +320,9 @@ class Consumer:
 
     def _skip(self, step: int, group: str, reason: str) -> None:
         self._refuse_closed()
-        self._retry(lambda: self._deliveries.skip(self._token(step), group, reason, owner=self._owner))
+        self._retry(
+            lambda: self._deliveries.skip(self._token(step), group, reason, owner=self._owner)
+        )
         left = [name for name in self._batches.get(step, []) if name != group]
         if left:
             self._batches[step] = left
@@ -298,7 +334,9 @@ class Consumer:
         self._forget(step)
         self._selection.clear()
         self._rejected.add(step)
-        self._retry(lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner))
+        self._retry(
+            lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner)
+        )
         log.error("a finished job cannot be used and is dead-lettered: %s", reason)
 
     def _forget(self, step: int) -> None:
@@ -308,15 +346,21 @@ class Consumer:
             self._takeover.remove(step)
 
     def close(self) -> None:
-        """Give back what is held, so that other consumers get it now. The batches of a name stay, for the next process
-        that opens it. A closed consumer refuses to take or acknowledge anything.
+        """Give back what is held, so that other consumers get it now. The batches of a name stay,
+        for the next process that opens it. A closed consumer refuses to take or acknowledge
+        anything.
         """
         if self._closed:
             return
         self._closed, left = True, self._holds.close()
-        if left and not self._owner and not briefly(partial(self._deliveries.give_back, left, self._purpose)):
+        if (
+            left
+            and not self._owner
+            and not briefly(partial(self._deliveries.give_back, left, self._purpose))
+        ):
             log.warning(
-                "run %s: Redis did not answer a consumer that closes: others get its groups once its hold of %g s has"
+                "run %s: Redis did not answer a consumer that closes: others get its "
+                "groups once its hold of %g s has"
                 " run out",
                 self._deliveries.run,
                 self._hold_s,

@@ -1,7 +1,9 @@
-"""Functions of the trainer's process: a filter says which groups a batch keeps, a reward replaces the environment's.
+"""Functions of the trainer's process: a filter says which groups a batch keeps, a reward replaces
+the environment's.
 
-Each is given as a callable or as an import path, `module:function`. What one of them raises or returns wrongly becomes
-a FunctionError that names the function, and the group or the job. Standard library only.
+Each is given as a callable or as an import path, `module:function`. What one of them raises or
+returns wrongly becomes a FunctionError that names the function, and the group or the job. Standard
+library only.
 """
 
 import importlib
@@ -23,7 +25,9 @@ LONGEST_NAME = 64
 
 
 def load(path: str) -> Callable[..., Any]:
-    """The function at an import path, `module:function`. Raises SettingsError for a path that names none."""
+    """The function at an import path, `module:function`. Raises SettingsError for a path that names
+    none.
+    """
     module, colon, name = path.partition(":")
     if not (colon and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
         raise SettingsError(f"{path!r} is no import path of a function: write module:function")
@@ -45,7 +49,9 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def unequal_rewards(group: Group) -> bool:
-    """Whether the rewards differ, by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+    """Whether the rewards differ, by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476,
+    section 3.2).
+    """
     return any(group.advantages)
 
 
@@ -55,7 +61,9 @@ FILTERS: Mapping[str, Callable[[Group], bool]] = {"unequal_rewards": unequal_rew
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter of groups, and the name under which `stats()["skips"]` counts what it does not keep."""
+    """A filter of groups, and the name under which `stats()["skips"]` counts what it
+    does not keep.
+    """
 
     name: str
     function: Callable[[Group], bool]
@@ -65,7 +73,9 @@ class Filter:
         """Raises SettingsError when it names no function."""
         if isinstance(where, str) and ":" not in where:
             if where not in FILTERS:
-                raise SettingsError(f"where {where!r} is no filter: write {', '.join(FILTERS)}, or module:function")
+                raise SettingsError(
+                    f"where {where!r} is no filter: write {', '.join(FILTERS)}, or module:function"
+                )
             return cls(where, FILTERS[where])
         return cls(_name(where)[-LONGEST_NAME:], _callable(where, "where"))
 
@@ -77,7 +87,9 @@ class Filter:
             if verdict is None or verdict not in (True, False):
                 raise TypeError(f"it returned {verdict!r:.80}, not True or False")
         except (Exception, SystemExit) as e:
-            raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
+            raise FunctionError(
+                f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again"
+            ) from e
         return bool(verdict)
 
 
@@ -102,7 +114,9 @@ class RewardFunction:
             if not math.isfinite(value):
                 raise ValueError(f"it returned {found!r:.80}, not a finite number")
         except (Exception, SystemExit) as e:
-            raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
+            raise FunctionError(
+                f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again"
+            ) from e
         return value
 
     def apply(self, group: Group) -> Group:
@@ -114,9 +128,15 @@ def _callable(function: object, what: str) -> Callable[..., Any]:
     if isinstance(function, str):
         return load(function)
     if not callable(function):
-        raise SettingsError(f"{what} is a function or an import path, module:function, not {function!r:.80}")
+        raise SettingsError(
+            f"{what} is a function or an import path, module:function, not {function!r:.80}"
+        )
     return function
 
 
 def _name(function: object) -> str:
-    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
+    return (
+        function
+        if isinstance(function, str)
+        else getattr(function, "__qualname__", type(function).__name__)
+    )

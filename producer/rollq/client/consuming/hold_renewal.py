@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger("rollq")
 
 RENEW_RETRY_S = 1.0
-"""Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
-(rollq.ledger.constants.GRACE_S)."""
+"""Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a
+few seconds only (rollq.ledger.constants.GRACE_S).
+"""
 
 
 class HoldRenewal:
@@ -41,8 +42,9 @@ class HoldRenewal:
                 self._thread.start()
 
     def drop(self, token: str) -> bool:
-        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost. Returns whether it was
-        renewed."""
+        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost. Returns
+        whether it was renewed.
+        """
         with self._lock:
             return self._groups.pop(token, None) is not None
 
@@ -68,5 +70,8 @@ class HoldRenewal:
                 # Its caller may have acknowledged the batch just now.
                 self._stop.wait(min(self._hold_s / 3, RENEW_RETRY_S))
             for token in filter(self.drop, lost):
-                log.warning("a consumer was out of touch for too long, or another has its name: %s is lost", token)
+                log.warning(
+                    "a consumer was out of touch for too long, or another has its name: %s is lost",
+                    token,
+                )
             pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

@@ -1,6 +1,8 @@
-"""Makes up a batch: reads the groups that are held for it, rewards them, and says which of them the filter keeps.
+"""Makes up a batch: reads the groups that are held for it, rewards them, and says which of them the
+filter keeps.
 
-Every group is read and judged once, however often the batch is filled up. It changes nothing in Redis.
+Every group is read and judged once, however often the batch is filled up. It changes nothing in
+Redis.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,10 +48,13 @@ class Selection:
         """Ids of the groups that the batch does not keep. Those that it knows are not read again,
         and those that are no longer held are forgotten.
 
-        Raises UnreadableJob, FunctionError, and what reading raises. A later call then goes on with the same groups.
+        Raises UnreadableJob, FunctionError, and what reading raises. A later call then goes on with
+        the same groups.
         """
         unwanted = []
-        self._groups = {found.id: self._groups[found.id] for found in taken if found.id in self._groups}
+        self._groups = {
+            found.id: self._groups[found.id] for found in taken if found.id in self._groups
+        }
         for found in taken:
             if found.id in self._groups:
                 continue
@@ -84,7 +89,9 @@ class Selection:
             id=taken.id,
             seq=taken.seq,
             size=taken.size,
-            trajectories=[replace(it, job=it.job.member(it.job.sample, taken.seq)) for it in played],
+            trajectories=[
+                replace(it, job=it.job.member(it.job.sample, taken.seq)) for it in played
+            ],
             dead=taken.dead,
             redelivered=redelivered,
             started_step=taken.started,

@@ -1,4 +1,6 @@
-"""What a consumer takes over with a name: the batches that the process before it had not acknowledged."""
+"""What a consumer takes over with a name: the batches that the process before it had not
+acknowledged.
+"""
 
 import logging
 import uuid
@@ -13,9 +15,16 @@ log = logging.getLogger("rollq")
 
 
 def take_over(
-    deliveries: Deliveries, purpose: Purpose, name: str, hold_s: float, step: int | None, retry: RetryLoop
+    deliveries: Deliveries,
+    purpose: Purpose,
+    name: str,
+    hold_s: float,
+    step: int | None,
+    retry: RetryLoop,
 ) -> Opened:
-    """Opens the name, and acknowledges the batches up to `step`, which a checkpoint holds. `steps` are the others."""
+    """Opens the name, and acknowledges the batches up to `step`, which a checkpoint holds. `steps`
+    are the others.
+    """
     text = uuid.uuid4().hex[:16]
     opened: Opened = retry(lambda: deliveries.open(name, purpose, text, hold_s, step))
     left = []
@@ -27,8 +36,10 @@ def take_over(
             left.append(held)
     if 0 < opened.known < opened.next:
         log.warning(
-            "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows only %d batches. Redis has"
-            " lost its last writes, or this is another run: groups of the steps in between may come again",
+            "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows "
+            "only %d batches. Redis has"
+            " lost its last writes, or this is another run: groups of the steps in "
+            "between may come again",
             deliveries.run,
             name,
             step,

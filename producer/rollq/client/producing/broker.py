@@ -1,7 +1,7 @@
 """Sends Celery messages that carry a job id.
 
-A message that is not sent here costs only time, because the workers' reapers send it from the ledger's outbox.
-So a light client needs no Celery, and failures of the broker are not raised.
+A message that is not sent here costs only time, because the workers' reapers send it from the
+ledger's outbox. So a light client needs no Celery, and failures of the broker are not raised.
 """
 
 import importlib.util
@@ -21,11 +21,14 @@ TASK = "rollq.play"
 PAUSE_S = 5.0
 """Seconds without another try after a failure."""
 SOCKET_TIMEOUT_S = 5.0
-"""Seconds to wait for a reply of the broker. A worker's main thread waits no longer than this for any reply."""
+"""Seconds to wait for a reply of the broker. A worker's main thread waits no longer than this for
+any reply.
+"""
 CONNECT_TIMEOUT_S = 3.0
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
-"""A connection to a machine that is gone is lost after 5 s + 3 * 3 s when it is idle, and 15 s after bytes that are not
-acknowledged. Options that the system lacks are left out."""
+"""A connection to a machine that is gone is lost after 5 s + 3 * 3 s when it is idle, and 15 s
+after bytes that are not acknowledged. Options that the system lacks are left out.
+"""
 
 
 class Broker:
@@ -48,7 +51,9 @@ class Broker:
         return importlib.util.find_spec("celery") is not None
 
     def send(self, messages: Sequence[JobMessage]) -> list[str]:
-        """Sends these messages, in this order. Returns the job ids that the broker took. Raises nothing."""
+        """Sends these messages, in this order. Returns the job ids that the broker took. Raises
+        nothing.
+        """
         sent: list[str] = []
         if not messages or self._paused:
             return sent
@@ -76,8 +81,9 @@ class Broker:
         return sent
 
     def backlog(self, queues: Collection[str] = (QUEUE,)) -> dict[str, int] | None:
-        """Number of messages that wait at the broker, for each of these queues (`Job.queue`). None when the broker
-        cannot be asked."""
+        """Number of messages that wait at the broker, for each of these queues (`Job.queue`). None
+        when the broker cannot be asked.
+        """
         if self._paused:
             return None
         with self._asking_lock:
@@ -130,12 +136,16 @@ def _app(broker_url: str) -> Any:
 
 
 def broker_settings(broker_url: str, **options: Any) -> dict[str, Any]:
-    """Celery's settings for this broker. With them a connection that has died in silence is given up within seconds.
+    """Celery's settings for this broker. With them a connection that has died in silence is given
+    up within seconds.
 
-    `options` are further transport options. Raises SettingsError for an address that cannot be a broker's.
+    `options` are further transport options. Raises SettingsError for an address that cannot be a
+    broker's.
     """
     address, own = broker_options(broker_url)
-    keepalive = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+    keepalive = {
+        getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)
+    }
     return {
         "broker_url": require_certificate(address),
         "broker_connection_timeout": CONNECT_TIMEOUT_S,
@@ -151,7 +161,9 @@ def broker_settings(broker_url: str, **options: Any) -> dict[str, Any]:
 
 
 def require_certificate(broker_url: str) -> str:
-    """The address, changed so that kombu checks the server's TLS certificate unless the address says otherwise."""
+    """The address, changed so that kombu checks the server's TLS certificate unless the address
+    says otherwise.
+    """
     scheme, _, rest = broker_url.partition("://")
     if scheme != "rediss" or "ssl_cert_reqs=" in rest:
         return broker_url

@@ -12,7 +12,8 @@ def check_version(run: str, weight_version: object) -> None:
     """Raises ContractError for what is no weight version's name."""
     if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_VERSION:
         raise ContractError(
-            f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, not {weight_version!r:.300}"
+            f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, "
+            f"not {weight_version!r:.300}"
         )
 
 
@@ -22,7 +23,9 @@ class PolicyPublication:
     def __init__(self, versions: Versions, step: int, weight_version: str) -> None:
         """Raises ContractError for a wrong step or version."""
         if type(step) is not int or not 0 <= step < LAST_STEP:
-            raise ContractError(f"run {versions.run}: the step of a policy is a whole number from 0, not {step!r}")
+            raise ContractError(
+                f"run {versions.run}: the step of a policy is a whole number from 0, not {step!r}"
+            )
         check_version(versions.run, weight_version)
         self.step, self.number = step, 0
         """`number`: how many publications the run had with this one; 0: it was not said yet."""

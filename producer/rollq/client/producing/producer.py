@@ -1,7 +1,9 @@
-"""Enters groups into the ledger in their order, sends their messages, and waits while too many are unacknowledged.
+"""Enters groups into the ledger in their order, sends their messages, and waits while too many are
+unacknowledged.
 
-When Redis has lost the last groups of a source, because it came back without its last writes, the producer goes back
-and enters them again: from what it keeps of the source, or by reading the source again from its beginning.
+When Redis has lost the last groups of a source, because it came back without its last writes, the
+producer goes back and enters them again: from what it keeps of the source, or by reading the source
+again from its beginning.
 """
 
 import logging
@@ -50,7 +52,8 @@ class Producer:
         self._sources: dict[str, Source] = {}
         """All sources that were submitted here, by name."""
         self._settings: dict[str, Callable[[], None]] = {}
-        """What was pinned for the run here, to be pinned again when Redis has lost its last writes."""
+        """What was pinned for the run here, to be pinned again when Redis has lost its last writes.
+        """
         self._publication: PolicyPublication | None = None
         """The last one."""
 
@@ -65,11 +68,17 @@ class Producer:
         self._publication = publication
 
     def look(self, published: int) -> int | None:
-        """Says again what Redis has lost, when it knows fewer publications than this client. Returns the step then."""
+        """Says again what Redis has lost, when it knows fewer publications than this client.
+        Returns the step then.
+        """
         said = self._publication
         if said is None or published >= said.number:
             return None
-        log.warning("run %s: Redis has lost the publication of step %d: it is said again", self._ledger.run, said.step)
+        log.warning(
+            "run %s: Redis has lost the publication of step %d: it is said again",
+            self._ledger.run,
+            said.step,
+        )
         self.pin_again()
         return said.step
 
@@ -81,7 +90,9 @@ class Producer:
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
         if isinstance(jobs, Job):
-            raise ContractError("submit takes a list of jobs, or another sequence of them, not one: submit([job])")
+            raise ContractError(
+                "submit takes a list of jobs, or another sequence of them, not one: submit([job])"
+            )
         self._look_for_fork()
         if self._budgets:
             self._settings["budgets"] = lambda: self._ledger.pin_budgets(self._budgets)
@@ -103,20 +114,27 @@ class Producer:
 
         forgets = self._retry(self._reader.forgets)
         found = replacements(self._reader, groups, times, look, forgets=forgets, retry=self._retry)
-        return _total(submission for group in found for submission in self._replace(group, ahead, forgets))
+        return _total(
+            submission for group in found for submission in self._replace(group, ahead, forgets)
+        )
 
     def _replace(self, group: Sequence[Job], ahead: int, forgets: bool) -> Iterator[Submission]:
-        """Enters a replacement. When its record may have expired, a source of its own tells whether it was entered."""
+        """Enters a replacement. When its record may have expired, a source of its own tells whether
+        it was entered.
+        """
         name = f"refill:{group[0].group}"  # no caller's source has a colon
-        source = Source(name, self._retry(lambda: self._ledger.cursor(name))) if forgets else self._own
+        source = (
+            Source(name, self._retry(lambda: self._ledger.cursor(name))) if forgets else self._own
+        )
         if source.skip(group):
             yield self._known([group])
         else:
             yield from self._enter(group, ahead, source)
 
     def seal(self) -> None:
-        """Seals the run once the ledger has everything that was submitted here. Raises Gap when it lost more than can
-        be submitted again."""
+        """Seals the run once the ledger has everything that was submitted here. Raises Gap when it
+        lost more than can be submitted again.
+        """
         self._look_for_fork()
         while True:
             for source in list(self._sources.values()):
@@ -130,8 +148,9 @@ class Producer:
                     self._go_back(source, gap)
 
     def close(self) -> None:
-        """Forgets in Redis how far the groups without a source got: a field of a hundred bytes, which stays if Redis
-        does not answer. Raises nothing."""
+        """Forgets in Redis how far the groups without a source got: a field of a hundred bytes,
+        which stays if Redis does not answer. Raises nothing.
+        """
         self._look_for_fork()
         if self._own.name in self._sources:
             briefly(partial(self._ledger.forget_source, self._own.name))
@@ -169,16 +188,25 @@ class Producer:
             source.check_end(self._ledger.run)
 
     def _known(self, groups: Sequence[Sequence[Job]]) -> Submission:
-        """What became of groups that were submitted before. An acknowledged group's record may have expired."""
+        """What became of groups that were submitted before. An acknowledged group's record may have
+        expired.
+        """
         known: list[str] = []
         acked: list[str] = []
-        states = self._retry(lambda: self._reader.group_states([group[0].group for group in groups])) if groups else []
+        states = (
+            self._retry(lambda: self._reader.group_states([group[0].group for group in groups]))
+            if groups
+            else []
+        )
         for group, state in zip(groups, states, strict=True):
             (acked if state in ("acked", "") else known).extend(job.id for job in group)
         return Submission(known=known, acked=acked)
 
-    def _enter(self, group: Sequence[Job] | None, ahead: int, source: Source) -> Iterator[Submission]:
-        """Enters the groups of the source that Redis has lost, then this one, each as soon as there is room.
+    def _enter(
+        self, group: Sequence[Job] | None, ahead: int, source: Source
+    ) -> Iterator[Submission]:
+        """Enters the groups of the source that Redis has lost, then this one, each as soon as there
+        is room.
 
         Raises Gap when Redis lost more than the source keeps.
         """
@@ -186,7 +214,9 @@ class Producer:
         wait = None
         while True:
             with source.lock:
-                self._pause(0.0)  # a closed client enters no more, nor does who has waited for the lock
+                self._pause(
+                    0.0
+                )  # a closed client enters no more, nor does who has waited for the lock
                 missing = len(source.missing) > 0
                 todo = source.missing[0] if missing else group
                 if todo is None:
@@ -204,7 +234,9 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
-                self._room.wait("producers", 1.0)  # seconds, in case that another producer got the wake-up
+                self._room.wait(
+                    "producers", 1.0
+                )  # seconds, in case that another producer got the wake-up
                 continue
             if submission.new:
                 self._send(todo)
@@ -215,11 +247,22 @@ class Producer:
     def _go_back(self, source: Source, gap: Gap) -> None:
         self.pin_again()
         lost = source.go_back(gap)
-        log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, lost)
+        log.warning(
+            "run %s: Redis has lost %d submitted groups; they are submitted again",
+            self._ledger.run,
+            lost,
+        )
 
     def _submit(self, group: Sequence[Job], source: str, cursor: Cursor, ahead: int) -> Submission:
         send_in_s = SENDING_S if self._broker.available else 0.0
-        submit = partial(self._ledger.submit, group, send_in_s=send_in_s, source=source, cursor=cursor, ahead=ahead)
+        submit = partial(
+            self._ledger.submit,
+            group,
+            send_in_s=send_in_s,
+            source=source,
+            cursor=cursor,
+            ahead=ahead,
+        )
         token = uuid.uuid4().hex
         return self._retry(lambda: submit(token=token))
 
@@ -243,5 +286,7 @@ def _total(submissions: Iterable[Submission]) -> Submission:
         known |= dict.fromkeys(submission.known)
         acked |= dict.fromkeys(submission.acked)
     return Submission(
-        list(new), [job_id for job_id in known if job_id not in new], [job_id for job_id in acked if job_id not in new]
+        list(new),
+        [job_id for job_id in known if job_id not in new],
+        [job_id for job_id in acked if job_id not in new],
     )

@@ -1,7 +1,9 @@
-"""What a producer submits: whole groups, in the same order after a restart, and replacements of dropped groups.
+"""What a producer submits: whole groups, in the same order after a restart, and replacements of
+dropped groups.
 
-Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the first replacement of
-group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.producing.producer` does.
+Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the
+first replacement of group `g`, `g.r2` the next. This module submits nothing itself;
+`rollq.client.producing.producer` does.
 """
 
 import hashlib
@@ -23,16 +25,19 @@ from rollq.wire.codec import job_digest
 PAGE = 1000
 """Number of groups whose states are read in one round trip."""
 RECENT = 1024
-"""Number of groups of a source that its producer keeps, to submit them again when Redis has lost them. A power cut
-takes a second or two of groups with it."""
+"""Number of groups of a source that its producer keeps, to submit them again when Redis has lost
+them. A power cut takes a second or two of groups with it.
+"""
 LONGEST_PAUSE_S = 2.0
 """Longest time in seconds between two looks at groups that are not settled."""
 
 
 def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
-    """Whole groups of jobs, with run and group filled in. Each group is yielded before the next job is asked for.
+    """Whole groups of jobs, with run and group filled in. Each group is yielded before the next job
+    is asked for.
 
-    A lone sample 0 stands for its whole group, spare members included. Raises ContractError for a job of another run.
+    A lone sample 0 stands for its whole group, spare members included. Raises ContractError for a
+    job of another run.
     """
     group: list[Job] = []
     for index, job in enumerate(jobs):
@@ -53,7 +58,9 @@ def _named(job: Job, run: str, index: int) -> Job:
         raise ContractError(f"jobs[{index}]: a Job is expected, not {job!r:.100}")
     try:
         if job.run and job.run != run:
-            raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {run}")
+            raise ContractError(
+                f"{job.title}: belongs to run {job.run}, this client is of run {run}"
+            )
         return replace(job, run=run, group=job.group or job.task_name)
     except ContractError as e:
         raise ContractError(f"jobs[{index}]: {e}") from e
@@ -93,14 +100,17 @@ class Position:
 class Source:
     """A sequence of groups that one producer submits in order, and how far it got.
 
-    The ledger keeps how far the source was submitted, and a digest of the groups up to there. A source that has a name
-    of its own is always the same sequence, so a restarted producer skips what was submitted before.
+    The ledger keeps how far the source was submitted, and a digest of the groups up to there. A
+    source that has a name of its own is always the same sequence, so a restarted producer skips
+    what was submitted before.
     """
 
     def __init__(self, name: str, submitted: Cursor = Cursor()) -> None:  # noqa: B008 (frozen)
         self.name = name
         self.lock = threading.Lock()
-        """Held while a group is entered, so that threads which share the source enter their groups one by one."""
+        """Held while a group is entered, so that threads which share the source enter their groups
+        one by one.
+        """
         self.position = Position()
         self._submitted = submitted
         self._recent: deque[tuple[Position, Sequence[Job]]] = deque(maxlen=RECENT)
@@ -121,15 +131,20 @@ class Source:
         if self.position.groups >= self._submitted.groups:
             return False
         self.move(group, self.position.after(group))
-        if self.position.groups == self._submitted.groups and self.position.cursor != self._submitted:
+        if (
+            self.position.groups == self._submitted.groups
+            and self.position.cursor != self._submitted
+        ):
             raise JobConflict(
-                f"group {group[0].run}/{group[0].group}: source {self.name} was submitted before with other content up"
+                f"group {group[0].run}/{group[0].group}: source {self.name} was submitted "
+                "before with other content up"
                 " to here: submit it as before, or use another run"
             )
         return True
 
     def go_back(self, gap: Gap) -> int:
-        """Goes back to where the ledger's copy ends. What came after it is missing now; returns how many groups.
+        """Goes back to where the ledger's copy ends. What came after it is missing now; returns how
+        many groups.
 
         Raises the gap itself when that is longer ago than what is kept.
         """
@@ -142,16 +157,21 @@ class Source:
         raise gap
 
     def begin_again(self, submitted: Cursor) -> None:
-        """The source is read again from its first group, and skipped up to where the ledger's copy ends."""
+        """The source is read again from its first group, and skipped up to where the ledger's copy
+        ends.
+        """
         self.position, self._submitted = Position(), submitted
         self._recent.clear()
         self.missing.clear()
 
     def check_end(self, run: str) -> None:
-        """Called at the end of the source. Raises JobConflict when more groups were submitted before."""
+        """Called at the end of the source. Raises JobConflict when more groups were submitted
+        before.
+        """
         if self.position.groups < self._submitted.groups:
             raise JobConflict(
-                f"run {run}: source {self.name} has {self.position.groups} groups, and {self._submitted.groups} were"
+                f"run {run}: source {self.name} has {self.position.groups} groups, and "
+                f"{self._submitted.groups} were"
                 " submitted before: submit it as before, or use another run"
             )
 
@@ -165,11 +185,12 @@ def replacements(
     retry: RetryLoop,
     forgets: bool = False,
 ) -> Iterator[list[Job]]:
-    """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
+    """Waits until all groups are settled, and yields a replacement for each dropped group, to be
+    submitted at once.
 
-    A dropped replacement is replaced too, up to `times` times per group. `look` is called between two looks at the
-    groups. `forgets`: the run forgets acknowledged groups, so an unknown one is taken for one of them. Otherwise raises
-    ContractError for a group that was never submitted.
+    A dropped replacement is replaced too, up to `times` times per group. `look` is called between
+    two looks at the groups. `forgets`: the run forgets acknowledged groups, so an unknown one is
+    taken for one of them. Otherwise raises ContractError for a group that was never submitted.
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
@@ -192,7 +213,8 @@ def replacements(
                     still.append((jobs, number))
                 elif not state:
                     raise ContractError(
-                        f"group {ledger.run}/{name} was never submitted, or Redis has lost it: submit its jobs again,"
+                        f"group {ledger.run}/{name} was never submitted, or Redis has "
+                        "lost it: submit its jobs again,"
                         " then refill"
                     )
         unsettled = still

@@ -31,12 +31,14 @@ def given_name(name: str) -> str:
 
 
 def environment(text: str) -> GivenName:
-    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a folder `harbor:DIR`,
-    which becomes its name `game@HASH`.
+    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a
+    folder `harbor:DIR`, which becomes its name `game@HASH`.
 
     This process and its children then know the file.
     """
-    return GivenName.of(_name_of_file(text, "add_environment_file") if is_path(text) else text, text)
+    return GivenName.of(
+        _name_of_file(text, "add_environment_file") if is_path(text) else text, text
+    )
 
 
 def _name_of_file(text: str, add: str) -> str:
@@ -46,12 +48,15 @@ def _name_of_file(text: str, add: str) -> str:
         raise argparse.ArgumentTypeError(str(e)) from e
     except ImportError as e:
         remedy = install_line("worker")
-        raise argparse.ArgumentTypeError(f"the file {text!r} needs the worker's packages: {remedy}") from e
+        raise argparse.ArgumentTypeError(
+            f"the file {text!r} needs the worker's packages: {remedy}"
+        ) from e
 
 
 def agent(text: str) -> GivenName:
-    """An argument type: an agent strategy, an installed agent program, or a file of one, `solver.py:play` or
-    `agent.sh`, which becomes its name `solver@HASH`; `few-shot:FILE` brings examples.
+    """An argument type: an agent strategy, an installed agent program, or a file of one,
+    `solver.py:play` or `agent.sh`, which becomes its name `solver@HASH`; `few-shot:FILE` brings
+    examples.
 
     This process and its children then know the file.
     """
@@ -62,14 +67,17 @@ def agent(text: str) -> GivenName:
         return GivenName.of(_name_of_file(text, "add_agent_file"), text)
     if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
         raise argparse.ArgumentTypeError(
-            "expected tool-calling, act, react, few-shot:FILE, an installed agent or a file like solver.py:play, not"
+            "expected tool-calling, act, react, few-shot:FILE, an installed agent or a "
+            "file like solver.py:play, not"
             f" {text!r}"
         )
     return GivenName.of(name, name)
 
 
 def _examples(path: str) -> list[str]:
-    """The examples of a file. A line is a JSON string, or an object with tau-bench's `messages_display`."""
+    """The examples of a file. A line is a JSON string, or an object with tau-bench's
+    `messages_display`.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file if line.strip()]
@@ -78,5 +86,7 @@ def _examples(path: str) -> list[str]:
     texts = [line.get("messages_display") if isinstance(line, dict) else line for line in lines]
     examples = [text for text in texts if isinstance(text, str) and text.strip()]
     if not examples or len(examples) < len(texts):
-        raise argparse.ArgumentTypeError(f'{path}: expected lines with a JSON string or {{"messages_display": text}}')
+        raise argparse.ArgumentTypeError(
+            f'{path}: expected lines with a JSON string or {{"messages_display": text}}'
+        )
     return examples

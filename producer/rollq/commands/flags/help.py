@@ -35,28 +35,41 @@ TASKS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Commands and their summaries, by what one wants to do."""
-SUMMARIES = {command: summary for commands in TASKS.values() for command, summary in commands.items()}
+SUMMARIES = {
+    command: summary for commands in TASKS.values() for command, summary in commands.items()
+}
 EPILOG = "\n".join(
     [
         *(
-            f"{task}:\n" + "".join(f"  {command:<9} {summary}\n" for command, summary in commands.items())
+            f"{task}:\n"
+            + "".join(f"  {command:<9} {summary}\n" for command, summary in commands.items())
             for task, commands in TASKS.items()
         ),
         "`rollq COMMAND --help` explains a command and shows examples.",
     ]
 )
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "demo": ("rollq demo", "rollq demo --env tau2_2025:retail --set split=test", "rollq demo --out demo.jsonl"),
+    "demo": (
+        "rollq demo",
+        "rollq demo --env tau2_2025:retail --set split=test",
+        "rollq demo --out demo.jsonl",
+    ),
     "redis": ("rollq redis", "rollq redis --port 6380 --dir data"),
     "engine": ("rollq engine --env shop --mistakes 0.3",),
-    "worker": ("rollq worker -c 64", "rollq worker --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B"),
+    "worker": (
+        "rollq worker -c 64",
+        "rollq worker --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B",
+    ),
     "submit": (
         "rollq submit --run try --env shop --tasks 0-31 --size 4 --seal",
         "rollq submit --run maths --env maths.jsonl:number --tasks 0-99 --set epochs=2",
     ),
     "pull": ("rollq pull --run try --groups 32 --out try.jsonl",),
     "eval": ("rollq eval --run try-eval --env shop --split test --tasks 0-15",),
-    "audit": ("rollq audit try.jsonl --offline", "rollq audit try.jsonl --engine http://127.0.0.1:30000"),
+    "audit": (
+        "rollq audit try.jsonl --offline",
+        "rollq audit try.jsonl --engine http://127.0.0.1:30000",
+    ),
     "jobs list": ("rollq jobs list try", "rollq jobs list try --class env"),
     "jobs requeue": ("rollq jobs requeue try --class env", "rollq jobs requeue try/shop.train.3/0"),
     "jobs drop": ("rollq jobs drop try --class job", "rollq jobs drop try --whole-run --yes"),
@@ -69,7 +82,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "engines list": ("rollq engines list big",),
     "engines add": ("rollq engines add big http://10.0.0.7:30000",),
     "engines remove": ("rollq engines remove big http://10.0.0.7:30000",),
-    "engines sync": ("rollq engines sync --engine http://127.0.0.1:30000 --path checkpoints/7 --version 7",),
+    "engines sync": (
+        "rollq engines sync --engine http://127.0.0.1:30000 --path checkpoints/7 --version 7",
+    ),
     "engines publish": ("rollq engines publish --run try --step 7 --version 7",),
     "doctor": ("rollq doctor", "rollq doctor --env shop --engine http://127.0.0.1:30000"),
     "env check": ("rollq env check shop",),

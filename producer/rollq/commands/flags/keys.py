@@ -1,8 +1,8 @@
 """`--set KEY=VALUE` and run files: what `submit`, `eval` and `demo` may be told beside their flags.
 
-A key is a field of `Job` or of the command's own settings. Below a mapping and below `budget` it is dotted:
-`sampling.temperature`. A new field is a new key; its class checks the value. Flags override --set, which overrides
-the run file.
+A key is a field of `Job` or of the command's own settings. Below a mapping and below `budget` it is
+dotted: `sampling.temperature`. A new field is a new key; its class checks the value. Flags override
+--set, which overrides the run file.
 """
 
 import argparse
@@ -31,10 +31,16 @@ FILLED_IN = ("group", "sample", "task", "seq")
 WITHIN: Mapping[str, tuple[str, ...]] = {
     "budget": tuple(field.name for field in fields(Budget)),
     "sampling": tuple(PARAMETERS),
-    "max_failures": tuple(failure for failure in FailureClass if failure is not FailureClass.CANCELLED),
+    "max_failures": tuple(
+        failure for failure in FailureClass if failure is not FailureClass.CANCELLED
+    ),
 }
 """Keys whose parts are known."""
-OF_A_MACHINE = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL", "engine": "ROLLQ_ENGINE_URL"}
+OF_A_MACHINE = {
+    "redis": "ROLLQ_REDIS_URL",
+    "broker": "ROLLQ_BROKER_URL",
+    "engine": "ROLLQ_ENGINE_URL",
+}
 USERS = ("scripted", "oracle", "openai")
 
 
@@ -45,7 +51,9 @@ def user(text: str) -> dict[str, Json]:
         return {"kind": kind}
     if kind == "openai" and len(rest) == 2 and all(rest):
         return {"kind": kind, "endpoint": rest[0], "model": rest[1]}
-    raise argparse.ArgumentTypeError(f"expected scripted, oracle, openai:ENDPOINT:MODEL or a table, not {text!r}")
+    raise argparse.ArgumentTypeError(
+        f"expected scripted, oracle, openai:ENDPOINT:MODEL or a table, not {text!r}"
+    )
 
 
 READERS: Mapping[str, Callable[[str], Any]] = {
@@ -78,13 +86,16 @@ def add_set(parser: Parser, own: type, filled: tuple[str, ...] = ()) -> None:
 
 def add_config(parser: Parser) -> None:
     parser.add_argument(
-        "--config", metavar="FILE.toml", help="a run file: keys, and run, env, split, tasks and size, as TOML"
+        "--config",
+        metavar="FILE.toml",
+        help="a run file: keys, and run, env, split, tasks and size, as TOML",
     )
 
 
 class Values(dict[str, Any]):
-    """Values by key, as they were given. `own` is the class of the command's own settings; `filled` are fields of a job
-    that the command itself fills in."""
+    """Values by key, as they were given. `own` is the class of the command's own settings; `filled`
+    are fields of a job that the command itself fills in.
+    """
 
     def __init__(self, own: type, filled: tuple[str, ...] = (), **defaults: Json) -> None:
         super().__init__(defaults)
@@ -98,16 +109,27 @@ class Values(dict[str, Any]):
                 self.assign(path, key, value)
         for key, text in args.set:
             self.assign("--set", key, text if _is_text(key) else json_or_text(text))
-        self.update({key: value for key, flag in FLAGS.items() if (value := vars(args).get(flag)) is not None})
+        self.update(
+            {
+                key: value
+                for key, flag in FLAGS.items()
+                if (value := vars(args).get(flag)) is not None
+            }
+        )
         return self
 
     def assign(self, where: str, key: str, value: Json) -> None:
-        """Raises SettingsError for an unknown key, and for a value that is no table where one belongs."""
+        """Raises SettingsError for an unknown key, and for a value that is no table where one
+        belongs.
+        """
         first, dot, part = key.partition(".")
         parts = [known for known in self._known if known.startswith(f"{first}.")]
         free = first in MAPPINGS and first in self._known
         if dot and (parts or free) and (not part or "." in part):
-            raise SettingsError(f"{where}: {key}: write {first}.NAME, and what is below NAME as JSON or a TOML table")
+            raise SettingsError(
+                f"{where}: {key}: write {first}.NAME, and what is below NAME as "
+                "JSON or a TOML table"
+            )
         if not (key in self._known or (dot and free) or (parts and not dot)):
             raise SettingsError(f"{where}: {self._unknown(key)}")
         if dot:
@@ -119,7 +141,9 @@ class Values(dict[str, Any]):
             except argparse.ArgumentTypeError as e:
                 raise SettingsError(f"{where}: {key}: {e}") from e
         if (parts or free) and not isinstance(value, Mapping):
-            raise SettingsError(f"{where}: {key}: expected a table, or parts as {key}.NAME, not {value!r}")
+            raise SettingsError(
+                f"{where}: {key}: expected a table, or parts as {key}.NAME, not {value!r}"
+            )
         for part in value if parts else ():
             self.assign(where, f"{key}.{part}", value[part])
         if not parts:
@@ -131,9 +155,13 @@ class Values(dict[str, Any]):
         first, _, word = key.rpartition(".")
         beside = [known for known in self._known if known.startswith(f"{first}.")] or self._known
         last = {known.rpartition(".")[2]: known for known in beside}
-        close = [name for name in last if name.startswith(word)] or difflib.get_close_matches(word, last, 1)
+        close = [name for name in last if name.startswith(word)] or difflib.get_close_matches(
+            word, last, 1
+        )
         others = ", ".join(dict.fromkeys(known.partition(".")[0] for known in self._known))
-        return f"there is no key {key}; " + (f"did you mean {last[close[0]]}?" if close else f"there are {others}")
+        return f"there is no key {key}; " + (
+            f"did you mean {last[close[0]]}?" if close else f"there are {others}"
+        )
 
     def need(self, *needed: str) -> None:
         """Raises SettingsError for a key that has no value."""
@@ -144,8 +172,14 @@ class Values(dict[str, Any]):
     def job(self, **more: Any) -> Job:
         """The job of these values. Raises SettingsError."""
         given = {key: value for key, value in self.items() if key not in self._own} | more
-        given["agent_args"] = {**getattr(given.get("agent"), "args", {}), **given.get("agent_args", {})}
-        given["sampling"] = {"temperature": 1.0, **given.get("sampling", {})}  # whatever the engine's default is
+        given["agent_args"] = {
+            **getattr(given.get("agent"), "args", {}),
+            **given.get("agent_args", {}),
+        }
+        given["sampling"] = {
+            "temperature": 1.0,
+            **given.get("sampling", {}),
+        }  # whatever the engine's default is
         try:
             return Job.of(given)
         except ContractError as e:
@@ -188,7 +222,8 @@ def _key_help(parser: Parser, own: type, filled: tuple[str, ...]) -> str:
         for field in fields(kind):
             if field.name == "budget":
                 rows |= {
-                    f"budget.{part}": f"{text} ({getattr(Budget(), part)})" for part, text in field_docs(Budget).items()
+                    f"budget.{part}": f"{text} ({getattr(Budget(), part)})"
+                    for part, text in field_docs(Budget).items()
                 }
             elif field.name not in (*FILLED_IN, *filled) and f"--{field.name}" not in parser.flags:
                 rows |= _row(field.name, said[field.name], field.default)
@@ -211,7 +246,11 @@ def field_docs(kind: type) -> dict[str, str]:
     for base in reversed(kind.__mro__[:-1]):
         [tree] = ast.parse(inspect.getsource(base)).body
         for field, below in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(field.target, ast.Name):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(field.target, ast.Name)
+            ):
                 text = " ".join(str(ast.literal_eval(below.value)).split())
                 found[field.target.id] = re.split(r"\.(?= |$)", text)[0]
     return found

@@ -1,4 +1,6 @@
-"""The parser of the command line: a wrong line ends in one line, which names what is spelled almost the same."""
+"""The parser of the command line: a wrong line ends in one line, which names what is spelled almost
+the same.
+"""
 
 import argparse
 import difflib
@@ -11,7 +13,9 @@ from rollq.commands.flags.help import examples
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags cannot be abbreviated, because a new flag could then change what a command line means."""
+    """Flags cannot be abbreviated, because a new flag could then change what a command
+    line means.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.flags: dict[str, argparse.Action] = {}

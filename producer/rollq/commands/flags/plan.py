@@ -16,7 +16,13 @@ from rollq.pip_extras import install_line
 from rollq.wire.codec import encode_job
 from rollq.worker_package import for_clients
 
-KEY_OF = {"agent": "agent", "reward": "reward", "judge": "reward_args", "context": "context", "summary": "context"}
+KEY_OF = {
+    "agent": "agent",
+    "reward": "reward",
+    "judge": "reward_args",
+    "context": "context",
+    "summary": "context",
+}
 """The key to blame by the first word of a check's refusal; else it is `user`."""
 
 
@@ -27,8 +33,9 @@ class Tasks:
     tasks: range
     """Tasks A-B of the split, both included, or one."""
     tokenizer: str | None = None
-    """Pins the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq worker` (the run's
-    first worker does)."""
+    """Pins the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq
+    worker` (the run's first worker does).
+    """
     template: str | None = None
     """With tokenizer, a chat template in place of the tokenizer's own, as for `rollq worker`."""
     force: bool = False
@@ -37,7 +44,9 @@ class Tasks:
     def __post_init__(self) -> None:
         for key, kind in {"tokenizer": str | None, "template": str | None, "force": bool}.items():
             if not isinstance(value := getattr(self, key), kind):
-                raise SettingsError(f"{key} must be {'true or false' if kind is bool else 'a text'}, not {value!r}")
+                raise SettingsError(
+                    f"{key} must be {'true or false' if kind is bool else 'a text'}, not {value!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +75,40 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """A name for exactly these jobs as a source. A repeated command line finds it and skips what it submitted
-        before."""
-        text = f"{self.of.tasks} {self.epochs}".encode() + encode_job(self._job(self.of.tasks[0], 0))
+        """A name for exactly these jobs as a source. A repeated command line finds it and skips
+        what it submitted before.
+        """
+        text = f"{self.of.tasks} {self.epochs}".encode() + encode_job(
+            self._job(self.of.tasks[0], 0)
+        )
         return "line-" + hashlib.sha256(text).hexdigest()[:20]
 
     def describe(self) -> str:
         """What is going to be played, in one line, defaults included."""
         tasks = "-".join(map(str, sorted({self.of.tasks[0], self.of.tasks[-1]})))
-        shown = {"env": self.job.env, "split": self.job.split, "tasks": tasks, "epochs": self.epochs}
-        of_job = {key: value for key, value in asdict(self.job).items() if key not in (*shown, "run", "group", "task")}
+        shown = {
+            "env": self.job.env,
+            "split": self.job.split,
+            "tasks": tasks,
+            "epochs": self.epochs,
+        }
+        of_job = {
+            key: value
+            for key, value in asdict(self.job).items()
+            if key not in (*shown, "run", "group", "task")
+        }
         parts = {**shown, **dict(_flat(of_job))}
-        said = ", ".join(f"{key} {value}" for key, value in parts.items() if value and (key, value) != ("queue", QUEUE))
+        said = ", ".join(
+            f"{key} {value}"
+            for key, value in parts.items()
+            if value and (key, value) != ("queue", QUEUE)
+        )
         return f"run {self.job.run}: {said}"
 
     def check(self, refill: int = 0) -> None:
-        """Raises SettingsError when a job is invalid, and when this machine does not know its task. With `force` that
-        is a warning."""
+        """Raises SettingsError when a job is invalid, and when this machine does not know its task.
+        With `force` that is a warning.
+        """
         try:
             encode_job(self._job(self.of.tasks[0], 0))
             last = self._job(self.of.tasks[-1], self.epochs - 1)
@@ -97,27 +123,32 @@ class Plan:
     def pin_tokenizer(self, client: Client) -> None:
         """Pins the tokenizer and the chat template that were named for the run.
 
-        Raises SettingsError when it cannot be loaded, when the run has another, and for template_kwargs that the
-        template does not read.
+        Raises SettingsError when it cannot be loaded, when the run has another, and for
+        template_kwargs that the template does not read.
         """
         if self.of.tokenizer is None:
             if self.of.template is not None:
                 raise SettingsError("template needs tokenizer, the tokenizer that it belongs to")
             return
         try:
-            hashes = for_clients().tokenizer_hashes(self.of.tokenizer, self.of.template, self.job.template_kwargs)
+            hashes = for_clients().tokenizer_hashes(
+                self.of.tokenizer, self.of.template, self.job.template_kwargs
+            )
         except ImportError as e:
-            raise SettingsError(f"tokenizer needs the worker's packages: {install_line('worker')}") from e
+            raise SettingsError(
+                f"tokenizer needs the worker's packages: {install_line('worker')}"
+            ) from e
         except JobFailure as e:
             raise SettingsError(str(e)) from e
         client.pin_tokenizer(*hashes)
 
 
 def unknown_part(job: Job, tasks: Sequence[int]) -> str:
-    """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
+    """Runs the checks of the worker package, if it is installed; a light client leaves them to the
+    workers.
 
-    Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent, a user simulator, a
-    reward function or a context that no worker can play.
+    Returns what this machine does not know of the tasks, or "". Raises SettingsError for an agent,
+    a user simulator, a reward function or a context that no worker can play.
     """
     try:
         return str(for_clients().check_job(job, tasks))
@@ -137,8 +168,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 class ShownJobs:
-    """All samples of the line's groups, to be read as often as Redis loses some of them. Reading them shows progress: a
-    group counts as submitted once the next one is asked for."""
+    """All samples of the line's groups, to be read as often as Redis loses some of them. Reading
+    them shows progress: a group counts as submitted once the next one is asked for.
+    """
 
     def __init__(self, plan: Plan, progress: ProgressDisplay) -> None:
         self._plan = plan
@@ -148,7 +180,8 @@ class ShownJobs:
         total = self._plan.groups
         for i, job in enumerate(self._plan.jobs()):
             self._progress.show(i, total, {"groups": f"submitted, next {job.group}"})
-            # All samples: sample 0 alone would be held back until the next job shows that its group ends.
+            # All samples: sample 0 alone would be held back until the next job shows that its group
+            # ends.
             yield from (replace(job, sample=sample) for sample in range(job.members))
         self._progress.show(total, total, {"groups": "submitted"})
 

@@ -77,7 +77,9 @@ def tasks(text: str) -> range:
         low, high = int(first), int(last if dash else first)
         if 0 <= low <= high <= LARGEST and first.strip().isdecimal():
             return range(low, high + 1)
-    raise argparse.ArgumentTypeError(f"expected A-B with A not above B, both included, or one task, not {text!r}")
+    raise argparse.ArgumentTypeError(
+        f"expected A-B with A not above B, both included, or one task, not {text!r}"
+    )
 
 
 def name(text: str) -> str:
@@ -85,7 +87,8 @@ def name(text: str) -> str:
     if NAME.fullmatch(text):
         return text
     raise argparse.ArgumentTypeError(
-        f"expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or digit), not {text!r}"
+        "expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or "
+        f"digit), not {text!r}"
     )
 
 
@@ -93,7 +96,9 @@ def http_url(text: str) -> str:
     """An argument type: the address of an HTTP server."""
     if is_http(text):
         return text.rstrip("/")
-    raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
+    raise argparse.ArgumentTypeError(
+        f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}"
+    )
 
 
 def engine_source(text: str) -> str:
@@ -128,4 +133,6 @@ def expert_shape(text: str) -> dict[str, int]:
     except ContractError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
     except ValueError as e:
-        raise argparse.ArgumentTypeError(f"expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not {text!r}") from e
+        raise argparse.ArgumentTypeError(
+            f"expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not {text!r}"
+        ) from e

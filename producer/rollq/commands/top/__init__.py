@@ -30,16 +30,23 @@ REFRESH_S = 2.0
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
-        description="Shows runs, engines and workers, how fast they play, and in one line what holds it up. Refreshes"
-        " every two seconds until Ctrl-C; the last frame stays. Without a terminal it prints a frame every ten"
+        description="Shows runs, engines and workers, how fast they play, and in one line what "
+        "holds it up. Refreshes"
+        " every two seconds until Ctrl-C; the last frame stays. Without a terminal it "
+        "prints a frame every ten"
         " seconds.",
     )
-    add_run(parser, required=False, help="show this run only (those with work, then the newest; 20 at most)")
+    add_run(
+        parser,
+        required=False,
+        help="show this run only (those with work, then the newest; 20 at most)",
+    )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     add_redis(parser)
     add_json(
         parser,
-        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, slots, more_runs, holdup, server,"
+        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, "
+        "slots, more_runs, holdup, server,"
         " runs, unreadable, engines, workers, lost; only holdup while Redis is away",
     )
     parser.set_defaults(run=run)
@@ -52,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.run_name is not None:
             check_run(connection, args.run_name, url)
-        with exit_on_sigterm(), open_screen(sys.stdout, live=not (args.once or args.json)) as screen:
+        with (
+            exit_on_sigterm(),
+            open_screen(sys.stdout, live=not (args.once or args.json)) as screen,
+        ):
             _Top(args, FleetReader(connection, args.run_name), screen, mask_url(url)).look()
     except KeyboardInterrupt:
         return 0  # the usual way to end it
@@ -62,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Top:
-    def __init__(self, args: argparse.Namespace, reader: FleetReader, screen: Screen, address: str) -> None:
+    def __init__(
+        self, args: argparse.Namespace, reader: FleetReader, screen: Screen, address: str
+    ) -> None:
         self._args = args
         self._reader = reader
         self._screen = screen
@@ -97,8 +109,10 @@ class _Top:
             now = time.monotonic()
             self._away_since = self._away_since or now
             text = (
-                f"Redis at {self._address} does not answer ({error}), for {now - self._away_since:.0f} s. Workers,"
-                f" producers and trainers wait for it; what it had on its disk is not lost. {no_answer(error) or AGAIN}"
+                f"Redis at {self._address} does not answer ({error}), for "
+                f"{now - self._away_since:.0f} s. Workers,"
+                " producers and trainers wait for it; what it had on its disk is not "
+                f"lost. {no_answer(error) or AGAIN}"
             )
         if self._args.once:
             raise RollqError(text)
@@ -110,7 +124,10 @@ class _Top:
 
 def as_json(fleet: FleetSnapshot) -> Mapping[str, Any]:
     """The fleet, with the totals that the head of a frame shows."""
-    totals = {name: getattr(fleet, name) for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")}
+    totals = {
+        name: getattr(fleet, name)
+        for name in ("turns_s", "tokens_s", "in_flight", "slots", "more_runs")
+    }
     return {
         "at": fleet.server.at,
         **totals,
@@ -120,7 +137,8 @@ def as_json(fleet: FleetSnapshot) -> Mapping[str, Any]:
         "unreadable": fleet.unreadable,
         "engines": [asdict(engine) for engine in fleet.engines],
         "workers": [
-            {**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in fleet.workers
+            {**asdict(worker), "engines": [use._asdict() for use in worker.engines]}
+            for worker in fleet.workers
         ],
         "lost": fleet.lost,
     }

@@ -1,4 +1,6 @@
-"""A look at the fleet as lines and tables of short texts. It knows how much room there is, and nothing of terminals."""
+"""A look at the fleet as lines and tables of short texts. It knows how much room there is, and
+nothing of terminals.
+"""
 
 import time
 from collections import Counter, deque
@@ -7,7 +9,15 @@ from typing import NamedTuple
 
 from rollq.commands.tables import age
 from rollq.export.transcript import clean
-from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SILENT_S, STALLED, LiveWorker
+from rollq.ledger.workers.live_workers import (
+    AWAY,
+    OUTDATED,
+    PAUSED,
+    READY,
+    SILENT_S,
+    STALLED,
+    LiveWorker,
+)
 from rollq.servers.refusal import MIB
 from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import Engine, FleetSnapshot
@@ -52,22 +62,33 @@ class Pace:
 
     def of(self, fleet: FleetSnapshot) -> dict[str, float]:
         """Rollouts a minute by run; none before the second look."""
-        at, now = fleet.server.at, {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs}
+        at, now = (
+            fleet.server.at,
+            {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs},
+        )
         self._looks.append((at, now))
         while len(self._looks) > 2 and at - self._looks[1][0] >= 60.0:  # counted over a minute
             self._looks.popleft()
         since, before = self._looks[0]
         if at <= since:
             return {}
-        return {run: (count - before[run]) * 60 / (at - since) for run, count in now.items() if run in before}
+        return {
+            run: (count - before[run]) * 60 / (at - since)
+            for run, count in now.items()
+            if run in before
+        }
 
 
-def frame(fleet: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
+def frame(
+    fleet: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True
+) -> Frame:
     holdup, runs = fleet_holdup(fleet), _runs(fleet.runs, pace, wide)._replace(more=fleet.more_runs)
     tables = (runs, _engines(fleet.engines, wide), _workers(fleet, wide))
     return Frame(
         head=(_title(fleet, address), _speed(fleet), _outcomes(fleet)),
-        holdup=Cell(one_line(holdup), SLOW) if holdup else Cell("nothing: no job is pending", QUIET),
+        holdup=Cell(one_line(holdup), SLOW)
+        if holdup
+        else Cell("nothing: no job is pending", QUIET),
         tables=[table for table in tables if table.rows],
     )
 
@@ -79,12 +100,15 @@ def one_line(text: str, limit: int = 0) -> str:
 
 
 def fitted(page: Frame, room: int) -> list[tuple[Table, int]]:
-    """The tables with as many rows as fit into so many lines, and how many are left out. A table has its title, and a
-    line for what is left out."""
+    """The tables with as many rows as fit into so many lines, and how many are left out. A table
+    has its title, and a line for what is left out.
+    """
     tables = page.tables
     shown = [min(len(table.rows), 1) for table in tables]  # on the lowest terminal, too
     left = room - 2 * len(tables) - sum(shown)
-    while left > 0 and (short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]):
+    while left > 0 and (
+        short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]
+    ):
         shown[min(short, key=shown.__getitem__)] += 1  # all tables grow alike
         left -= 1
     return [
@@ -97,7 +121,11 @@ def _title(fleet: FleetSnapshot, address: str) -> Line:
     server, clock = fleet.server, time.strftime("%H:%M:%S", time.localtime(fleet.server.at))
     memory = "" if server.used is None else f", {server.used // MIB} MiB"
     limit = "" if server.limit is None else f" of {server.limit // MIB}"
-    return [Cell("rollq top", "bold"), Cell(clock), Cell(f"{address}{memory}{limit}, {server.ping_ms:.1f} ms", QUIET)]
+    return [
+        Cell("rollq top", "bold"),
+        Cell(clock),
+        Cell(f"{address}{memory}{limit}, {server.ping_ms:.1f} ms", QUIET),
+    ]
 
 
 def _speed(fleet: FleetSnapshot) -> Line:
@@ -112,7 +140,11 @@ def _speed(fleet: FleetSnapshot) -> Line:
 
 def _outcomes(fleet: FleetSnapshot) -> Line:
     counts = [run.counts for run in fleet.runs]
-    graded = [(each["reward_mean"], sum(each["stops"].values())) for each in counts if each["reward_mean"] is not None]
+    graded = [
+        (each["reward_mean"], sum(each["stops"].values()))
+        for each in counts
+        if each["reward_mean"] is not None
+    ]
     total = sum(count for _, count in graded)
     reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
     stops, failures, dead = Counter[str](), Counter[str](), sum(each["dead"] for each in counts)
@@ -128,7 +160,10 @@ def _outcomes(fleet: FleetSnapshot) -> Line:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{one_line(name, 20)} {count}" for name, count in Counter(counts).most_common(4)) or NONE
+    return (
+        ", ".join(f"{one_line(name, 20)} {count}" for name, count in Counter(counts).most_common(4))
+        or NONE
+    )
 
 
 def _count(number: int, what: str) -> str:
@@ -155,7 +190,12 @@ def _runs(runs: Sequence[RunSnapshot], pace: Mapping[str, float], wide: bool) ->
         ]
         speed = Cell(f"{pace[run.run]:.1f}") if run.run in pace else Cell(NONE)
         rows.append(
-            [*row, speed, Cell(one_line(oldest.name if oldest else NONE, LONGEST[False])), Cell(_counts(of["stops"]))]
+            [
+                *row,
+                speed,
+                Cell(one_line(oldest.name if oldest else NONE, LONGEST[False])),
+                Cell(_counts(of["stops"])),
+            ]
         )
     if wide:
         return Table("runs", columns + more, rows)
@@ -197,7 +237,10 @@ def _known(value: int | None) -> str:
 
 def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
     """Those in trouble first."""
-    columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + ["TOKENS/S", "QUEUES"] * wide
+    columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + [
+        "TOKENS/S",
+        "QUEUES",
+    ] * wide
     lost = [
         [
             Cell(one_line(name, LONGEST[wide]), BAD),
@@ -207,8 +250,13 @@ def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
         ]
         for name, seconds in sorted(fleet.lost.items())
     ]
-    order = sorted(fleet.workers, key=lambda worker: (worker.age_s < SILENT_S, worker.engine != AWAY, worker.name))
-    rows = [row + [Cell(NONE)] * 2 * wide for row in lost] + [_worker(worker, wide) for worker in order]
+    order = sorted(
+        fleet.workers,
+        key=lambda worker: (worker.age_s < SILENT_S, worker.engine != AWAY, worker.name),
+    )
+    rows = [row + [Cell(NONE)] * 2 * wide for row in lost] + [
+        _worker(worker, wide) for worker in order
+    ]
     return Table("workers", columns, rows)
 
 
@@ -222,7 +270,11 @@ def _worker(worker: LiveWorker, wide: bool) -> list[Cell]:
         Cell(one_line(worker.engine, 10), STYLES.get(worker.engine, "")),
         Cell(_waits(worker)),
     ]
-    return row + [Cell(f"{worker.tokens_s:,.0f}"), Cell(one_line(",".join(worker.queues), LONGEST[False]))] * wide
+    return (
+        row
+        + [Cell(f"{worker.tokens_s:,.0f}"), Cell(one_line(",".join(worker.queues), LONGEST[False]))]
+        * wide
+    )
 
 
 def _waits(worker: LiveWorker) -> str:
@@ -230,7 +282,10 @@ def _waits(worker: LiveWorker) -> str:
     if not worker.waits:
         return NONE
     longest = max(worker.waits, key=lambda wait: wait.seconds)
-    return f"{_counts(Counter(_short(wait.what for wait in worker.waits)))}, {age(longest.seconds)} at most"
+    return (
+        f"{_counts(Counter(_short(wait.what for wait in worker.waits)))}, "
+        f"{age(longest.seconds)} at most"
+    )
 
 
 def _short(whats: Iterable[str]) -> Iterable[str]:

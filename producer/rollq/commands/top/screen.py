@@ -1,4 +1,6 @@
-"""Shows frames: live on a terminal with rich installed, as plain lines elsewhere. The last frame stays."""
+"""Shows frames: live on a terminal with rich installed, as plain lines elsewhere. The last frame
+stays.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ class LiveScreen(Screen):
         from rich.live import Live
 
         if not self._live:
-            # Drawn by `update` alone: a thread that draws now and then would only show the same again.
+            # Drawn by `update` alone: a thread that draws now and then would only show the same
+            # again.
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
         self._live.update(_drawn(self._shown, trouble, self._console), refresh=True)
@@ -115,9 +118,13 @@ def _drawn(frame: Frame | None, trouble: str, console: Console) -> RenderableTyp
         parts.append(Text(trouble, style=BAD))
     if frame:
         parts += [_line(line) for line in frame.head]
-        why = one_line(frame.holdup.text, 4 * console.width)  # lines; without a terminal it is whole
+        why = one_line(
+            frame.holdup.text, 4 * console.width
+        )  # lines; without a terminal it is whole
         parts.append(Text.assemble(("holds it up: ", "bold"), (why, frame.holdup.style)))
-        used = sum(len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text))
+        used = sum(
+            len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text)
+        )
         room = console.height - used - BESIDE - len(frame.tables)
         for table, left_out in fitted(frame, room):
             parts += [Text(""), _table(table)]
@@ -137,7 +144,9 @@ def _table(table: Table) -> RenderableType:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", expand=False)
+    drawn = RichTable(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", expand=False
+    )
     for index, title in enumerate(table.columns):
         widest = max(len(title), *(len(row[index].text) for row in table.rows))
         # Numbers are whole or not there; a name is cut.

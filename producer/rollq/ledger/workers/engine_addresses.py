@@ -1,4 +1,5 @@
-"""Named sets of engines' addresses in Redis, which may change while workers use them: `--engine redis:NAME`.
+"""Named sets of engines' addresses in Redis, which may change while workers use them: `--engine
+redis:NAME`.
 
 No job's state depends on them.
 """
@@ -19,7 +20,9 @@ REMEDY = "Delete that key, and add the engines again with `rollq engines`"
 
 
 def read_addresses(client: "redis.Redis", name: str) -> list[str]:
-    """The addresses of that name, sorted. Raises LedgerError, and redis's errors when Redis is away."""
+    """The addresses of that name, sorted. Raises LedgerError, and redis's errors when Redis is
+    away.
+    """
     members: Any = guarded(ENGINES + name, lambda: client.smembers(ENGINES + name), REMEDY)
     return sorted(member.decode(errors="replace") for member in members)
 
@@ -43,7 +46,8 @@ def set_addresses(client: "redis.Redis", name: str, urls: set[str]) -> None:
 
 
 def read_list(source: str, client: Any) -> tuple[str, ...]:
-    """The addresses in the file of `file:PATH` (lines that begin with # are comments), or in the set of `redis:NAME`.
+    """The addresses in the file of `file:PATH` (lines that begin with # are comments), or in the
+    set of `redis:NAME`.
 
     Raises SettingsError, LedgerError, CONNECTION_ERRORS.
     """

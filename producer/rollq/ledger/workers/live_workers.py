@@ -1,8 +1,9 @@
-"""The live workers: who plays at this moment, which queues, with which tokenizer, and on which engines.
+"""The live workers: who plays at this moment, which queues, with which tokenizer, and on which
+engines.
 
-Every worker registers itself every few seconds in one hash of the ledger's Redis. An entry that was not renewed for
-LIVE_S seconds of Redis's clock is a dead worker's. Reapers and people decide with it whether a run can be played at
-all; no job's state depends on it.
+Every worker registers itself every few seconds in one hash of the ledger's Redis. An entry that was
+not renewed for LIVE_S seconds of Redis's clock is a dead worker's. Reapers and people decide with
+it whether a run can be played at all; no job's state depends on it.
 """
 
 import json
@@ -26,9 +27,10 @@ LIVE_S = 15
 SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
 READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "outdated"
-"""What a worker says of its engine. A paused one generates nothing until it is told to continue. A stalled one has
-requests, generates nothing, and does not say why. An outdated one serves weights that a run does not take, or lacks its
-adapter."""
+"""What a worker says of its engine. A paused one generates nothing until it is told to continue. A
+stalled one has requests, generates nothing, and does not say why. An outdated one serves weights
+that a run does not take, or lacks its adapter.
+"""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64
@@ -42,14 +44,17 @@ class Wait(NamedTuple):
 
     job_id: str
     what: str
-    """`engine`, `redis`, `start`, `the user`, or the call of the environment, such as `environment.step(get_order)`."""
+    """`engine`, `redis`, `start`, `the user`, or the call of the environment, such as
+    `environment.step(get_order)`.
+    """
     seconds: float
     """For how long."""
 
 
 class EngineUse(NamedTuple):
-    """What a worker says of one of its engines. The load is the engine's own, with the requests of all workers; None
-    where it is not known."""
+    """What a worker says of one of its engines. The load is the engine's own, with the requests of
+    all workers; None where it is not known.
+    """
 
     url: str
     """Without a password."""
@@ -93,12 +98,16 @@ class LiveWorker:
     version: str = ""
     """Of rollq; empty where the worker is too old to say."""
     left_alone: tuple[tuple[str, str], ...] = ()
-    """Runs that it gave a job of back, because only other workers can play them, and why. At most MAX_LEFT_ALONE."""
+    """Runs that it gave a job of back, because only other workers can play them, and why. At most
+    MAX_LEFT_ALONE.
+    """
     age_s: float = field(default=0.0, compare=False)
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
     def plays(self, tokenizer: str, template: str) -> bool:
-        """Whether it may play a run with these hashes; empty ones are not pinned yet, so every worker may."""
+        """Whether it may play a run with these hashes; empty ones are not pinned yet, so every
+        worker may.
+        """
         return tokenizer in ("", self.tokenizer) and template in ("", self.template)
 
 
@@ -142,7 +151,10 @@ def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
             engine=str(told["engine"]),
             slots=int(told["slots"]),
             busy=int(told["busy"]),
-            waits=tuple(Wait(str(job), str(what), float(seconds)) for job, what, seconds in told.get("waits", ())),
+            waits=tuple(
+                Wait(str(job), str(what), float(seconds))
+                for job, what, seconds in told.get("waits", ())
+            ),
             engines=tuple(_engine(*engine) for engine in told.get("engines", ())),
             turns_s=float(told.get("turns_s", 0.0)),
             tokens_s=float(told.get("tokens_s", 0.0)),

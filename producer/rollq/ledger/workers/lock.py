@@ -1,6 +1,7 @@
 """A lock in Redis, shared by all processes that give it the same name.
 
-Its holder renews it. When the holder dies, the lock is free after LOCK_S. It knows nothing of what it protects.
+Its holder renews it. When the holder dies, the lock is free after LOCK_S. It knows nothing of what
+it protects.
 """
 
 import hashlib
@@ -24,11 +25,15 @@ POLL_S = 0.5
 
 
 class RedisLock:
-    """A lock. Calling it gives the context that holds it; `check` may raise while the call waits."""
+    """A lock. Calling it gives the context that holds it; `check` may raise while the
+    call waits.
+    """
 
     def __init__(self, client: "redis.Redis", name: str) -> None:
         self._client: Any = client
-        self._key = LOCKS + hashlib.sha256(name.encode()).hexdigest()[:16]  # addresses may hold passwords
+        self._key = (
+            LOCKS + hashlib.sha256(name.encode()).hexdigest()[:16]
+        )  # addresses may hold passwords
 
     @contextmanager
     def __call__(self, check: Callable[[], None]) -> Iterator[None]:
@@ -42,7 +47,9 @@ class RedisLock:
         while not retry(lambda: self._acquire(lock)):
             pause(POLL_S)
         released = threading.Event()
-        renewer = threading.Thread(target=_renew, args=(lock, released), name="rollq-lock", daemon=True)
+        renewer = threading.Thread(
+            target=_renew, args=(lock, released), name="rollq-lock", daemon=True
+        )
         renewer.start()
         try:
             yield

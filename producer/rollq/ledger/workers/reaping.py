@@ -1,12 +1,14 @@
-"""What reapers share: the runs that have something to reap, and the role of the one worker that reaps.
+"""What reapers share: the runs that have something to reap, and the role of the one worker that
+reaps.
 
-A run is listed while it has queued jobs, which must be sent, or leased ones, which may expire. A submission and a
-requeue list their run after they gave it jobs. The reaper takes a run off the list when it has neither, then looks
-again. In case an entry is lost all the same, it looks at one of all runs a second.
+A run is listed while it has queued jobs, which must be sent, or leased ones, which may expire. A
+submission and a requeue list their run after they gave it jobs. The reaper takes a run off the list
+when it has neither, then looks again. In case an entry is lost all the same, it looks at one of all
+runs a second.
 
-Of all workers that share a ledger, one reaps at a time. The others stand by, and ask for the role when it may be free:
-the reaper has handed it over, or has not renewed it for ROLE_S seconds because it is dead. Two that reap at once do no
-harm: every script decides for itself.
+Of all workers that share a ledger, one reaps at a time. The others stand by, and ask for the role
+when it may be free: the reaper has handed it over, or has not renewed it for ROLE_S seconds because
+it is dead. Two that reap at once do no harm: every script decides for itself.
 """
 
 import time
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 ACTIVE_REMEDY = "Delete that key: it fills again"
 RUNS_REMEDY = "Delete that key, then submit each run again, which lists it again"
 ROLE_S = 3.0
-"""Seconds without a renewal after which another worker reaps. With its wait and its tick they stay below
-`constants.OUTAGE_S`, so that the death of a reaper is no outage."""
+"""Seconds without a renewal after which another worker reaps. With its wait and its tick they stay
+below `constants.OUTAGE_S`, so that the death of a reaper is no outage.
+"""
 ROLE_REMEDY = "Delete that key: workers make it again"
 
 
@@ -59,7 +62,9 @@ class ActiveRuns:
     def next_of_all(self) -> str | None:
         """The next of all runs, round and round. None when there is none at this place."""
         position = self._position
-        found = _names(guarded(RUNS, lambda: self._redis.zrange(RUNS, position, position), RUNS_REMEDY))
+        found = _names(
+            guarded(RUNS, lambda: self._redis.zrange(RUNS, position, position), RUNS_REMEDY)
+        )
         self._position = position + 1 if found else 0
         return found[0] if found else None
 
@@ -72,8 +77,9 @@ class ReaperRole:
         self._worker = worker
 
     def take(self) -> float:
-        """Take the role, or keep it for ROLE_S seconds more. Returns 0.0, or the seconds until another worker's role
-        ends."""
+        """Take the role, or keep it for ROLE_S seconds more. Returns 0.0, or the seconds until
+        another worker's role ends.
+        """
         return self._call(int(ROLE_S * 1000)) / 1000
 
     def hand_over(self) -> None:
@@ -82,7 +88,11 @@ class ReaperRole:
 
     def _call(self, ms: int) -> int:
         script = lone_script("reaper_role")
-        return int(guarded(REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), ROLE_REMEDY))
+        return int(
+            guarded(
+                REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), ROLE_REMEDY
+            )
+        )
 
 
 def _names(found: list[bytes]) -> list[str]:

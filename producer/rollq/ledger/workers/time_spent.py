@@ -1,7 +1,8 @@
-"""Where the episodes of a run spend their time, by worker: an engine that is slow, a user that is, or rollq itself.
+"""Where the episodes of a run spend their time, by worker: an engine that is slow, a user that is,
+or rollq itself.
 
-Each worker writes what it has seen since it started, again and again, so a write that is repeated changes nothing. No
-job's state depends on it.
+Each worker writes what it has seen since it started, again and again, so a write that is repeated
+changes nothing. No job's state depends on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,19 +10,26 @@ from collections.abc import Iterable, Mapping
 from rollq.ledger.scripts import Scripts
 
 WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent")
-"""What an episode's thread is in: a wait for the engine (queue and slot included), the environment's code (its opening,
-its end and the reward included), the user, a call to Redis, rollq's own code (most of it turns messages into tokens and
-back), a wait for another thread that runs Python code, and an agent program's own work."""
+"""What an episode's thread is in: a wait for the engine (queue and slot included), the
+environment's code (its opening, its end and the reward included), the user, a call to Redis,
+rollq's own code (most of it turns messages into tokens and back), a wait for another thread that
+runs Python code, and an agent program's own work.
+"""
 
 
 def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:
-    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. A run
-    that was dropped stays so. Raises LedgerError."""
-    scripts.call("report_time", [worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)])
+    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. A
+    run that was dropped stays so. Raises LedgerError.
+    """
+    scripts.call(
+        "report_time", [worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)]
+    )
 
 
 def seconds_spent(told: Iterable[bytes]) -> dict[str, float]:
-    """Seconds of all workers by WAITS, of what each has told, without what another program wrote."""
+    """Seconds of all workers by WAITS, of what each has told, without what another
+    program wrote.
+    """
     total = dict.fromkeys(WAITS, 0.0)
     for text in told:
         try:

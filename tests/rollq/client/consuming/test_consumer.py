@@ -1,5 +1,6 @@
-"""Consumers as real processes that share a run: no group goes to two of them, and a dead consumer's groups go to the
-next, once and oldest first."""
+"""Consumers as real processes that share a run: no group goes to two of them, and a dead consumer's
+groups go to the next, once and oldest first.
+"""
 
 import json
 import os
@@ -35,7 +36,9 @@ with Client(url, run="r", hold_s=float(hold_s)) as client:
             print(f"refused: {e}", flush=True)
 """
 HOLD_S = 12.0
-"""Longer than a slow machine stands still. Tests end holds of dead consumers and never wait for the end."""
+"""Longer than a slow machine stands still. Tests end holds of dead consumers and never wait for the
+end.
+"""
 
 
 class ConsumerProcess:
@@ -90,7 +93,9 @@ def finish(ledger: Ledger, count: int) -> list[str]:
     return names
 
 
-def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(ledger: Ledger, start: Start) -> None:
+def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
+    ledger: Ledger, start: Start
+) -> None:
     finish(ledger, 6)
     victim = start("g00", "g01")
     other = start("g02", "g03")
@@ -124,7 +129,9 @@ def test_a_slow_consumer_keeps_its_batch(ledger: Ledger, start: Start) -> None:
     assert (stats["delivered"], stats["redelivered"]) == (8, 0)
 
 
-def test_a_stopped_consumer_learns_that_its_batch_went_to_another(ledger: Ledger, start: Start) -> None:
+def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
+    ledger: Ledger, start: Start
+) -> None:
     finish(ledger, 2)
     frozen = start("g00", "g01")
     os.kill(frozen.process.pid, signal.SIGSTOP)
@@ -146,8 +153,16 @@ class TestClosing:
             batch = first.next(2)
             first.close()
             first.close()
-            for call in (lambda: first.next(1), batch.ack, lambda: first.ack(up_to=0), lambda: batch.skip("g", "x")):
-                with pytest.raises(ClientClosed, match="run r: this consumer is closed, and its groups went to others"):
+            for call in (
+                lambda: first.next(1),
+                batch.ack,
+                lambda: first.ack(up_to=0),
+                lambda: batch.skip("g", "x"),
+            ):
+                with pytest.raises(
+                    ClientClosed,
+                    match="run r: this consumer is closed, and its groups went to others",
+                ):
                     call()
             again = second.next(2, timeout=5)
             assert [group.redelivered for group in again.groups] == [True, True]
@@ -166,14 +181,18 @@ class TestClosing:
             successor = client.consumer(name="t")
             assert [group.id for group in successor.next(1).groups] == ["g"]
 
-    def test_the_last_batch_of_a_loop_may_be_acknowledged_after_it(self, redis_url: str, ledger: Ledger) -> None:
+    def test_the_last_batch_of_a_loop_may_be_acknowledged_after_it(
+        self, redis_url: str, ledger: Ledger
+    ) -> None:
         finish_groups(ledger, "g", seal=True)
         with Client(redis_url, run="r") as client:
             *_, last = client.batches(1)
             last.ack()
             assert client.stats()["groups_acked"] == 1
 
-    def test_a_closed_client_refuses_and_gives_everything_back(self, redis_url: str, ledger: Ledger) -> None:
+    def test_a_closed_client_refuses_and_gives_everything_back(
+        self, redis_url: str, ledger: Ledger
+    ) -> None:
         finish_groups(ledger, "g", seal=True)
         client = Client(redis_url, run="r")
         consumer = client.consumer()
@@ -181,7 +200,13 @@ class TestClosing:
         client.close()
         client.close()
         assert reader(ledger).standing().ready == 1
-        calls = (client.stats, client.seal, client.consumer, lambda: client.submit(group("h")), client.published)
+        calls = (
+            client.stats,
+            client.seal,
+            client.consumer,
+            lambda: client.submit(group("h")),
+            client.published,
+        )
         for call in (*calls, lambda: client.cancel(run=True), lambda: next(client.batches(1))):
             with pytest.raises(ClientClosed, match="the client of run r is closed"):
                 call()
@@ -193,7 +218,9 @@ def test_misuse_that_did_nothing_is_named(redis_url: str, ledger: Ledger) -> Non
     finish_groups(ledger, "g", seal=True)
     with Client(redis_url, run="r") as client:
         consumer = client.consumer()
-        with pytest.raises(ContractError, match="no batch of this consumer has had step 5 yet: the next is 0"):
+        with pytest.raises(
+            ContractError, match="no batch of this consumer has had step 5 yet: the next is 0"
+        ):
             consumer.ack(up_to=5)
         batch = consumer.next(1)
         batch.ack()

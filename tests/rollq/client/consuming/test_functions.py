@@ -1,4 +1,6 @@
-"""Functions by import path, and what is said when they are not there, raise, or return what they may not."""
+"""Functions by import path, and what is said when they are not there, raise, or return what they
+may not.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rewarded(*rewards: float) -> Group:
-    return Group(id="g", seq=1, size=len(rewards), trajectories=[trajectory(reward=r) for r in rewards])
+    return Group(
+        id="g", seq=1, size=len(rewards), trajectories=[trajectory(reward=r) for r in rewards]
+    )
 
 
 def test_a_function_is_loaded_by_its_import_path(module: Path) -> None:
-    module.write_text("def half(trajectory):\n    return trajectory.reward / 2\n\nclass Rules:\n    keep = half\n")
+    module.write_text(
+        "def half(trajectory):\n    return trajectory.reward / 2\n\nclass Rules:\n    keep = half\n"
+    )
     assert load("own_rules:half").__name__ == "half"
     assert load("own_rules:Rules.keep") is load("own_rules:half")
 
@@ -52,7 +58,10 @@ def test_a_path_that_names_no_function_is_refused(module: Path, path: str, says:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("import not_there\n", "importing own_rules failed: ModuleNotFoundError: No module named 'not_there'"),
+        (
+            "import not_there\n",
+            "importing own_rules failed: ModuleNotFoundError: No module named 'not_there'",
+        ),
         ("1 / 0\n", "importing own_rules failed: ZeroDivisionError"),
         ("def (\n", "importing own_rules failed: SyntaxError"),
         ("raise SystemExit(0)\n", "importing own_rules failed: SystemExit: 0"),
@@ -81,7 +90,9 @@ def test_a_filter_has_the_name_under_which_it_counts(module: Path) -> None:
 
 @pytest.mark.parametrize("where", ["equal", "", 3])
 def test_what_names_no_filter_is_refused(where: str) -> None:
-    with pytest.raises(SettingsError, match=r"unequal_rewards, or module:function|where is a function"):
+    with pytest.raises(
+        SettingsError, match=r"unequal_rewards, or module:function|where is a function"
+    ):
         Filter.of(where)
 
 
@@ -90,7 +101,9 @@ def test_a_filter_returns_true_or_false(verdict: object) -> None:
     def undecided(group: Group) -> bool:
         return verdict  # type: ignore[return-value]
 
-    with pytest.raises(FunctionError, match=r"group r/g: the filter .*undecided: TypeError: it returned"):
+    with pytest.raises(
+        FunctionError, match=r"group r/g: the filter .*undecided: TypeError: it returned"
+    ):
         Filter.of(undecided).keeps(rewarded(1.0))
 
 
@@ -107,7 +120,11 @@ def test_a_function_that_exits_is_named_with_its_error() -> None:
     def leave(of: Group | Trajectory) -> float:
         sys.exit("no GPU here")
 
-    with pytest.raises(FunctionError, match=r"job r/g/0: the reward function .*leave: SystemExit: no GPU here"):
+    with pytest.raises(
+        FunctionError, match=r"job r/g/0: the reward function .*leave: SystemExit: no GPU here"
+    ):
         RewardFunction.of(leave).apply(rewarded(1.0))
-    with pytest.raises(FunctionError, match=r"group r/g: the filter .*leave: SystemExit: no GPU here"):
+    with pytest.raises(
+        FunctionError, match=r"group r/g: the filter .*leave: SystemExit: no GPU here"
+    ):
         Filter.of(leave).keeps(rewarded(1.0))  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
-"""When holds end, and how a consumer renews them. After an outage of Redis, live consumers get time to renew.
+"""When holds end, and how a consumer renews them. After an outage of Redis, live consumers get time
+to renew.
 
-An outage is simulated by moving every stored time back, which looks to a script as if Redis's clock had moved on. All
-times are SCALE times as long as in production, so that a slow machine changes nothing.
+An outage is simulated by moving every stored time back, which looks to a script as if Redis's clock
+had moved on. All times are SCALE times as long as in production, so that a slow machine changes
+nothing.
 """
 
 import logging
@@ -56,7 +58,9 @@ def released(ledger: Ledger) -> list[str]:
     keys = ledger.keys
     before = {name.decode() for name in ledger.redis.zrange(f"{keys.prefix}ready:train", 0, -1)}
     assert take(ledger, "another", 9) == []
-    return sorted({name.decode() for name in ledger.redis.zrange(f"{keys.prefix}ready:train", 0, -1)} - before)
+    return sorted(
+        {name.decode() for name in ledger.redis.zrange(f"{keys.prefix}ready:train", 0, -1)} - before
+    )
 
 
 def seconds_pass(ledger: Ledger, seconds: float) -> None:
@@ -70,11 +74,16 @@ def seconds_pass(ledger: Ledger, seconds: float) -> None:
 
 
 def seconds_left(ledger: Ledger, name: str) -> float:
-    return float(ledger.redis.zscore(f"{ledger.keys.prefix}held:train", name) - ledger.scripts.now()) / SCALE
+    return (
+        float(ledger.redis.zscore(f"{ledger.keys.prefix}held:train", name) - ledger.scripts.now())
+        / SCALE
+    )
 
 
 @pytest.mark.parametrize("seconds", [61.0, 66.0, 600.0, 86400.0])
-def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not(held: Ledger, seconds: float) -> None:
+def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not(
+    held: Ledger, seconds: float
+) -> None:
     seconds_pass(held, seconds)
     assert released(held) == []
     assert 7.0 < seconds_left(held, "a") <= 7.5
@@ -89,8 +98,12 @@ def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not
     assert stats["delivered"] == 2
 
 
-@pytest.mark.parametrize("outages", [[58.0], [100.0, 100.0]], ids=["one that ends just before a hold", "two"])
-def test_an_outage_extends_the_holds_that_would_end_soon(held: Ledger, outages: list[float]) -> None:
+@pytest.mark.parametrize(
+    "outages", [[58.0], [100.0, 100.0]], ids=["one that ends just before a hold", "two"]
+)
+def test_an_outage_extends_the_holds_that_would_end_soon(
+    held: Ledger, outages: list[float]
+) -> None:
     for seconds in outages:
         seconds_pass(held, seconds)
         assert released(held) == []
@@ -182,7 +195,9 @@ class Renewals:
         return [token for token in tokens if token == "lost"]
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError("refused"), Unwritable("run r: renew_holds: READONLY")])
+@pytest.mark.parametrize(
+    "error", [redis.ConnectionError("refused"), Unwritable("run r: renew_holds: READONLY")]
+)
 def test_a_consumer_that_cannot_renew_tries_again_soon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -218,7 +233,9 @@ def test_a_lost_hold_is_renewed_no_more() -> None:
     assert renewals.renewed.count("lost") == 1
 
 
-def test_a_hold_that_ends_while_it_is_renewed_was_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hold_that_ends_while_it_is_renewed_was_not_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     done = threading.Event()
 
     def renew(tokens: Sequence[str]) -> Sequence[str]:

@@ -1,5 +1,6 @@
-"""A named consumer and its successors: whoever opens the name goes on with the same batches, after the last step that
-its checkpoint holds."""
+"""A named consumer and its successors: whoever opens the name goes on with the same batches, after
+the last step that its checkpoint holds.
+"""
 
 import threading
 
@@ -14,16 +15,28 @@ from tests.rollq.samples import group, is_over
 from tests.waiting import until
 
 
-def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Client, ledger: Ledger) -> None:
+def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(
+    client: Client, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"abcdefg")
     first = client.consumer(name="trainer")
-    assert [names(first.next(2)), names(first.next(1)), names(first.next(2))] == [["a", "b"], ["c"], ["d", "e"]]
+    assert [names(first.next(2)), names(first.next(1)), names(first.next(2))] == [
+        ["a", "b"],
+        ["c"],
+        ["d", "e"],
+    ]
     first.ack(up_to=0)
     second = client.consumer(name="trainer")
     batches = [second.next(9), second.next(9), second.next(2)]
     assert [names(batch) for batch in batches] == [["c"], ["d", "e"], ["f", "g"]]
     assert [batch.step for batch in batches] == [1, 2, 3]
-    assert [found.redelivered for batch in batches for found in batch.groups] == [True, True, True, False, False]
+    assert [found.redelivered for batch in batches for found in batch.groups] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     second.ack(up_to=3)
     stats = client.stats()
     assert (stats["groups_acked"], stats["redelivered"]) == (7, 3)
@@ -49,7 +62,12 @@ def test_the_process_before_is_fenced(client: Client, ledger: Ledger) -> None:
     first = client.consumer(name="trainer")
     batch = first.next(1)
     second = client.consumer(name="trainer")
-    for act in (lambda: first.ack(0), batch.ack, lambda: batch.skip("a", "no"), lambda: first.next(1)):
+    for act in (
+        lambda: first.ack(0),
+        batch.ack,
+        lambda: batch.skip("a", "no"),
+        lambda: first.next(1),
+    ):
         with pytest.raises(NotHeld, match="another process has opened consumer 'trainer'"):
             act()
     assert names(second.next(1)) == ["a"]
@@ -74,12 +92,17 @@ def test_a_predecessor_that_waits_finds_out_at_once(client: Client, ledger: Ledg
     assert len(said) == 1
 
 
-def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Client, ledger: Ledger) -> None:
+def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(
+    client: Client, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"ab")
     first = client.consumer(name="trainer")
     first.next(1)
     first.next(1).ack()
-    with pytest.raises(LedgerError, match="acknowledged up to step 1, so the batches after step 0 cannot come again"):
+    with pytest.raises(
+        LedgerError,
+        match="acknowledged up to step 1, so the batches after step 0 cannot come again",
+    ):
         client.consumer(name="trainer", step=0)
     assert names(client.consumer(name="trainer").next(1)) == ["a"]
     client.consumer(name="trainer", step=1)
@@ -98,7 +121,9 @@ def test_a_checkpoint_newer_than_the_ledger_counts_on(
     assert "lost its last writes" in caplog.text
 
 
-def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client, ledger: Ledger) -> None:
+def test_after_a_rollback_the_latest_process_still_owns_the_name(
+    client: Client, ledger: Ledger
+) -> None:
     finish_groups(ledger, *"ab")
     first, redis = client.consumer(name="trainer"), ledger.redis
     record = f"{ledger.keys.prefix}consumer:train:trainer"

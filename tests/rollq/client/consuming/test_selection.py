@@ -1,4 +1,6 @@
-"""Dynamic sampling and rewards of the trainer: which groups a batch keeps, and what happens when that fails."""
+"""Dynamic sampling and rewards of the trainer: which groups a batch keeps, and what happens when
+that fails.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_a_batch_is_filled_up_with_the_groups_that_it_keeps(client: Client) -> N
         batch.ack()
         assert names(consumer.next(1)) == "g"
     stats = client.stats()
-    assert (stats["skips"], stats["groups_acked"], stats["groups_skipped"]) == ({"unequal_rewards": 3}, 3, 3)
+    assert (stats["skips"], stats["groups_acked"], stats["groups_skipped"]) == (
+        {"unequal_rewards": 3},
+        3,
+        3,
+    )
 
 
 def test_the_last_batch_of_a_sealed_run_may_be_short(client: Client) -> None:
@@ -58,7 +64,11 @@ def test_a_filter_sees_the_rewards_of_the_trainer(client: Client) -> None:
     finish(client, "aB")
     by_sample = client.consumer(reward=lambda t: float(t.job.sample), where="unequal_rewards")
     batch = by_sample.next(2)
-    assert (names(batch), batch.rewards, batch.advantages) == ("ab", [0.0, 1.0] * 2, [-1.0, 1.0] * 2)
+    assert (names(batch), batch.rewards, batch.advantages) == (
+        "ab",
+        [0.0, 1.0] * 2,
+        [-1.0, 1.0] * 2,
+    )
     assert batch.arrays().rewards.tolist() == [0.0, 1.0, 0.0, 1.0]
     assert [t.reward for t in batch.trajectories] == [1.0, 0.0, 1.0, 1.0]
 
@@ -102,7 +112,10 @@ def test_a_function_that_fails_loses_nothing(client: Client, what: str) -> None:
             raise ValueError("not yet")
         return 1
 
-    named = {"where": "group r/c: the filter .*function", "reward": "job r/c/0: the reward function .*function"}
+    named = {
+        "where": "group r/c: the filter .*function",
+        "reward": "job r/c/0: the reward function .*function",
+    }
     with client.consumer(**{what: function}) as consumer:  # type: ignore[arg-type]
         with pytest.raises(FunctionError, match=rf"{named[what]}: ValueError: not yet"):
             consumer.next(3)
@@ -120,7 +133,9 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client
             client.consumer(**functions)  # type: ignore[arg-type]
 
 
-def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(client: Client, ledger: Ledger) -> None:
+def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(
+    client: Client, ledger: Ledger
+) -> None:
     finish(client, "aBcd")
     ledger.redis.lset(ledger.keys.journal("r/c/0"), 1, b"torn")
     with client.consumer(where="unequal_rewards") as consumer:
@@ -128,10 +143,15 @@ def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(cli
     assert client.stats()["failures"] == {"job": 1}
 
 
-def test_a_named_consumer_keeps_one_step_and_its_successor_gets_the_same_batch(client: Client) -> None:
+def test_a_named_consumer_keeps_one_step_and_its_successor_gets_the_same_batch(
+    client: Client,
+) -> None:
     finish(client, "aBcDef")
     first = client.consumer(name="trainer", where="unequal_rewards")
-    assert [(names(batch), batch.step) for batch in (first.next(2), first.next(1))] == [("ac", 0), ("e", 1)]
+    assert [(names(batch), batch.step) for batch in (first.next(2), first.next(1))] == [
+        ("ac", 0),
+        ("e", 1),
+    ]
     second = client.consumer(name="trainer", where="unequal_rewards")
     batches = [second.next(9), second.next(9), second.next(1)]
     assert [(names(batch), batch.step) for batch in batches] == [("ac", 0), ("e", 1), ("f", 2)]
@@ -202,7 +222,9 @@ def test_at_the_end_no_batch_is_left_of_which_the_filter_kept_nothing(client: Cl
     assert client.stats()["groups_acked"] == 1
 
 
-def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(client: Client, ledger: Ledger) -> None:
+def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(
+    client: Client, ledger: Ledger
+) -> None:
     finish(client, "aBc")
     with client.consumer(where="unequal_rewards") as consumer, client.consumer() as other:
         with pytest.raises(PullTimeout):
@@ -213,7 +235,9 @@ def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(c
         assert names(consumer.next(2)) == "de"
 
 
-def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client, ledger: Ledger) -> None:
+def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(
+    client: Client, ledger: Ledger
+) -> None:
     client.limit_staleness(groups_per_batch=3, max_staleness=0)
     ledger.submit(group("a"))
     finish(client, "bC")
@@ -229,14 +253,19 @@ def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Clie
     client.limit_staleness(groups_per_batch=2, max_staleness=4)
     finish(client, "abc")
     with client.consumer() as consumer:
-        with pytest.raises(SettingsError, match=r"a batch of 3 groups is more than the 2 of a training step.*at most"):
+        with pytest.raises(
+            SettingsError,
+            match=r"a batch of 3 groups is more than the 2 of a training step.*at most",
+        ):
             consumer.next(3)
         assert (names(consumer.next(2)), client.stats()["groups_ready"]) == ("ab", 1)
     with client.consumer(Purpose.EVAL) as consumer, pytest.raises(PullTimeout):
         consumer.next(3, timeout=0.05)
 
 
-def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Client, ledger: Ledger) -> None:
+def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(
+    client: Client, ledger: Ledger
+) -> None:
     client.limit_staleness(groups_per_batch=2, max_staleness=0)
     left = iter("ABCdEf")
 

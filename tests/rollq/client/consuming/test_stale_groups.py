@@ -1,4 +1,6 @@
-"""Groups whose tokens are older than the bound, or of unknown weights, reach no trainer while admission is on."""
+"""Groups whose tokens are older than the bound, or of unknown weights, reach no trainer while
+admission is on.
+"""
 
 import random
 from collections.abc import Iterator
@@ -78,7 +80,9 @@ def _replacements(client: Client) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_without_a_bound_or_a_publication_nothing_is_skipped(client: Client, published: bool) -> None:
+def test_without_a_bound_or_a_publication_nothing_is_skipped(
+    client: Client, published: bool
+) -> None:
     if published:
         client.publish(5)
     else:
@@ -100,7 +104,9 @@ def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1])
-def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, ledger: Ledger, bound: int) -> None:
+def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(
+    client: Client, ledger: Ledger, bound: int
+) -> None:
     """Engines behind a worker that does not look at what they serve."""
     draw = random.Random(bound)
     client.limit_staleness(groups_per_batch=2, max_staleness=bound)
@@ -110,7 +116,11 @@ def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, l
         for step in range(8):
             while True:
                 while reader(ledger).standing().admission.capacity > 0:  # type: ignore[union-attr]
-                    finish(client, f"g{number}", draw.choice([str(step), str(max(0, step - 2)), "default"]))
+                    finish(
+                        client,
+                        f"g{number}",
+                        draw.choice([str(step), str(max(0, step - 2)), "default"]),
+                    )
                     number += 1
                 try:
                     batch = consumer.next(2, timeout=0.05)

@@ -15,9 +15,15 @@ PAGE = Path(__file__).resolve().parents[4] / "docs/trainer.md"
 
 
 @pytest.mark.parametrize("credit", ['advantages="rloo"', "TurnCredit(estimator="])
-def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str, credit: str) -> None:
+def test_the_policy_gradient_is_what_a_hand_computes(
+    ledger: Ledger, redis_url: str, credit: str
+) -> None:
     """By turn as by episode, for there are no rewards but the last."""
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if credit in code]
+    [snippet] = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+        if credit in code
+    ]
     ledger.submit(group("g", size=2))
     ledger.seal()
     play(ledger, "r/g/0", reward=0.0)
@@ -25,13 +31,17 @@ def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: 
     losses: list[float] = []
 
     def model(tokens: Any, attention_mask: Any) -> Any:
-        """Every token was sampled with logprob -0.5. This one is as sure in row 0, and three times as sure in row 1."""
+        """Every token was sampled with logprob -0.5. This one is as sure in row 0, and three times
+        as sure in row 1.
+        """
         assert tokens.shape == attention_mask.shape == (2, 11)
         return np.full(tokens.shape, -0.5) + np.log([[1.0], [3.0]])
 
     with Client(redis_url, run="r") as client:
         exec(snippet, {"np": np, "client": client, "model": model, "step": losses.append})
-    assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])  # as many sampled tokens in each row
+    assert losses == pytest.approx(
+        [-(1.0 * -1.0 + 3.0 * 1.0) / 2]
+    )  # as many sampled tokens in each row
     assert reader(ledger).group_states(["g"]) == ["acked"]
 
 
@@ -40,7 +50,9 @@ def test_the_loop_with_a_filter_and_a_reward_function(
 ) -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     [snippet] = [code for code in snippets if "my_rewards:score" in code]
-    (tmp_path / "my_rewards.py").write_text("def score(trajectory):\n    return 2 * trajectory.reward\n")
+    (tmp_path / "my_rewards.py").write_text(
+        "def score(trajectory):\n    return 2 * trajectory.reward\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, rewards in (("equal", (1.0, 1.0)), ("other", (0.0, 1.0))):
         ledger.submit(group(name))
@@ -49,6 +61,8 @@ def test_the_loop_with_a_filter_and_a_reward_function(
     ledger.seal()
     trained: list[list[float]] = []
     with Client(redis_url, run="r") as client:
-        exec(snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())})
+        exec(
+            snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())}
+        )
     assert trained == [[0.0, 2.0]]
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 1}

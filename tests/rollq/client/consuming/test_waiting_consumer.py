@@ -1,5 +1,6 @@
-"""Consumers that wait: woken when their groups are ready, exact batches, batches in the order of submission, skips, and
-groups that another version of rollq wrote."""
+"""Consumers that wait: woken when their groups are ready, exact batches, batches in the order of
+submission, skips, and groups that another version of rollq wrote.
+"""
 
 import logging
 import threading
@@ -14,7 +15,15 @@ from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, Unkno
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from tests.conftest import free_port
-from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, names, play_groups, take
+from tests.rollq.groups import (
+    deliveries,
+    drop_group,
+    end_holds,
+    finish_groups,
+    names,
+    play_groups,
+    take,
+)
 from tests.rollq.samples import claim, group, is_over, play, reader
 from tests.waiting import until
 
@@ -75,7 +84,9 @@ class TestWaking:
             batch.ack()
             assert waiting.end() is None
 
-    def test_a_connection_that_breaks_costs_no_wake_up(self, client: Client, ledger: Ledger) -> None:
+    def test_a_connection_that_breaks_costs_no_wake_up(
+        self, client: Client, ledger: Ledger
+    ) -> None:
         client.submit(group("a"))
         waiting = Waiting(client, 1)
         redis = ledger.redis
@@ -149,7 +160,13 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
 
     def commands() -> Counter[str]:
         stats = redis.info("commandstats").items()
-        return Counter({name: row["calls"] for name, row in stats if name not in ("cmdstat_info", "cmdstat_ping")})
+        return Counter(
+            {
+                name: row["calls"]
+                for name, row in stats
+                if name not in ("cmdstat_info", "cmdstat_ping")
+            }
+        )
 
     before = commands()
     ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
@@ -175,14 +192,18 @@ class TestExact:
         client.seal()
         with client.consumer() as consumer:
             assert names(consumer.next(2, exact=True)) == ["a", "b"]
-            with pytest.raises(MissingGroups, match=r"1 of 2 groups missing: 1 ready.*1 dropped") as said:
+            with pytest.raises(
+                MissingGroups, match=r"1 of 2 groups missing: 1 ready.*1 dropped"
+            ) as said:
                 consumer.next(2, exact=True)
             assert (said.value.missing, said.value.ready, said.value.dropped) == (1, 1, 1)
             assert names(consumer.next(1, exact=True)) == ["c"]
             consumer.ack(up_to=1)
             assert consumer.next(1, exact=True) is None
 
-    def test_an_open_run_can_be_refilled(self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_open_run_can_be_refilled(
+        self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(batch_wait, "EXHAUSTED_S", 0.0)
         monkeypatch.setattr(batch_wait, "IDLE_S", 0.01)
         jobs = [*group("a"), *group("b")]
@@ -208,7 +229,11 @@ class TestExact:
         play_groups(ledger, "a")
         drop_group(ledger, "b")
         missed = pytest.raises(MissingGroups, match="1 of 2 groups missing")
-        with Client(redis_url, run="r", hold_s=3600.0) as patient, patient.consumer() as consumer, missed:
+        with (
+            Client(redis_url, run="r", hold_s=3600.0) as patient,
+            patient.consumer() as consumer,
+            missed,
+        ):
             consumer.next(2, exact=True)
 
     def test_a_slow_producer_is_waited_for(self, client: Client, ledger: Ledger) -> None:
@@ -239,7 +264,11 @@ class TestSkip:
             assert (names(batch), len(batch.tokens), consumer.held) == (["b"], 2, 1)
             batch.ack()
         stats = client.stats()
-        assert (stats["skips"], stats["skipped"], stats["delivered"]) == ({"rewards agree": 2}, 4, 2)
+        assert (stats["skips"], stats["skipped"], stats["delivered"]) == (
+            {"rewards agree": 2},
+            4,
+            2,
+        )
         assert is_over(ledger)
 
     def test_a_group_of_another_batch(self, client: Client, ledger: Ledger) -> None:
@@ -262,7 +291,11 @@ class TestCancel:
         claim(ledger, "r/a/1")
         client.cancel(group="a")
         client.cancel(group="a")
-        assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [State.DONE, State.DEAD, State.DEAD]
+        assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [
+            State.DONE,
+            State.DEAD,
+            State.DEAD,
+        ]
         assert ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
         assert [found.id for found in take(ledger, 1, "t")] == ["a"]
         assert client.job("r/b/0").state == State.QUEUED
@@ -279,7 +312,12 @@ class TestCancel:
             client.submit(group("d"))
         assert [names(batch) for batch in client.batches(2)] == [["a", "c"]]
         stats = client.stats()
-        assert (stats["done"], stats["dead"], stats["groups_dropped"], stats["failures"]) == (3, 3, 1, {"cancelled": 3})
+        assert (stats["done"], stats["dead"], stats["groups_dropped"], stats["failures"]) == (
+            3,
+            3,
+            1,
+            {"cancelled": 3},
+        )
 
 
 class TestOtherVersions:
@@ -301,9 +339,15 @@ class TestOtherVersions:
         assert [found.id for found in take(ledger, 2, "other/0")] == ["a", "b"]
 
 
-def test_a_wait_is_explained(client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_is_explained(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rollq.client.waits.FIRST_S", 0.0)
     client.submit(group("a"))
-    with client.consumer() as consumer, caplog.at_level(logging.WARNING, "rollq"), pytest.raises(PullTimeout):
+    with (
+        client.consumer() as consumer,
+        caplog.at_level(logging.WARNING, "rollq"),
+        pytest.raises(PullTimeout),
+    ):
         consumer.next(1, 0.1)
     assert "no worker is alive" in caplog.text

@@ -52,7 +52,9 @@ def test_each_queue_and_priority_is_a_list_of_its_own(broker: Broker, redis_url:
     assert len(broker.send(sent)) == 3
     assert broker.backlog(["a", "b", QUEUE]) == {"a": 2, "b": 1, QUEUE: 0}
     with redis.Redis.from_url(redis_url) as client:
-        found = {key: client.llen(key) for key in ("rollq.a\x06\x166", "rollq.a\x06\x163", "rollq.b")}
+        found = {
+            key: client.llen(key) for key in ("rollq.a\x06\x166", "rollq.a\x06\x163", "rollq.b")
+        }
     assert set(found.values()) == {1}
 
 
@@ -75,7 +77,9 @@ def test_a_broker_that_is_away_raises_nothing_and_is_not_tried_for_a_while() -> 
     broker.close()
 
 
-def test_a_connection_that_died_in_silence_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_died_in_silence_is_replaced(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker_module, "SOCKET_TIMEOUT_S", 0.5)
     monkeypatch.setattr(broker_module, "PAUSE_S", 0.1)
     proxy = RedisProxy(free_port(), int(redis_url.rpartition(":")[2].partition("/")[0]))

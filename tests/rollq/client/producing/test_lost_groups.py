@@ -39,7 +39,9 @@ class Tail:
 
 
 class Jobs:
-    """Jobs that can be read again and again. `events` run when the group of that number is asked for the first time."""
+    """Jobs that can be read again and again. `events` run when the group of that number is asked
+    for the first time.
+    """
 
     def __init__(self, events: dict[int, Callable[[], None]]) -> None:
         self.events = events
@@ -52,14 +54,23 @@ class Jobs:
 
 def check_whole(client: Client) -> None:
     stats = client.stats()
-    assert (stats["submitted"], stats["groups_open"], stats["queued"]) == (2 * GROUPS, GROUPS, 2 * GROUPS)
+    assert (stats["submitted"], stats["groups_open"], stats["queued"]) == (
+        2 * GROUPS,
+        GROUPS,
+        2 * GROUPS,
+    )
 
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
 @pytest.mark.parametrize("once", [False, True], ids=["again", "once"])
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_producer_goes_back_to_what_redis_lost(
-    client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture, source: str | None, once: bool, kept: int
+    client: Client,
+    ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
+    source: str | None,
+    once: bool,
+    kept: int,
 ) -> None:
     tail = Tail(ledger.redis)
     jobs = Jobs({kept: tail.begin, 6: tail.lose})
@@ -86,21 +97,27 @@ def test_an_iterator_cannot_be_read_again(
     monkeypatch.setattr(submission, "RECENT", 2)
     tail = Tail(ledger.redis)
     with Client(redis_url, run="r") as client:
-        with pytest.raises(Gap, match=r"it knows 1 of the 6 that were submitted\. Submit the source again"):
+        with pytest.raises(
+            Gap, match=r"it knows 1 of the 6 that were submitted\. Submit the source again"
+        ):
             client.submit(iter(Jobs({1: tail.begin, 6: tail.lose})), source=source)
         client.submit(iter(Jobs({})), source=source)
         check_whole(client)
         client.seal()
 
 
-def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client, ledger: Ledger) -> None:
+def test_a_client_remembers_what_it_submitted_in_earlier_calls(
+    client: Client, ledger: Ledger
+) -> None:
     tail = Tail(ledger.redis)
     jobs = list(Jobs({}))
     client.submit(jobs[:6])
     tail.begin()
     client.submit(jobs[6:12])
     tail.lose()
-    assert client.submit(jobs[12:]).new == [f"r/g{n}/{sample}" for n in range(3, 8) for sample in range(2)]
+    assert client.submit(jobs[12:]).new == [
+        f"r/g{n}/{sample}" for n in range(3, 8) for sample in range(2)
+    ]
     check_whole(client)
 
 
@@ -110,12 +127,16 @@ def test_what_was_pinned_for_the_run_is_pinned_again(redis_url: str, ledger: Led
         client.pin_tokenizer("t1", "c1")
         client.forget_after(2)
         client.submit(Jobs({6: tail.lose}))
-    pinned = ledger.redis.hmget(ledger.keys.meta, "budget:env", "tokenizer_hash", "template_hash", "forget_after_s")
+    pinned = ledger.redis.hmget(
+        ledger.keys.meta, "budget:env", "tokenizer_hash", "template_hash", "forget_after_s"
+    )
     assert pinned == [b"3", b"t1", b"c1", b"172800"]
 
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
-def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, ledger: Ledger, source: str | None) -> None:
+def test_a_run_is_sealed_only_when_nothing_is_missing(
+    client: Client, ledger: Ledger, source: str | None
+) -> None:
     tail = Tail(ledger.redis)
     client.submit(Jobs({4: tail.begin}), source=source)
     tail.lose()
@@ -202,7 +223,10 @@ def test_several_producers_together_stay_within_their_limit(redis_url: str, ledg
     acknowledged = 0
     with Client(redis_url, run="r") as client:
         while acknowledged < 3 * each:
-            names = [name.decode() for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)]
+            names = [
+                name.decode()
+                for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)
+            ]
             most = max(most, internals(client).reader.standing().unacknowledged)
             play_groups(ledger, *names, size=1)
             for batch in itertools.islice(client.batches(1, timeout=60), len(names)):

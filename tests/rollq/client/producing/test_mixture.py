@@ -1,4 +1,6 @@
-"""A mixture that rests tasks, on a real Redis: its producer is killed, loses Redis's last writes, and goes on."""
+"""A mixture that rests tasks, on a real Redis: its producer is killed, loses Redis's last writes,
+and goes on.
+"""
 
 import re
 import threading
@@ -24,7 +26,9 @@ GROUPS, STEPS = 2, 8
 
 def mixture(client: Client) -> Mixture:
     parts = [
-        Part([Job(env="shop", task=task, size=2) for task in range(4)], weight=lambda step: 1 + step),
+        Part(
+            [Job(env="shop", task=task, size=2) for task in range(4)], weight=lambda step: 1 + step
+        ),
         Part([Job(env="maths", task=task, size=2) for task in range(4)], weight=2),
     ]
     return Mixture(parts, GROUPS, STEPS, seed=3, rest=Rest(client.solve_rates(), steps=2))
@@ -43,7 +47,9 @@ def play_all(ledger: Ledger) -> None:
 
 
 def train(client: Client, ledger: Ledger, seen: dict[str, int]) -> None:
-    """Plays and trains what there is. `seen`: groups that were handed out, by their place in the run."""
+    """Plays and trains what there is. `seen`: groups that were handed out, by their place in the
+    run.
+    """
     play_all(ledger)
     rates = client.solve_rates()
     with client.consumer() as consumer:
@@ -67,7 +73,9 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def test_a_killed_producer_goes_on_with_the_same_groups(
     redis_url: str, client: Client, ledger: Ledger, patch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    """Each life is some commands longer than the one before, and between two of them the trainer finds out more."""
+    """Each life is some commands longer than the one before, and between two of them the trainer
+    finds out more.
+    """
     seen: dict[str, int] = {}
     for life in range(1, MOST):
         with Client(redis_url, run="r") as producer:
@@ -108,7 +116,9 @@ def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
         return rates(step)
 
     made = mixture(client)
-    done = client.submit(Mixture(made.parts, GROUPS, STEPS, 3, Rest(watched, steps=2)), source="mixture")
+    done = client.submit(
+        Mixture(made.parts, GROUPS, STEPS, 3, Rest(watched, steps=2)), source="mixture"
+    )
     assert len(done.new) == 2 * GROUPS * STEPS
     with Client(internals_url(client), run="r") as other:
         again = other.submit(mixture(other), source="mixture")
@@ -135,8 +145,14 @@ def test_damaged_rates_are_named(client: Client, ledger: Ledger) -> None:
 
 
 def test_the_page(client: Client, redis_url: str, ledger: Ledger) -> None:
-    """As printed, but for the number of steps. Groups whose rewards agree are in no batch, and their tasks rest."""
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "Mixture(" in code]
+    """As printed, but for the number of steps. Groups whose rewards agree are in no batch, and
+    their tasks rest.
+    """
+    [snippet] = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+        if "Mixture(" in code
+    ]
     assert "steps=200" in snippet
     trained: list[Batch] = []
     page: dict[str, Any] = {"train": trained.append}

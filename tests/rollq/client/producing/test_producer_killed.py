@@ -1,4 +1,6 @@
-"""A producer that is killed before or after each single command to Redis, and then started again."""
+"""A producer that is killed before or after each single command to Redis, and then
+started again.
+"""
 
 import json
 import threading
@@ -21,11 +23,15 @@ MOST = 200
 
 
 class Killed(BaseException):
-    """No code catches it, and no further command is sent: to Redis it looks like the end of a process."""
+    """No code catches it, and no further command is sent: to Redis it looks like the end of a
+    process.
+    """
 
 
 class Death:
-    """Comes at the command of this number; commands of the ledger and of the broker are counted alike."""
+    """Comes at the command of this number; commands of the ledger and of the broker are counted
+    alike.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, sent: bool) -> None:
         self.commands = 0
@@ -71,26 +77,44 @@ def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> b
 
 def messages(ledger: Ledger) -> Counter[str]:
     """How often each job was published."""
-    keys = [key for key in ledger.redis.scan_iter("rollq*", _type="list") if b"{" not in key]  # one for each priority
+    keys = [
+        key for key in ledger.redis.scan_iter("rollq*", _type="list") if b"{" not in key
+    ]  # one for each priority
     found = [json.loads(message) for key in keys for message in ledger.redis.lrange(key, 0, -1)]
     return Counter(message["headers"]["argsrepr"] for message in found)
 
 
 def check_whole(ledger: Ledger) -> None:
-    """Every group is there once, in order, and each job is at the broker, or in the outbox to be published soon."""
+    """Every group is there once, in order, and each job is at the broker, or in the outbox to be
+    published soon.
+    """
     stats = reader(ledger).stats()
-    assert (stats["submitted"], stats["queued"], stats["groups_open"], stats["sealed"]) == (6, 6, 3, True)
-    assert [int(ledger.redis.hget(ledger.keys.group(f"shop.train.{task}"), "seq")) for task in range(3)] == [1, 2, 3]
+    assert (stats["submitted"], stats["queued"], stats["groups_open"], stats["sealed"]) == (
+        6,
+        6,
+        3,
+        True,
+    )
+    assert [
+        int(ledger.redis.hget(ledger.keys.group(f"shop.train.{task}"), "seq")) for task in range(3)
+    ] == [1, 2, 3]
     published, soon = messages(ledger), ledger.scripts.now() + SENDING_S
     assert set(published.values()) <= {1}
-    outbox = {member.decode(): at for member, at in ledger.redis.zrange(ledger.keys.queued, 0, -1, withscores=True)}
+    outbox = {
+        member.decode(): at
+        for member, at in ledger.redis.zrange(ledger.keys.queued, 0, -1, withscores=True)
+    }
     assert set(outbox) == JOBS
     assert {job for job, at in outbox.items() if at > soon} <= set(published)
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 def test_killed_at_any_command(
-    redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sent: bool
+    redis_url: str,
+    ledger: Ledger,
+    patch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sent: bool,
 ) -> None:
     entered = set()
     for at in range(1, MOST):
@@ -128,7 +152,9 @@ def test_another_line_after_a_kill_is_refused(
             capsys.readouterr()
             assert submit(redis_url, "--set", "sampling.temperature=0.5") == 1
             said = capsys.readouterr().err
-            assert "job r/shop.train.0/0 was submitted before with other content (sampling was" in said
+            assert (
+                "job r/shop.train.0/0 was submitted before with other content (sampling was" in said
+            )
             assert "or use another run" in said
             after = reader(ledger).stats()
             assert {name for name in before if before[name] != after[name]} <= {"resubmitted"}

@@ -1,4 +1,6 @@
-"""A trainer publishes its policies and bounds its staleness, also when Redis loses its last writes."""
+"""A trainer publishes its policies and bounds its staleness, also when Redis loses its
+last writes.
+"""
 
 import logging
 import threading
@@ -17,18 +19,27 @@ from tests.waiting import until
 
 def lose_the_last_publication(ledger: Ledger) -> None:
     """What a power cut does to what was written in the last second."""
-    ledger.redis.hset(ledger.keys.meta, mapping={"step": 0, "version": "0", "published": 1, "publication": "older"})
+    ledger.redis.hset(
+        ledger.keys.meta,
+        mapping={"step": 0, "version": "0", "published": 1, "publication": "older"},
+    )
     ledger.redis.delete(f"{ledger.keys.prefix}versions")
 
 
-def test_a_batch_knows_its_policy_and_the_steps_of_its_tokens(client: Client, ledger: Ledger) -> None:
+def test_a_batch_knows_its_policy_and_the_steps_of_its_tokens(
+    client: Client, ledger: Ledger
+) -> None:
     client.publish(0)
     client.submit([job(0, "a")])
     play_groups(ledger, "a")  # version 1 samples its tokens
     client.publish(3, "three")
     assert client.published() == Published(3, "three")
     batch = next(client.batches(1))
-    assert (batch.policy_step, batch.version_steps, batch.groups[0].started_step) == (3, {"1": 1}, 0)
+    assert (batch.policy_step, batch.version_steps, batch.groups[0].started_step) == (
+        3,
+        {"1": 1},
+        0,
+    )
     assert batch.staleness == Staleness(max=2, mean=2.0, unknown_tokens=0)
 
 
@@ -36,11 +47,17 @@ def test_a_run_without_versions_has_none(client: Client, ledger: Ledger) -> None
     client.submit([job(0, "a")])
     play_groups(ledger, "a")
     batch = next(client.batches(1))
-    assert (client.published(), batch.policy_step, batch.groups[0].started_step) == (None, None, None)
+    assert (client.published(), batch.policy_step, batch.groups[0].started_step) == (
+        None,
+        None,
+        None,
+    )
     assert batch.staleness.unknown_tokens == 8
 
 
-def test_a_producer_goes_on_as_soon_as_a_policy_is_published(redis_url: str, client: Client, ledger: Ledger) -> None:
+def test_a_producer_goes_on_as_soon_as_a_policy_is_published(
+    redis_url: str, client: Client, ledger: Ledger
+) -> None:
     client.limit_staleness(1, 0)
     producer = Client(redis_url, run="r")
     thread = threading.Thread(target=producer.submit, args=([job(0, name) for name in "abc"],))
@@ -86,7 +103,9 @@ def test_a_producer_says_lost_settings_again(client: Client, ledger: Ledger) -> 
     assert standing.admission and standing.admission.groups_per_batch == 8
 
 
-def test_another_trainer_has_published_since(redis_url: str, client: Client, ledger: Ledger) -> None:
+def test_another_trainer_has_published_since(
+    redis_url: str, client: Client, ledger: Ledger
+) -> None:
     client.publish(5)
     client.submit([job(0, "a")])
     play_groups(ledger, "a")
@@ -97,17 +116,23 @@ def test_another_trainer_has_published_since(redis_url: str, client: Client, led
 
 @pytest.mark.parametrize("step", [-1, True, 1.0, "1", 1 << 53, None])
 def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
-    with pytest.raises(ContractError, match="run r: the step of a policy is a whole number from 0, not"):
+    with pytest.raises(
+        ContractError, match="run r: the step of a policy is a whole number from 0, not"
+    ):
         client.publish(step)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", 1, "x" * 257, b"1"])
 def test_a_version_is_a_text(client: Client, name: object) -> None:
-    with pytest.raises(ContractError, match="run r: a weight version is a text of 1 to 256 characters, not"):
+    with pytest.raises(
+        ContractError, match="run r: a weight version is a text of 1 to 256 characters, not"
+    ):
         client.publish(1, name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)])
+@pytest.mark.parametrize(
+    "numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)]
+)
 def test_admission_takes_whole_numbers(client: Client, numbers: tuple[int, int]) -> None:
     with pytest.raises(SettingsError, match=r"is a whole number from [01] to 1000000, not"):
         client.limit_staleness(*numbers)

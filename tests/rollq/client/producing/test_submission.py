@@ -1,4 +1,6 @@
-"""What a producer submits: whole groups, nothing twice after a restart, and replacements of dropped groups."""
+"""What a producer submits: whole groups, nothing twice after a restart, and replacements of dropped
+groups.
+"""
 
 import itertools
 import threading
@@ -87,7 +89,9 @@ def test_a_lone_sample_and_all_samples_are_the_same_source(client: Client) -> No
 def test_the_cursor_never_goes_back(ledger: Ledger) -> None:
     ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))
     ledger.submit(group("b"), source="s", cursor=Cursor(2, 4, "bb"))
-    ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))  # a second producer, behind the first
+    ledger.submit(
+        group("a"), source="s", cursor=Cursor(1, 2, "aa")
+    )  # a second producer, behind the first
     assert ledger.cursor("s") == Cursor(2, 4, "bb")
     assert ledger.cursor("t") == Cursor()
     ledger.redis.hset(f"{ledger.keys.prefix}sources", "s", "garbage")
@@ -106,10 +110,15 @@ def test_each_dropped_group_is_replaced_in_turn(client: Client, ledger: Ledger) 
     drop_group(ledger, "a")
     drop_group(ledger, "c")
     play_groups(ledger, "b")
-    found = replacements(reader(ledger), [group(name, seed=3) for name in ("a", "b", "c")], 2, retry=RetryLoop())
+    found = replacements(
+        reader(ledger), [group(name, seed=3) for name in ("a", "b", "c")], 2, retry=RetryLoop()
+    )
     first = next(found)
     seed = 3 + SEED_STRIDE
-    assert [(member.id, member.seed) for member in first] == [("r/a.r1/0", seed), ("r/a.r1/1", seed)]
+    assert [(member.id, member.seed) for member in first] == [
+        ("r/a.r1/0", seed),
+        ("r/a.r1/1", seed),
+    ]
     client.submit(first)
     client.submit(next(found))
     drop_group(ledger, "a.r1")

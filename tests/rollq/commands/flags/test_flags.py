@@ -1,4 +1,6 @@
-"""Every flag of every command with every kind of wrong value: one clear line that names the flag."""
+"""Every flag of every command with every kind of wrong value: one clear line that names
+the flag.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +48,26 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         "http://host:0",
         "http:// host",
     ),
-    types.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
-    types.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
+    types.engine_source: (
+        "",
+        "localhost:30000",
+        "ftp://host",
+        "file:",
+        "redis:",
+        "redis:a b",
+        "redis://h:1/0",
+    ),
+    types.expert_shape: (
+        "",
+        "48",
+        "48x8",
+        "8x8x4",
+        "0x1x1",
+        "48x8x128x1",
+        "{",
+        '{"layers": 48}',
+        "48,8,128",
+    ),
     types.assignment: ("", "thinking", "=true"),
     jobs.target: ("", "a b", "r/g", "r/g/x", "r//0"),
     pull.extra_names: ("", ",", "a,"),
@@ -63,23 +83,42 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         "json:__doc__",
     ),
     pull.tracker: ("", ":shop", "wandb:p:x", "wandb:p:1:2"),
-    pull.reward_function: ("", "json", "json:", ":dumps", "a b:c", "no_such_module:f", "json:none", "json:__doc__"),
+    pull.reward_function: (
+        "",
+        "json",
+        "json:",
+        ":dumps",
+        "a b:c",
+        "no_such_module:f",
+        "json:none",
+        "json:__doc__",
+    ),
     weights.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
-    worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
+    worker.agent_file: (
+        "",
+        "react",
+        "installed",
+        "solver@0123456789ab",
+        "no-such.py:play",
+        "no-such.sh",
+    ),
     types.listen_address: ("", "x", "host:", "h:65536"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
 UNCHECKED = set(
-    "env split agent broker redis tokenizer template config host dir out file jobs what path api_key_file "
+    "env split agent broker redis tokenizer template config host dir out file jobs what "
+    "path api_key_file "
     "reward html".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 
 
 def all_flags(parser: Parser | None = None) -> Iterator[tuple[str, str, argparse.Action]]:
-    """The flags of all commands that take a value: the command's name, the flag's name, and what argparse knows."""
+    """The flags of all commands that take a value: the command's name, the flag's name, and what
+    argparse knows.
+    """
     parser = parser or cli.parser()
     for command in parser.commands.parsers.values() if parser.commands else ():
         yield from all_flags(command)
@@ -101,18 +140,33 @@ def wrong_values(action: argparse.Action) -> Sequence[str]:
     return BY_TYPE.get(kind, ())
 
 
-FLAGS = [(command, flag, wrong[0]) for command, flag, action in all_flags() if (wrong := wrong_values(action))]
-VALUES = [(action.type, wrong) for _, _, action in all_flags() for wrong in wrong_values(action) if action.type]
+FLAGS = [
+    (command, flag, wrong[0])
+    for command, flag, action in all_flags()
+    if (wrong := wrong_values(action))
+]
+VALUES = [
+    (action.type, wrong)
+    for _, _, action in all_flags()
+    for wrong in wrong_values(action)
+    if action.type
+]
 
 
 def test_every_flag_is_tested() -> None:
-    left = {f"{command} {a.dest}" for command, _, a in all_flags() if not wrong_values(a) and a.dest not in UNCHECKED}
+    left = {
+        f"{command} {a.dest}"
+        for command, _, a in all_flags()
+        if not wrong_values(a) and a.dest not in UNCHECKED
+    }
     assert left == set()
     assert len(FLAGS) > 40
 
 
 @pytest.mark.parametrize(("command", "flag", "wrong"), FLAGS)
-def test_a_flag_with_a_wrong_value_is_named(fails: Fails, command: str, flag: str, wrong: str) -> None:
+def test_a_flag_with_a_wrong_value_is_named(
+    fails: Fails, command: str, flag: str, wrong: str
+) -> None:
     said = fails(*command.split(), *LINES.get(command, ()), f"{flag}={wrong}")
     assert "Error" not in said and "invalid" not in said.partition("invalid choice")[0]
     assert f"{flag}: " in said
@@ -132,7 +186,8 @@ def _refuses(kind: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))]
+    ("text", "expected"),
+    [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))],
 )
 def test_tasks_include_both_ends(text: str, expected: range) -> None:
     assert types.tasks(text) == expected
@@ -153,7 +208,9 @@ def test_tasks_include_both_ends(text: str, expected: range) -> None:
     ],
 )
 def test_a_wrong_address(fails: Fails, command: str, address: str) -> None:
-    assert "not an address of Redis" in fails(*command.split(), *LINES.get(command, ()), f"--redis={address}")
+    assert "not an address of Redis" in fails(
+        *command.split(), *LINES.get(command, ()), f"--redis={address}"
+    )
 
 
 @pytest.mark.parametrize("command", ["pull", "eval"])
@@ -182,8 +239,12 @@ def test_an_input_file_that_is_missing(fails: Fails) -> None:
         ("ROLLQ_USER_ENDPOINTS", "local=http://h,api_key=sk-secret"),
     ],
 )
-def test_a_wrong_setting_is_named(fails: Fails, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_wrong_setting_is_named(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(name, value)
     said = fails("pull", *LINES["pull"])
-    assert name in said or (name == "ROLLQ_REDIS_URL" and "not an address of Redis: localhost" in said)
+    assert name in said or (
+        name == "ROLLQ_REDIS_URL" and "not an address of Redis: localhost" in said
+    )
     assert "sk-secret" not in said

@@ -1,4 +1,6 @@
-"""Keys of --set and of run files: every field of a job is one, flags go first, and whatever is wrong is one line."""
+"""Keys of --set and of run files: every field of a job is one, flags go first, and whatever is
+wrong is one line.
+"""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -65,13 +67,27 @@ SAID = {
 def test_the_line_and_the_file_say_the_same(file: Path) -> None:
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in SAID.items()))
     flags = ("--run", "r", "--env", "shop", "--split", "test", "--tasks", "2-5", "--size", "3")
-    job, own = read(*flags, *(word for key, value in SAID.items() for word in ("--set", f"{key}={_text(value)}")))
+    job, own = read(
+        *flags,
+        *(word for key, value in SAID.items() for word in ("--set", f"{key}={_text(value)}")),
+    )
     assert (job, own) == read(*flags, "--config", "run.toml")
-    assert (job.split, job.size, job.agent, job.history, job.queue) == ("test", 3, "react", "template", "q")
+    assert (job.split, job.size, job.agent, job.history, job.queue) == (
+        "test",
+        3,
+        "react",
+        "template",
+        "q",
+    )
     assert job.sampling == {"temperature": 0.5, "top_p": 1}
     assert (job.budget, job.labels) == (Budget(max_turns=9, deadline_s=60), {"uid": "a=b"})
     assert job.template_kwargs == {"enable_thinking": False, "effort": "high"}
-    assert (own.tasks, own.epochs, own.forget_after, own.max_failures) == (range(2, 6), 2, 2.5, {"engine": 9})
+    assert (own.tasks, own.epochs, own.forget_after, own.max_failures) == (
+        range(2, 6),
+        2,
+        2.5,
+        {"engine": 9},
+    )
 
 
 def _toml(value: Any) -> str:
@@ -84,7 +100,12 @@ def _text(value: Any) -> str:
 
 def test_every_field_of_a_job_is_a_key_and_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     known = {key.partition(".")[0] for key in keys.keys(SubmitKeys)}
-    assert known == {f.name for kind in (Job, SubmitKeys) for f in fields(kind)} - {"group", "sample", "task", "seq"}
+    assert known == {f.name for kind in (Job, SubmitKeys) for f in fields(kind)} - {
+        "group",
+        "sample",
+        "task",
+        "seq",
+    }
     assert cli.main(["submit", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(f"\n  {key}" in said or f"\n  --{key} " in said for key in known)
@@ -107,8 +128,20 @@ def test_a_new_field_is_a_key() -> None:
 
 
 def test_flags_override_set_and_set_overrides_the_file(file: Path) -> None:
-    file.write_text('run = "a"\nenv = "shop"\ntasks = 7\nsize = 4\nseed = 1\n[sampling]\ntop_p = 0.5\ntop_k = 3\n')
-    job, own = read("--set", "seed=2", "--set=size=3", "--size", "1", "--config=run.toml", "--set", "sampling.top_k=4")
+    file.write_text(
+        'run = "a"\nenv = "shop"\ntasks = 7\nsize = 4\nseed = 1\n[sampling]\ntop_p '
+        "= 0.5\ntop_k = 3\n"
+    )
+    job, own = read(
+        "--set",
+        "seed=2",
+        "--set=size=3",
+        "--size",
+        "1",
+        "--config=run.toml",
+        "--set",
+        "sampling.top_k=4",
+    )
     assert (job.run, job.size, job.seed, own.tasks) == ("a", 1, 2, range(7, 8))
     assert job.sampling == {"temperature": 1.0, "top_p": 0.5, "top_k": 4}
     assert read("--config=run.toml", "--set=user=oracle", "--set=user.patience=3")[0].user == {
@@ -118,7 +151,14 @@ def test_flags_override_set_and_set_overrides_the_file(file: Path) -> None:
 
 
 def test_a_value_is_json_or_text() -> None:
-    values = ("labels.a=7", 'labels.b="7"', "labels.c=x y", "labels.d=", "queue=7", 'template_kwargs={"x": [1]}')
+    values = (
+        "labels.a=7",
+        'labels.b="7"',
+        "labels.c=x y",
+        "labels.d=",
+        "queue=7",
+        'template_kwargs={"x": [1]}',
+    )
     job, _ = read(*SUBMIT[1:], *(f"--set={value}" for value in values))
     assert (job.labels, job.queue) == ({"a": 7, "b": "7", "c": "x y", "d": ""}, "7")
     assert job.template_kwargs == {"x": [1]}
@@ -144,14 +184,23 @@ def test_the_kinds_of_users_are_those_of_the_workers() -> None:
 def test_examples_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "examples.jsonl"
     file.write_text('"user: hi"\n\n{"messages_display": "user: ho", "task": 1}\n')
-    job, _ = read(*SUBMIT[1:], "--set", f"agent=few-shot:{file}", "--set", "agent_args.single_tool=true")
-    assert (job.agent, job.agent_args) == ("few-shot", {"single_tool": True, "examples": ["user: hi", "user: ho"]})
+    job, _ = read(
+        *SUBMIT[1:], "--set", f"agent=few-shot:{file}", "--set", "agent_args.single_tool=true"
+    )
+    assert (job.agent, job.agent_args) == (
+        "few-shot",
+        {"single_tool": True, "examples": ["user: hi", "user: ho"]},
+    )
 
 
-@pytest.mark.parametrize("text", ["", "\n", "user: hi", "[1]", '{"messages": []}', '"a"\n""', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "user: hi", "[1]", '{"messages": []}', '"a"\n""', "[" * 100_000]
+)
 def test_a_file_without_examples_is_refused(tmp_path: Path, fails: Fails, text: str) -> None:
     (tmp_path / "examples.jsonl").write_text(text)
-    assert "--set: agent: " in fails(*SUBMIT, "--set", f"agent=few-shot:{tmp_path / 'examples.jsonl'}")
+    assert "--set: agent: " in fails(
+        *SUBMIT, "--set", f"agent=few-shot:{tmp_path / 'examples.jsonl'}"
+    )
 
 
 WRONG = [
@@ -176,8 +225,14 @@ WRONG = [
     ("labels=7", "labels: expected a table, or parts as labels.NAME, not 7"),
     ("user=gpt", "user: expected scripted, oracle, openai:ENDPOINT:MODEL or a table, not 'gpt'"),
     ("user=openai:here", "user: expected scripted, oracle"),
-    ("agent=react:x", "agent: expected tool-calling, act, react, few-shot:FILE, an installed agent"),
-    ("routed_experts=48x8", "routed_experts: expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not '48x8'"),
+    (
+        "agent=react:x",
+        "agent: expected tool-calling, act, react, few-shot:FILE, an installed agent",
+    ),
+    (
+        "routed_experts=48x8",
+        "routed_experts: expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not '48x8'",
+    ),
     ("budget=7", "budget: expected a table, or parts as budget.NAME, not 7"),
     ("sampling=hot", "sampling: expected a table, or parts as sampling.NAME, not 'hot'"),
     ("env_args.a.b=1", "env_args.a.b: write env_args.NAME, and what is below NAME as JSON"),
@@ -200,7 +255,10 @@ def test_a_wrong_key_or_value_is_named(fails: Fails, text: str, said: str) -> No
 WRONG_FILES = [
     ("max-turns = 3", "run.toml: there is no key max-turns; did you mean budget.max_turns?"),
     ("[play]\nx = 3", "run.toml: there is no key play; "),
-    ("[budget]\nmax_turn = 3", "run.toml: there is no key budget.max_turn; did you mean budget.max_turns?"),
+    (
+        "[budget]\nmax_turn = 3",
+        "run.toml: there is no key budget.max_turn; did you mean budget.max_turns?",
+    ),
     ("env = 3", "env must be a name, not 3"),
     ("tasks = 2026-01-01", "run.toml: tasks: expected A-B"),
     ("[user]\nkind = 'scripted'\nsince = 2026-01-01", "is not JSON"),
@@ -241,4 +299,10 @@ def test_what_is_missing_is_named(fails: Fails, file: Path) -> None:
 def test_the_example_fits_both_commands(purpose: Purpose) -> None:
     args = cli.parser().parse_args(["submit", "--config", str(EXAMPLE), "--run", "r"])
     job = keys.Values(plan.Tasks).read(args).job(task=0, purpose=purpose)
-    assert (job.env, job.size, job.seed, job.budget.max_turns, job.agent_args) == ("shop", 4, 7, 20, {"calls": "all"})
+    assert (job.env, job.size, job.seed, job.budget.max_turns, job.agent_args) == (
+        "shop",
+        4,
+        7,
+        20,
+        {"calls": "all"},
+    )

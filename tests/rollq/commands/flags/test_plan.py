@@ -25,10 +25,18 @@ def planned(*line: str) -> plan.Plan:
 
 
 def test_the_jobs_of_a_line() -> None:
-    line = "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --set epochs=2 --set seed=5"
+    line = (
+        "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --set "
+        "epochs=2 --set seed=5"
+    )
     found = planned(*line.split(), "--set", "user=openai:local:qwen")
     jobs = list(found.jobs())
-    names = ["tau2-retail.test.3", "tau2-retail.test.4", "tau2-retail.test.3.e1", "tau2-retail.test.4.e1"]
+    names = [
+        "tau2-retail.test.3",
+        "tau2-retail.test.4",
+        "tau2-retail.test.3.e1",
+        "tau2-retail.test.4.e1",
+    ]
     assert [job.group for job in jobs] == names
     assert jobs == list(found.jobs())
     assert ([job.task for job in jobs], [job.seed for job in jobs]) == ([3, 4, 3, 4], [5, 5, 6, 6])
@@ -55,10 +63,20 @@ def test_everything_that_is_played_is_part_of_the_source() -> None:
 
 
 def test_what_is_played_is_said_defaults_included() -> None:
-    said = planned(*SUBMIT, "--set", "labels.uid=a", "--set", "sampling.top_p=0.5", "--set", "env_args.hard=true")
+    said = planned(
+        *SUBMIT,
+        "--set",
+        "labels.uid=a",
+        "--set",
+        "sampling.top_p=0.5",
+        "--set",
+        "env_args.hard=true",
+    )
     assert said.describe() == (
-        "run r: env shop, split train, tasks 0-3, epochs 1, env_args.hard true, agent tool-calling, user.kind scripted,"
-        " history keep, sampling.temperature 1.0, sampling.top_p 0.5, budget.max_turns 30, budget.max_tokens 32768,"
+        "run r: env shop, split train, tasks 0-3, epochs 1, env_args.hard true, agent "
+        "tool-calling, user.kind scripted,"
+        " history keep, sampling.temperature 1.0, sampling.top_p 0.5, budget.max_turns "
+        "30, budget.max_tokens 32768,"
         " budget.max_new_tokens 1024, budget.deadline_s 1800.0, purpose train, size 1, labels.uid a"
     )
 
@@ -73,7 +91,9 @@ def test_an_argument_that_the_template_does_not_read_is_refused_where_it_is_know
     assert cli.main(line) == 0  # without a tokenizer it is left to the workers
 
 
-def test_the_producer_pins_the_tokenizer(redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_pins_the_tokenizer(
+    redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = (*SUBMIT, "--redis", redis_url, "--set", f"tokenizer={BUNDLED}")
     bundled = load_tokenizer()
     assert cli.main(line) == 0
@@ -113,10 +133,19 @@ def _last_line(line: tuple[str, ...], *more: str) -> str:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("agent=telepathy", "agent: agent 'telepathy' is unknown here; there are act, few-shot, react"),
+        (
+            "agent=telepathy",
+            "agent: agent 'telepathy' is unknown here; there are act, few-shot, react",
+        ),
         ("agent_args.call=all", "agent: agent_args of tool-calling"),
-        ('context={"kind": "window", "over": 9}', "context: context 'window': turns must be a whole number"),
-        ('context={"kind": "summary", "over": 9, "endpoint": "sim"}', "context: summary model needs model"),
+        (
+            'context={"kind": "window", "over": 9}',
+            "context: context 'window': turns must be a whole number",
+        ),
+        (
+            'context={"kind": "summary", "over": 9, "endpoint": "sim"}',
+            "context: summary model needs model",
+        ),
         ('user={"kind": "oracle", "x": 1}', "user: user kind 'oracle' takes no x"),
         ('user={"kind": "openai", "model": "q"}', "user: user model needs endpoint"),
         ('user={"kind": "foo"}', "user: "),
@@ -126,7 +155,9 @@ def test_what_no_worker_plays_is_refused(fails: Fails, setting: str, said: str) 
     assert said in fails(*SUBMIT, "--set", setting)
 
 
-def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_light_client_leaves_a_users_options_to_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
     planned(*SUBMIT, "--set", 'user={"kind": "oracle", "x": 1}').check()
 
@@ -135,22 +166,34 @@ def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytes
     ("flags", "said"),
     [
         (("--env", "shp"), "there is no environment 'shp' on this machine; did you mean 'shop'?"),
-        (("--split", "tset"), "shop has no split 'tset'; it has train, test, dev; did you mean 'test'?"),
+        (
+            ("--split", "tset"),
+            "shop has no split 'tset'; it has train, test, dev; did you mean 'test'?",
+        ),
         (("--split", "no-such"), "shop has no split 'no-such'; it has train, test, dev"),
         (("--tasks", "999999"), "shop/train has tasks 0 to 499, not 999999"),
     ],
 )
 def test_unknown_tasks_are_refused_unless_forced(
-    redis_url: str, fails: Fails, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+    redis_url: str,
+    fails: Fails,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    said: str,
 ) -> None:
-    assert f"rollq: {said} (if the workers know it: --set force=true)" in fails(*SUBMIT, *flags, "--redis", redis_url)
+    assert f"rollq: {said} (if the workers know it: --set force=true)" in fails(
+        *SUBMIT, *flags, "--redis", redis_url
+    )
     assert cli.main([*SUBMIT, *flags, "--set", "force=true", "--redis", redis_url]) == 0
     assert f"rollq: warning: {said}\n" in capsys.readouterr().err
 
 
 SEED_LIMIT = 2**53
 INVALID_JOBS = [
-    (f"--set seed={SEED_LIMIT - 1} --set epochs=2", "seed must be a whole number of at least 0 and below 2**53, not"),
+    (
+        f"--set seed={SEED_LIMIT - 1} --set epochs=2",
+        "seed must be a whole number of at least 0 and below 2**53, not",
+    ),
     (f"--set seed={SEED_LIMIT - 1} --set refill=1", "seed"),
     ("--env=", "env must be a name"),
     ("--split=", "split must be a name"),
@@ -166,7 +209,9 @@ INVALID_JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "said"), INVALID_JOBS, ids=[flags[:40] for flags, _ in INVALID_JOBS])
+@pytest.mark.parametrize(
+    ("flags", "said"), INVALID_JOBS, ids=[flags[:40] for flags, _ in INVALID_JOBS]
+)
 def test_an_invalid_job_fails_the_line_before_anything_is_submitted(
     redis_url: str, ledger: Ledger, fails: Fails, flags: str, said: str
 ) -> None:
@@ -175,7 +220,12 @@ def test_an_invalid_job_fails_the_line_before_anything_is_submitted(
 
 
 def test_the_largest_seed_is_accepted(redis_url: str) -> None:
-    assert cli.main([*SUBMIT, "--set", f"seed={SEED_LIMIT - 2}", "--set", "epochs=2", "--redis", redis_url]) == 0
+    assert (
+        cli.main(
+            [*SUBMIT, "--set", f"seed={SEED_LIMIT - 2}", "--set", "epochs=2", "--redis", redis_url]
+        )
+        == 0
+    )
     with Client(redis_url, run="r") as client:
         job = client.job("r/shop.train.3.e1/0").job
     assert job is not None and job.seed == SEED_LIMIT - 1

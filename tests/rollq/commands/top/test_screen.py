@@ -58,7 +58,10 @@ def drawn(found: Frame, width: int, height: int) -> list[str]:
     with screen:
         screen.show(found)
     last = stream.getvalue().rpartition("\x1b[2K")[2]  # what was drawn after all before was erased
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("\r", "").split("\n")]
+    return [
+        line.rstrip()
+        for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("\r", "").split("\n")
+    ]
 
 
 @pytest.fixture
@@ -76,7 +79,8 @@ def test_once_prints_everything_that_is_asked_of_it(
     for part in (
         "1 worker, 1 engine   playing 1 of 4   2.5 turns/s   1,234 sampled tokens/s",
         "reward 1.000   stops done 2   0 dead",
-        "holds it up: run r: 2 queued, 1 being played: 1 waits for environment.step(get_order), 1 waits for engine;",
+        "holds it up: run r: 2 queued, 1 being played: 1 waits for "
+        "environment.step(get_order), 1 waits for engine;",
         "http://a  ready  1         1        0       50%",
         "environment 1, engine 1, 12s at most",
     ):
@@ -92,15 +96,21 @@ def test_json_lines(redis_url: str, played: Ledger, capsys: pytest.CaptureFixtur
 
 def test_a_mistyped_run_and_no_redis(redis_url: str, ledger: Ledger, fails: Fails) -> None:
     assert "no run 'q'" in fails("top", "--run", "q", "--redis", redis_url)
-    assert "no Redis at redis://127.0.0.1:1/0" in fails("top", "--redis", "redis://127.0.0.1:1/0", code=1)
+    assert "no Redis at redis://127.0.0.1:1/0" in fails(
+        "top", "--redis", "redis://127.0.0.1:1/0", code=1
+    )
 
 
 def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> None:
     engines = (EngineUse(HOSTILE, HOSTILE, 1, 1, 0, 0.5),)
     waits = (Wait(HOSTILE, HOSTILE, 3.0),)
     found = FleetReader(played.redis).read()
-    worker = replace(WORKER, name=HOSTILE, queues=(HOSTILE,), engine=HOSTILE, engines=engines, waits=waits)
-    shown = frame(replace(found, workers=[worker], unreadable=[HOSTILE], lost={HOSTILE: 3.0}), {}, "redis://r")
+    worker = replace(
+        WORKER, name=HOSTILE, queues=(HOSTILE,), engine=HOSTILE, engines=engines, waits=waits
+    )
+    shown = frame(
+        replace(found, workers=[worker], unreadable=[HOSTILE], lost={HOSTILE: 3.0}), {}, "redis://r"
+    )
     for lines in (plain(shown), drawn(shown, 200, 60)):
         text = "\n".join(lines)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)
@@ -110,7 +120,12 @@ def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> No
 
 def many(number: int) -> Frame:
     tables = [
-        Table(name, ("NAME", "COUNT"), [(Cell(f"{name}-{n}-{'x' * 40}"), Cell(str(n))) for n in range(number)], more=7)
+        Table(
+            name,
+            ("NAME", "COUNT"),
+            [(Cell(f"{name}-{n}-{'x' * 40}"), Cell(str(n))) for n in range(number)],
+            more=7,
+        )
         for name in ("runs", "engines", "workers") * bool(number)
     ]
     return Frame([[Cell("one"), Cell("two")]], Cell("why " * 200), tables)
@@ -123,14 +138,20 @@ def test_a_frame_fits_the_terminal(width: int, height: int, number: int, size: N
     assert len(lines) <= height and all(len(line) <= width for line in lines)
     if number == 400:
         assert len(lines) >= height - 2
-        assert all(any(re.fullmatch(rf"and \d+ more {name}", line) for line in lines) for name in ("runs", "workers"))
+        assert all(
+            any(re.fullmatch(rf"and \d+ more {name}", line) for line in lines)
+            for name in ("runs", "workers")
+        )
 
 
 def test_room_is_shared_by_tables_that_need_it() -> None:
     few = Table("few", ("A",), [(Cell("a"),)] * 3)
     many = Table("many", ("A",), [(Cell("a"),)] * 50, more=2)
     found = Frame([], Cell(""), [few, many])
-    assert [(len(table.rows), left_out) for table, left_out in fitted(found, 24)] == [(3, 0), (17, 35)]
+    assert [(len(table.rows), left_out) for table, left_out in fitted(found, 24)] == [
+        (3, 0),
+        (17, 35),
+    ]
     assert [len(table.rows) for table, _ in fitted(found, 0)] == [1, 1]
     assert [left_out for _, left_out in fitted(found, 500)] == [0, 2]
 

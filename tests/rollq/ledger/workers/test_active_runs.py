@@ -28,8 +28,12 @@ def test_a_run_is_on_it_while_it_has_jobs(client: "redis.Redis") -> None:
     assert active.names() == ["r"]
 
 
-def test_jobs_that_come_while_it_is_removed_keep_it(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission between the look and the removal lists the run again; one whose listing went before it does not."""
+def test_jobs_that_come_while_it_is_removed_keep_it(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission between the look and the removal lists the run again; one whose listing went
+    before it does not.
+    """
     active, ledger = ActiveRuns(client), Ledger(client, "r")
     monkeypatch.setattr(ledger, "activate", lambda: active.add("r"))
     ledger.submit(group())

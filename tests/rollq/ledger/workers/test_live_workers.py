@@ -7,11 +7,24 @@ import pytest
 import redis
 
 from rollq.ledger.keys import WORKERS
-from rollq.ledger.workers.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
+from rollq.ledger.workers.live_workers import (
+    LIVE_S,
+    LiveWorker,
+    live_workers,
+    queues_of,
+    register,
+    unregister,
+)
 from rollq.wire.blob import unpack_each
 
 WORKER = LiveWorker(
-    name="rollq@host-1", queues=("rollq", "b"), tokenizer="t1", template="c1", engine="ready", slots=64, busy=3
+    name="rollq@host-1",
+    queues=("rollq", "b"),
+    tokenizer="t1",
+    template="c1",
+    engine="ready",
+    slots=64,
+    busy=3,
 )
 
 
@@ -35,8 +48,12 @@ def test_a_worker_is_live_from_its_registration_to_its_end(client: "redis.Redis"
 
 
 @pytest.mark.parametrize(("by_s", "live"), [(LIVE_S - 5, True), (LIVE_S + 2, False), (-60, False)])
-def test_one_that_is_silent_is_dead_and_forgotten(client: "redis.Redis", by_s: int, live: bool) -> None:
-    """An entry from the future was written before Redis's clock was set back; a live worker writes it again."""
+def test_one_that_is_silent_is_dead_and_forgotten(
+    client: "redis.Redis", by_s: int, live: bool
+) -> None:
+    """An entry from the future was written before Redis's clock was set back; a live worker writes
+    it again.
+    """
     register(client, WORKER)
     register(client, replace(WORKER, name="other"))
     aged(client, WORKER.name, by_s)
@@ -45,7 +62,17 @@ def test_one_that_is_silent_is_dead_and_forgotten(client: "redis.Redis", by_s: i
 
 
 @pytest.mark.parametrize(
-    "entry", ["{}", '{"queues": ["a"]}', '{"queues": 5, "slots": "x"}', "not JSON", '{"queues": []} {', b"\xff", 5, {}]
+    "entry",
+    [
+        "{}",
+        '{"queues": ["a"]}',
+        '{"queues": 5, "slots": "x"}',
+        "not JSON",
+        '{"queues": []} {',
+        b"\xff",
+        5,
+        {},
+    ],
 )
 def test_an_entry_of_another_program_hides_no_worker(client: "redis.Redis", entry: object) -> None:
     register(client, WORKER)

@@ -24,7 +24,11 @@ def stop() -> None:
 
 
 def test_there_is_one_holder_and_the_next_one_follows(client: Any) -> None:
-    first, second, other = RedisLock(client, "http://a"), RedisLock(client, "http://a"), RedisLock(client, "http://b")
+    first, second, other = (
+        RedisLock(client, "http://a"),
+        RedisLock(client, "http://a"),
+        RedisLock(client, "http://b"),
+    )
     with first(stop):
         with pytest.raises(Stop), second(stop):
             pytest.fail("two holders")

@@ -10,7 +10,9 @@ from rollq.ledger.keys import ACTIVE, REAPER, RUNS, WORKERS
 from rollq.ledger.workers.live_workers import LiveWorker, live_workers, register, unregister
 from rollq.ledger.workers.reaping import ActiveRuns, ReaperRole
 
-WORKER = LiveWorker(name="w", queues=(), tokenizer="t", template="c", engine="ready", slots=1, busy=0)
+WORKER = LiveWorker(
+    name="w", queues=(), tokenizer="t", template="c", engine="ready", slots=1, busy=0
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,9 @@ WORKER = LiveWorker(name="w", queues=(), tokenizer="t", template="c", engine="re
         (WORKERS, lambda client: unregister(client, "w"), ""),
     ],
 )
-def test_an_overwritten_key_is_named(client: Any, key: str, call: Callable[[Any], object], remedy: str) -> None:
+def test_an_overwritten_key_is_named(
+    client: Any, key: str, call: Callable[[Any], object], remedy: str
+) -> None:
     client.lpush(key, "junk")
     with pytest.raises(LedgerError, match=f"{key}: .*Delete that key.*{remedy}"):
         call(client)

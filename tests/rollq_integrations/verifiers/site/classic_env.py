@@ -69,7 +69,12 @@ class OwnPrompts(Guess):
 def load_environment(kind: str = "single", reward: str = "right", **kwargs):
     functions = {"right": right, "broken": broken, "ranked": ranked}
     rubric = vf.Rubric(funcs=[functions[reward], short], weights=[1.0, 0.5], parser=PARSER)
-    known = {"dataset": Dataset.from_list(ROWS), "rubric": rubric, "parser": PARSER, "system_prompt": "Be brief."}
+    known = {
+        "dataset": Dataset.from_list(ROWS),
+        "rubric": rubric,
+        "parser": PARSER,
+        "system_prompt": "Be brief.",
+    }
     kinds = {
         "single": vf.SingleTurnEnv,
         "guess": Guess,

@@ -17,5 +17,8 @@ class MathsTask(vf.Task[MathsData]):
 
 class MathsTaskset(vf.Taskset[MathsTask]):
     def load(self) -> list[MathsTask]:
-        prompt = [{"role": "system", "content": "Think."}, {"role": "user", "content": "What is 1/2 + 1/4?"}]
+        prompt = [
+            {"role": "system", "content": "Think."},
+            {"role": "user", "content": "What is 1/2 + 1/4?"},
+        ]
         return [MathsTask(MathsData(prompt=prompt, answer="3/4"))]

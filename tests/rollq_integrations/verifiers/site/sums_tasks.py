@@ -67,7 +67,10 @@ class SumsTask(vf.Task[SumsData, SumsState, SumsTaskConfig]):
 
     @vf.reward(weight=0.25)
     async def parts(self, trace: vf.Trace) -> dict[str, float]:
-        return {"used_tools": float(trace.state.total == sum(self.data.numbers)), "began": float(trace.info["began"])}
+        return {
+            "used_tools": float(trace.state.total == sum(self.data.numbers)),
+            "began": float(trace.info["began"]),
+        }
 
 
 class SumsConfig(vf.TasksetConfig):
@@ -79,6 +82,9 @@ class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
     def load(self) -> list[SumsTask]:
         rows = [[n, n + 1] for n in range(self.config.tasks)]
         return [
-            SumsTask(SumsData(prompt=f"Add {row}.", system_prompt="Be brief.", numbers=row), self.config.task)
+            SumsTask(
+                SumsData(prompt=f"Add {row}.", system_prompt="Be brief.", numbers=row),
+                self.config.task,
+            )
             for row in rows
         ]

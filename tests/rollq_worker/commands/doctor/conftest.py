@@ -1,4 +1,6 @@
-"""Runs `rollq doctor` in this process, on servers that a test names, and never on those of the machine."""
+"""Runs `rollq doctor` in this process, on servers that a test names, and never on those of the
+machine.
+"""
 
 import json
 import os
@@ -15,7 +17,9 @@ Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable is set, no server is at the default addresses, and `shop` is the only environment."""
+    """No variable is set, no server is at the default addresses, and `shop` is the only
+    environment.
+    """
     for name in [name for name in os.environ if name.startswith("ROLLQ_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("rollq.settings.REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")

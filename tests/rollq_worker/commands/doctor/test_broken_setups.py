@@ -1,4 +1,6 @@
-"""Set-ups that are broken in one place, with real servers: the doctor names that place, and what to do there."""
+"""Set-ups that are broken in one place, with real servers: the doctor names that place, and what to
+do there.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -52,7 +54,9 @@ def given(server: Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> Set:
 
 @pytest.fixture
 def judged(doctor: Doctor) -> Judge:
-    """The check of that name, which must be the first that is neither good nor that there is no worker."""
+    """The check of that name, which must be the first that is neither good nor that there is no
+    worker.
+    """
 
     def find(name: str, status: str = "fail") -> Mapping[str, Any]:
         code, report = doctor()
@@ -79,10 +83,15 @@ def test_what_is_not_broken(doctor: Doctor, server: Server) -> None:
     checks = report["checks"]
     assert {name for name, check in checks.items() if check["status"] != "ok"} == {"workers"}
     assert "start one: rollq worker" in checks["workers"]["next"]
-    assert checks["engine tokenizer"]["ids"] == "same" and checks["engine weights"]["weight_version"] == "default"
+    assert (
+        checks["engine tokenizer"]["ids"] == "same"
+        and checks["engine weights"]["weight_version"] == "default"
+    )
     assert "the ground truth earns 1.0" in checks["environment shop"]["says"]
     keys = server.client.keys()
-    assert keys and all(key.startswith(b"_kombu.binding") for key in keys), keys  # as every worker makes them
+    assert keys and all(key.startswith(b"_kombu.binding") for key in keys), (
+        keys
+    )  # as every worker makes them
 
 
 def test_redis_evicts(given: Set, judged: Judge, server: Server) -> None:
@@ -103,13 +112,18 @@ def test_the_password_is_wrong(given: Set, judged: Judge, server: Server) -> Non
     given(REDIS_URL=f"redis://whole:secret-2@{HOST}:{server.port}/0")
     found = judged("redis")
     assert "refuses this user or password" in found["says"]
-    assert found["next"] == "Correct the user and the password of its address (--redis, ROLLQ_REDIS_URL)"
+    assert (
+        found["next"]
+        == "Correct the user and the password of its address (--redis, ROLLQ_REDIS_URL)"
+    )
 
 
 def test_the_redis_at_the_default_address_wants_a_password(
     doctor: Doctor, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.settings.REDIS_URL", f"redis://other:secret-2@{HOST}:{server.port}/0")
+    monkeypatch.setattr(
+        "rollq.settings.REDIS_URL", f"redis://other:secret-2@{HOST}:{server.port}/0"
+    )
     found = doctor()[1]["checks"]["redis"]
     assert found["status"] == "fail" and "Correct the user and the password" in found["next"]
 
@@ -123,7 +137,13 @@ def test_the_redis_at_the_default_address_wants_a_password(
     ],
 )
 def test_a_right_is_missing(
-    given: Set, judged: Judge, server: Server, capsys: pytest.CaptureFixture[str], user: str, check: str, words: str
+    given: Set,
+    judged: Judge,
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    user: str,
+    check: str,
+    words: str,
 ) -> None:
     given(REDIS_URL=f"redis://{user}:secret-1@{HOST}:{server.port}/0")
     found = judged(check)
@@ -152,7 +172,9 @@ def test_an_engine_that_is_away(given: Set, judged: Judge, engine: str) -> None:
 def test_a_broker_that_is_another_redis(given: Set, judged: Judge, redis_url: str) -> None:
     given(BROKER_URL=redis_url)
     found = judged("broker", "warn")
-    assert "another Redis than the ledger's" in found["says"] and "ROLLQ_BROKER_URL" in found["next"]
+    assert (
+        "another Redis than the ledger's" in found["says"] and "ROLLQ_BROKER_URL" in found["next"]
+    )
 
 
 def test_the_same_redis_under_another_name(given: Set, doctor: Doctor, server: Server) -> None:
@@ -190,7 +212,10 @@ def test_an_environment_that_fails_its_oracle(given: Set, doctor: Doctor, tmp_pa
     (name,) = [name for name in report["checks"] if name.startswith("environment game@")]
     found = report["checks"][name]
     assert code == 1 and found["status"] == "fail"
-    assert "the ground truth earns 0.5, not 1.0" in found["says"] and "rollq env check" in found["next"]
+    assert (
+        "the ground truth earns 0.5, not 1.0" in found["says"]
+        and "rollq env check" in found["next"]
+    )
 
 
 @pytest.fixture
@@ -200,7 +225,11 @@ def endpoint() -> Iterator[str]:
 
         def models(body: object) -> Any:
             good = server.requests[-1][2].get("Authorization") == "Bearer sk-secret-4"
-            return (200, {"data": [{"id": "some/model"}]}) if good else (401, {"error": "wrong key sk-secret-5"})
+            return (
+                (200, {"data": [{"id": "some/model"}]})
+                if good
+                else (401, {"error": "wrong key sk-secret-5"})
+            )
 
         server.paths["/v1/models"] = models
         yield f"{server.url}/v1"
@@ -277,10 +306,16 @@ def load(variant=None):
 """
 
 
-def test_the_environments_that_it_opens_are_closed(given: Set, doctor: Doctor, tmp_path: Path) -> None:
+def test_the_environments_that_it_opens_are_closed(
+    given: Set, doctor: Doctor, tmp_path: Path
+) -> None:
     (tmp_path / "counting.py").write_text(COUNTS)
     _, report = doctor("--env", f"{tmp_path / 'counting.py'}:load")
-    (found,) = [check for name, check in report["checks"].items() if name.startswith("environment counting@")]
+    (found,) = [
+        check
+        for name, check in report["checks"].items()
+        if name.startswith("environment counting@")
+    ]
     assert found["status"] == "ok" and found["tools"] > 3
     assert domain(found["environment"]).left == 0  # type: ignore[attr-defined]
 
@@ -293,10 +328,15 @@ def load(variant=None):
 """
 
 
-def test_a_check_that_hangs(given: Set, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_hangs(
+    given: Set, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setattr(checks, "ENVIRONMENT_S", 0.3)
     monkeypatch.setattr("rollq_worker.commands.doctor.environments.tools_of", lambda name: None)
     code, report = doctor("--env", f"{tmp_path / 'hangs.py'}:load")
     (name,) = [name for name in report["checks"] if name.startswith("environment hangs@")]
-    assert code == 1 and "not checked: the check did not end within 0.3 s" in report["checks"][name]["says"]
+    assert (
+        code == 1
+        and "not checked: the check did not end within 0.3 s" in report["checks"][name]["says"]
+    )

@@ -1,4 +1,6 @@
-"""What single checks of the doctor say: of engines and routers, of workers, and of models that play users."""
+"""What single checks of the doctor say: of engines and routers, of workers, and of models that play
+users.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +39,9 @@ def engine() -> Iterator[ScriptedEngine]:
 
     about = {"model_path": "some/model", "weight_version": "v3"}
     info = {"version": "0.5.23", "context_length": 4096}
-    with scripted_engine(model_info=(200, about), server_info=(200, info), tokenize=tokenize) as found:
+    with scripted_engine(
+        model_info=(200, about), server_info=(200, info), tokenize=tokenize
+    ) as found:
         found.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
         yield found
 
@@ -69,7 +73,9 @@ def test_an_engine(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
         (None, "warn"),
     ],
 )
-def test_versions(engine: ScriptedEngine, tokenizer: Tokenizer, version: str | None, level: str) -> None:
+def test_versions(
+    engine: ScriptedEngine, tokenizer: Tokenizer, version: str | None, level: str
+) -> None:
     engine.paths["/server_info"] = (200, {"version": version, "context_length": 4096})
     found = of_engine(engine, tokenizer)
     assert found.pop("engine version")[0] == level
@@ -78,7 +84,9 @@ def test_versions(engine: ScriptedEngine, tokenizer: Tokenizer, version: str | N
 
 def test_an_engine_without_logprobs(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     def bare(body: dict[str, Any]) -> dict[str, Any]:
-        return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"], output_token_logprobs=None)
+        return reply(
+            [7], prompt_tokens=len(body["input_ids"]), id=body["rid"], output_token_logprobs=None
+        )
 
     engine.then = bare
     assert "the reply has no output_token_logprobs" in of_engine(engine, tokenizer)["engine"][1]
@@ -87,7 +95,11 @@ def test_an_engine_without_logprobs(engine: ScriptedEngine, tokenizer: Tokenizer
 def test_an_engine_that_generates_nothing(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.then = (500, {"error": "broken"})
     (found,) = engines.check(engine.url, tokenizer)
-    assert found.level == "fail" and "generated nothing: the engine answered 500" in found.says and found.remedy
+    assert (
+        found.level == "fail"
+        and "generated nothing: the engine answered 500" in found.says
+        and found.remedy
+    )
     engine.paths["/ready"] = (503, b"")
     (found,) = engines.check(engine.url, tokenizer)
     assert found.level == "fail" and "/ready answers 503" in found.says
@@ -95,14 +107,24 @@ def test_an_engine_that_generates_nothing(engine: ScriptedEngine, tokenizer: Tok
 
 def test_an_engine_without_a_tokenizer_to_compare(engine: ScriptedEngine) -> None:
     found = of_engine(engine, None)
-    assert found["engine"] == ("warn", f"{engine.url} serves some/model; it was not asked for a token")
+    assert found["engine"] == (
+        "warn",
+        f"{engine.url} serves some/model; it was not asked for a token",
+    )
     assert found["engine tokenizer"][0] == "warn" and not engine.bodies()
 
 
 class TestARouter:
     """It has no path but /generate, and its engines keep the prompts that they have seen."""
 
-    def judged(self, engine: ScriptedEngine, tokenizer: Tokenizer, engines_behind: int, *, caching: bool = True) -> Any:
+    def judged(
+        self,
+        engine: ScriptedEngine,
+        tokenizer: Tokenizer,
+        engines_behind: int,
+        *,
+        caching: bool = True,
+    ) -> Any:
         seen: set[tuple[int, tuple[int, ...]]] = set()
         turn = iter(range(10**6))
 
@@ -110,23 +132,41 @@ class TestARouter:
             place = next(turn) % engines_behind, tuple(body["input_ids"])
             cached = len(body["input_ids"]) - 1 if caching and place in seen else 0
             seen.add(place)
-            return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"], cached_tokens=cached)
+            return reply(
+                [7], prompt_tokens=len(body["input_ids"]), id=body["rid"], cached_tokens=cached
+            )
 
         engine.paths.clear()
         engine.then = generate
         found = {one.name: one for one in engines.check(engine.url, tokenizer)}
         assert "a router does not tell" in found["engine version"].says
-        assert all(one.level == "warn" and one.remedy for name, one in found.items() if "not checked" in one.says)
+        assert all(
+            one.level == "warn" and one.remedy
+            for name, one in found.items()
+            if "not checked" in one.says
+        )
         return found["engine router"]
 
-    def test_that_keeps_a_group_together(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    def test_that_keeps_a_group_together(
+        self, engine: ScriptedEngine, tokenizer: Tokenizer
+    ) -> None:
         assert self.judged(engine, tokenizer, 1).level == "ok"
-        keys = {headers.get("X-SMG-Routing-Key") for at, body, headers in engine.requests if at == "/generate"}
-        assert len(keys) == 2 and None in keys  # the first token has no group, and all others have one
+        keys = {
+            headers.get("X-SMG-Routing-Key")
+            for at, body, headers in engine.requests
+            if at == "/generate"
+        }
+        assert (
+            len(keys) == 2 and None in keys
+        )  # the first token has no group, and all others have one
 
     def test_that_spreads_a_group(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
         found = self.judged(engine, tokenizer, 2)
-        assert found.level == "warn" and "spreads the turns" in found.says and "--policy manual" in found.remedy
+        assert (
+            found.level == "warn"
+            and "spreads the turns" in found.says
+            and "--policy manual" in found.remedy
+        )
 
     def test_that_does_not_show_it(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
         found = self.judged(engine, tokenizer, 1, caching=False)
@@ -136,17 +176,32 @@ class TestARouter:
         engine.paths["/server_info"] = (200, {"version": "0.5.23", "max_queued_requests": 4})
         workers = [{"url": engine.url}, {"url": "http://127.0.0.1:9"}]
         with scripted_engine(workers=(200, {"workers": workers})) as router:
-            router.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+            router.then = lambda body: reply(
+                [7], prompt_tokens=len(body["input_ids"]), id=body["rid"]
+            )
             found = of_engine(router, tokenizer)
-        assert found["engine behind 1"][0] == "ok" and found["engine behind 1 weights"] == ("ok", "version v3")
-        assert found["engine behind 1 queue"][0] == "warn" and "holds 4 requests" in found["engine behind 1 queue"][1]
-        assert found["engine behind 2"][0] == "warn" and "takes no requests" in found["engine behind 2"][1]
+        assert found["engine behind 1"][0] == "ok" and found["engine behind 1 weights"] == (
+            "ok",
+            "version v3",
+        )
+        assert (
+            found["engine behind 1 queue"][0] == "warn"
+            and "holds 4 requests" in found["engine behind 1 queue"][1]
+        )
+        assert (
+            found["engine behind 2"][0] == "warn"
+            and "takes no requests" in found["engine behind 2"][1]
+        )
         assert "engine weights" not in found  # what the router hides, its engines have told
 
-    def test_that_leads_to_prefill_and_decode_servers(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    def test_that_leads_to_prefill_and_decode_servers(
+        self, engine: ScriptedEngine, tokenizer: Tokenizer
+    ) -> None:
         workers = [{"url": engine.url, "worker_type": role} for role in ("prefill", "decode")]
         with scripted_engine(workers=(200, {"workers": workers})) as router:
-            router.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+            router.then = lambda body: reply(
+                [7], prompt_tokens=len(body["input_ids"]), id=body["rid"]
+            )
             found = of_engine(router, tokenizer)
         assert found["engine behind 1"] == ("ok", f"{engine.url}, the prefill server of some/model")
         assert found["engine behind 2 weights"] == ("ok", "version v3")
@@ -171,8 +226,13 @@ def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
         assert engines.too_old(settings, found) == []  # the run has no bound
         client.limit_staleness(1, 0)
         (said,) = engines.too_old(settings, found)
-        assert said.level == "warn" and "run r bounds staleness and has published version v4 (step 4)" in said.says
-        assert "that serve version v3 play none" in said.says and "rollq engines sync" in said.remedy
+        assert (
+            said.level == "warn"
+            and "run r bounds staleness and has published version v4 (step 4)" in said.says
+        )
+        assert (
+            "that serve version v3 play none" in said.says and "rollq engines sync" in said.remedy
+        )
         client.publish(3, "v3")  # the trainer went back
         assert engines.too_old(settings, found) == []
 
@@ -191,11 +251,16 @@ def test_an_engine_that_lacks_the_adapter_of_a_run(
         assert engines.too_old(settings, found) == []
         client.publish(7, "7")
         (said,) = engines.too_old(settings, found)
-    assert said.level == "warn" and f"its adapter math@7, which is not loaded on {engine.url}" in said.says
+    assert (
+        said.level == "warn"
+        and f"its adapter math@7, which is not loaded on {engine.url}" in said.says
+    )
     assert said.remedy == "rollq engines sync --adapter math --path DIR --version 7 loads it"
 
 
-def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, redis_url: str) -> None:
+def test_lists_of_engines(
+    doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, redis_url: str
+) -> None:
     (tmp_path / "list").write_text(f"{engine.url}\n# none\n")
     (tmp_path / "empty").write_text("# none\n")
     line = ["--redis", redis_url, "--engine", f"file:{tmp_path}/list", "--engine"]
@@ -279,7 +344,9 @@ def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, RollqError, NoResponse, OSError, SystemExit])
-def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(error: type[BaseException]) -> None:
+def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(
+    error: type[BaseException],
+) -> None:
     def check() -> list[Finding]:
         raise error("redis://me:secret@h:1 went away")
 
@@ -299,7 +366,12 @@ def test_a_package_that_is_missing_is_no_finding() -> None:
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--env", "shop", "--redis", "redis://127.0.0.1:1/0"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("fail redis: no Redis at"))
+    at = next(
+        number for number, line in enumerate(lines) if line.startswith("fail redis: no Redis at")
+    )
     assert lines[at + 1].startswith("      next: start one with `rollq redis`")
-    assert lines[-2] == "verdict: not ready: redis" and lines[-1] == f"next: {lines[at + 1].split('next: ')[1]}"
+    assert (
+        lines[-2] == "verdict: not ready: redis"
+        and lines[-1] == f"next: {lines[at + 1].split('next: ')[1]}"
+    )
     assert "warn broker: not checked: Redis does not answer" in lines

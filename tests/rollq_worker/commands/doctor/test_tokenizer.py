@@ -1,4 +1,6 @@
-"""`rollq doctor` on a tokenizer: the table, the verdict, the next step, and the exit code, for people and programs."""
+"""`rollq doctor` on a tokenizer: the table, the verdict, the next step, and the exit code, for
+people and programs.
+"""
 
 import json
 import shutil
@@ -26,32 +28,46 @@ def test_a_good_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"{folder}: family chatml-hermes, calls in the hermes format" in lines[0]
-    assert [line.split("  ")[3].strip() for line in lines[1 : 1 + len(Edge)]] == [edge.value for edge in Edge]
+    assert [line.split("  ")[3].strip() for line in lines[1 : 1 + len(Edge)]] == [
+        edge.value for edge in Edge
+    ]
     assert lines[1 + len(Edge)].strip().startswith(f"{len(Edge)} edges: {len(Edge)} exact, 0 ")
     assert lines[2 + len(Edge)].strip() == "the template reads no arguments"
-    assert lines[-2] == "verdict: ready, with 2 warnings" and lines[-1].startswith("next: start workers")
+    assert lines[-2] == "verdict: ready, with 2 warnings" and lines[-1].startswith(
+        "next: start workers"
+    )
     code, found = report(capsys, "--tokenizer", str(folder))
     assert code == 0 and found["verdict"] == "good"
     tokenizer = found["checks"]["tokenizer"]
     assert tokenizer["edges"] == {edge.value: {"class": "exact", "why": ""} for edge in Edge}
-    assert tokenizer["stop_tokens"] == ["<|im_end|>", "<|endoftext|>"] and tokenizer["parser"] == "hermes"
+    assert (
+        tokenizer["stop_tokens"] == ["<|im_end|>", "<|endoftext|>"]
+        and tokenizer["parser"] == "hermes"
+    )
 
 
 def test_rewriting_is_no_failure_and_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]):
     template = (folder / "chat_template.jinja").read_text()
-    counted = template.replace("<tool_response>\\n' +", "<tool_response>' ~ ('\\n' if loop.last else '\\n\\n') +")
+    counted = template.replace(
+        "<tool_response>\\n' +", "<tool_response>' ~ ('\\n' if loop.last else '\\n\\n') +"
+    )
     assert counted != template
     (folder / "chat_template.jinja").write_text(counted)
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "second call -> tool                   rewrite" in out and "rewrite: history stays as it was sampled" in out
+    assert (
+        "second call -> tool                   rewrite" in out
+        and "rewrite: history stays as it was sampled" in out
+    )
 
 
 def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.CaptureFixture[str]):
     template = (folder / "chat_template.jinja").read_text()
     old = "if message.reasoning_content"
     assert old in template
-    (folder / "chat_template.jinja").write_text(template.replace(old, f"{old} and (preserve_thinking or loop.last)"))
+    (folder / "chat_template.jinja").write_text(
+        template.replace(old, f"{old} and (preserve_thinking or loop.last)")
+    )
     _, found = report(capsys, "--tokenizer", str(folder))
     tokenizer = found["checks"]["tokenizer"]
     assert tokenizer["template_kwargs"] == {"preserve_thinking": True}
@@ -66,7 +82,10 @@ def hybrid(folder: Path) -> Path:
     file = folder / "chat_template.jinja"
     old = "'<|im_start|>assistant\\n' -}}\n{%- endif -%}"
     assert file.read_text().count(old) == 1
-    shut = "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}\n{%- endif -%}"
+    shut = (
+        "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif "
+        "-%}\n{%- endif -%}"
+    )
     file.write_text(file.read_text().replace(old, old.replace("{%- endif -%}", shut)))
     return folder
 
@@ -80,7 +99,9 @@ def test_arguments_of_the_template(hybrid: Path, capsys: pytest.CaptureFixture[s
     assert plain["arguments"] == short["arguments"] == ["enable_thinking"]
     assert (plain["template_kwargs"], short["template_kwargs"]) == ({}, {"enable_thinking": False})
     classes = [[edge["class"] for edge in check["edges"].values()] for check in (plain, short)]
-    assert set(classes[0]) == {"exact"} and "rewrite" in classes[1]  # the template forgets the empty reasoning
+    assert (
+        set(classes[0]) == {"exact"} and "rewrite" in classes[1]
+    )  # the template forgets the empty reasoning
     assert cli.main(["doctor", *line, "--template-kwargs", "enable_thinking=false"]) == 0
     said = capsys.readouterr().out
     assert "arguments of the template (--template-kwargs): enable_thinking" in said
@@ -88,15 +109,23 @@ def test_arguments_of_the_template(hybrid: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_misspelt_argument(hybrid: Path, capsys: pytest.CaptureFixture[str]):
-    code, found = report(capsys, "--tokenizer", str(hybrid), "--template-kwargs", "enable_thinkin=false")
+    code, found = report(
+        capsys, "--tokenizer", str(hybrid), "--template-kwargs", "enable_thinkin=false"
+    )
     tokenizer = found["checks"]["tokenizer"]
     assert code == 1 and found["next"] == "correct --template-kwargs"
-    assert "did you mean enable_thinking?" in tokenizer["says"] and tokenizer["arguments"] == ["enable_thinking"]
+    assert "did you mean enable_thinking?" in tokenizer["says"] and tokenizer["arguments"] == [
+        "enable_thinking"
+    ]
 
 
-def test_an_argument_that_the_template_cannot_take(hybrid: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_argument_that_the_template_cannot_take(
+    hybrid: Path, capsys: pytest.CaptureFixture[str]
+):
     file = hybrid / "chat_template.jinja"
-    file.write_text(file.read_text() + "{{- ('' + enable_thinking) if enable_thinking is defined -}}")
+    file.write_text(
+        file.read_text() + "{{- ('' + enable_thinking) if enable_thinking is defined -}}"
+    )
     line = ("--tokenizer", str(hybrid))
     assert report(capsys, *line)[0] == 0
     code, found = report(capsys, *line, "--template-kwargs", "enable_thinking=3")
@@ -123,8 +152,13 @@ def test_a_template_without_tools(folder: Path, capsys: pytest.CaptureFixture[st
     )
     code, found = report(capsys, "--tokenizer", str(folder))
     tokenizer = found["checks"]["tokenizer"]
-    assert code == 1 and "leaves an assistant's tool calls out" in tokenizer["says"] == tokenizer["reason"]
-    assert tokenizer["arguments"] == [] and found["next"].startswith("no training template fits it: ")
+    assert (
+        code == 1
+        and "leaves an assistant's tool calls out" in tokenizer["says"] == tokenizer["reason"]
+    )
+    assert tokenizer["arguments"] == [] and found["next"].startswith(
+        "no training template fits it: "
+    )
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 1
     assert "without tools: " in capsys.readouterr().out
 

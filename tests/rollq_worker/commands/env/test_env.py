@@ -18,10 +18,20 @@ from rollq_worker.environments import domain, files
 
 TOOL = {
     "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    },
 }
 SAY = Action(RESPOND, {"content": "It is 4."})
-TASK = Task(id="t", hash="h", instruction="i", opening="o", replies=[STOP_MARKER], moves=[Action("add", {"n": 4}), SAY])
+TASK = Task(
+    id="t",
+    hash="h",
+    instruction="i",
+    opening="o",
+    replies=[STOP_MARKER],
+    moves=[Action("add", {"n": 4}), SAY],
+)
 
 
 class Episode:
@@ -60,7 +70,9 @@ class Episode:
             sys.exit(3)
         if self.wrong == "random":
             return Observation(f"{self.opened}")
-        return Observation("4" if type(action.arguments.get("n")) is int else "Error: n must be a number")
+        return Observation(
+            "4" if type(action.arguments.get("n")) is int else "Error: n must be a number"
+        )
 
     def grade(self) -> Any:
         if self.wrong == "grade":
@@ -208,7 +220,9 @@ def test_what_an_environment_prints_is_no_part_of_the_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(files.FILES.variable, "")
-    (tmp_path / "loud.py").write_text("from rollq_worker.environments.shop import load\nprint('loud')\n")
+    (tmp_path / "loud.py").write_text(
+        "from rollq_worker.environments.shop import load\nprint('loud')\n"
+    )
     assert cli.main(["env", "check", str(tmp_path / "loud.py"), "--tasks", "0", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["problems"] == [] and "loud" in said.err
@@ -227,12 +241,25 @@ def test_a_new_environment_passes_its_own_tests(
     assert cli.main(["env", "new", "puns"]) == 0
     assert "rollq env check puns/puns.py" in capsys.readouterr().out
     assert "NAME" not in "".join(path.read_text() for path in Path("puns").iterdir())
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "puns"]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "puns",
+    ]
     done = subprocess.run(line, capture_output=True, text=True)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert cli.main(["env", "check", "puns/puns.py"]) == 0
     out = capsys.readouterr().out
-    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env puns/puns.py --set split=train" in out
+    assert (
+        "played 3 tasks of train: 0 problems" in out
+        and "rollq demo --env puns/puns.py --set split=train" in out
+    )
     assert cli.main(["env", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["shop"] == "rollq"

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rollq_worker.engine.api.engine_load import EngineLoad
-from rollq_worker.engine.scheduling.load_watch import SLOW_S, STALLED_S, UNANSWERED_S, Idle, LoadWatch
+from rollq_worker.engine.scheduling.load_watch import (
+    SLOW_S,
+    STALLED_S,
+    UNANSWERED_S,
+    Idle,
+    LoadWatch,
+)
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 
 URL = "http://e"
@@ -17,11 +23,15 @@ def load(used: int = 500, running: int = 3) -> EngineLoad:
 
 
 class Engine:
-    """It tells one load after the other, and then the last one again and again; None: it does not answer."""
+    """It tells one load after the other, and then the last one again and again; None: it does not
+    answer.
+    """
 
     url, available = URL, True
 
-    def __init__(self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S) -> None:
+    def __init__(
+        self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S
+    ) -> None:
         self.loads, self.is_paused, self.waits_s = list(loads), paused, waits_s
         self.control = self
 

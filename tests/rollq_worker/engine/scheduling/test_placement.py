@@ -31,14 +31,25 @@ class TestWhere:
     def test_siblings_share_an_engine_and_all_workers_choose_alike(self) -> None:
         one, other = Worker(), Worker()
         for group in range(20):
-            assert len({worker.enter(f"g{group}", sample) for worker in (one, other) for sample in range(4)}) == 1
+            assert (
+                len(
+                    {
+                        worker.enter(f"g{group}", sample)
+                        for worker in (one, other)
+                        for sample in range(4)
+                    }
+                )
+                == 1
+            )
             for sample in range(4):
                 one.leave(f"g{group}", sample)
                 other.leave(f"g{group}", sample)
 
     def test_no_engine_has_many_more_than_its_share(self) -> None:
         worker = Worker()
-        where = Counter(worker.enter(f"g{group}", sample) for group in range(32) for sample in range(8))
+        where = Counter(
+            worker.enter(f"g{group}", sample) for group in range(32) for sample in range(8)
+        )
         assert max(where.values()) <= 256 / len(URLS) * FULL + 1
 
     def test_a_usual_group_stays_together_on_an_empty_fleet(self) -> None:
@@ -72,7 +83,10 @@ class TestWhere:
         worker.fit = URLS[:2]
         for group in range(40):
             worker.enter(f"g{group}")
-        assert [worker.placement.episodes(url) for url in URLS[:2]] == [40, 0]  # twice the share is not far too many
+        assert [worker.placement.episodes(url) for url in URLS[:2]] == [
+            40,
+            0,
+        ]  # twice the share is not far too many
         worker.fit = URLS
         for group in range(40):
             worker.enter(f"g{group}")
@@ -87,7 +101,11 @@ class Placements(RuleBasedStateMachine):
         self.placement = EnginePlacement()
         self.where: dict[str, str] = {}
 
-    @rule(group=st.integers(0, 5), sample=st.integers(0, 7), fit=st.sets(st.sampled_from(URLS), min_size=1))
+    @rule(
+        group=st.integers(0, 5),
+        sample=st.integers(0, 7),
+        fit=st.sets(st.sampled_from(URLS), min_size=1),
+    )
     def enter(self, group: int, sample: int, fit: set[str]) -> None:
         episode = f"run/{group}/{sample}"
         self.where[episode] = self.placement.enter(episode, f"run/{group}", sorted(fit))

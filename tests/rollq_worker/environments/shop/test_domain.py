@@ -1,4 +1,6 @@
-"""The shop's rewards: on every task of every split, the ground truth earns the reward and nothing else does."""
+"""The shop's rewards: on every task of every split, the ground truth earns the reward and nothing
+else does.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,9 @@ def tasks_that_write() -> Iterator[tuple[str, int, Task, int]]:
 
 
 def test_ground_truth_earns_the_reward_on_every_task() -> None:
-    full = Grade(reward=1.0, info={"database": True, "outputs": True, "wrong_records": [], "untold": []})
+    full = Grade(
+        reward=1.0, info={"database": True, "outputs": True, "wrong_records": [], "untold": []}
+    )
     for split, index in EVERY:
         task = DOMAIN.task(split, index)
         grade, texts = play(DOMAIN, split, index, task.moves)
@@ -99,13 +103,21 @@ def test_an_output_that_is_not_told_costs_the_reward() -> None:
     silent = [respond("Done.") if move.name == RESPOND else move for move in task.moves]
     grade = grade_of(split, index, silent)
     assert grade.reward == 0.0
-    assert grade.info == {"database": True, "outputs": False, "wrong_records": [], "untold": list(task.outputs)}
+    assert grade.info == {
+        "database": True,
+        "outputs": False,
+        "wrong_records": [],
+        "untold": list(task.outputs),
+    }
 
 
 def test_outputs_are_found_whatever_case_and_commas() -> None:
     backend, messages = DOMAIN.backend, ["It is $1,299.50.", "See t123 ABC."]
     assert backend.missing_outputs(["1299.50", "1,299.50", "T123 abc"], messages) == []
-    assert backend.missing_outputs(["1299.51", "1299.50. See"], messages) == ["1299.51", "1299.50. See"]
+    assert backend.missing_outputs(["1299.51", "1299.50. See"], messages) == [
+        "1299.51",
+        "1299.50. See",
+    ]
 
 
 def test_an_episode_cut_short_is_graded_as_it_stands() -> None:

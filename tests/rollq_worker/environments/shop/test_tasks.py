@@ -23,7 +23,9 @@ def test_openings_are_unique_and_scripts_long_enough() -> None:
     assert len({task.opening for task in tasks}) == len({task.id for task in tasks}) == len(tasks)
     for task in tasks:
         assert len(task.replies) >= 3
-        assert [STOP_MARKER in reply for reply in task.replies] == [False] * (len(task.replies) - 1) + [True]
+        assert [STOP_MARKER in reply for reply in task.replies] == [False] * (
+            len(task.replies) - 1
+        ) + [True]
         assert STOP_MARKER not in task.opening
 
 

@@ -33,17 +33,37 @@ def returning(**changes: object) -> dict[str, object]:
         (RESPOND + "s", {"content": "hi"}, "there is no tool"),
         ("get_order", {}, "missing argument order_id"),
         ("get_order", [], "must be an object"),
-        ("get_order", {"order_id": ORDER["order_id"], "verbose": True}, "unknown argument 'verbose'"),
+        (
+            "get_order",
+            {"order_id": ORDER["order_id"], "verbose": True},
+            "unknown argument 'verbose'",
+        ),
         ("get_order", {"order_id": None}, "order_id must be a string"),
         ("get_order", {"order_id": "S-1"}, "there is no order 'S-1'"),
         ("get_order", {"order_id": "\ud800" * 100}, "there is no order"),
         ("get_customer", {"customer_id": "C-0"}, "there is no customer 'C-0'"),
-        ("find_customer_by_email", {"email": "nobody@example.com"}, "there is no customer with the e-mail"),
+        (
+            "find_customer_by_email",
+            {"email": "nobody@example.com"},
+            "there is no customer with the e-mail",
+        ),
         ("find_customer_by_name", {"name": "Ada Ueda", "zip": "1"}, "this name and zip code"),
         ("get_product", {"product_id": "P-0"}, "there is no product 'P-0'"),
-        ("cancel_order", {"order_id": ORDER["order_id"], "reason": "dear"}, "reason must be one of 'no longer needed'"),
-        ("cancel_order", {"order_id": PAID["order_id"], "reason": "no longer needed"}, "is delivered, not pending"),
-        ("set_gift_wrap", {"order_id": ORDER["order_id"], "wrapped": 1}, "wrapped must be true or false"),
+        (
+            "cancel_order",
+            {"order_id": ORDER["order_id"], "reason": "dear"},
+            "reason must be one of 'no longer needed'",
+        ),
+        (
+            "cancel_order",
+            {"order_id": PAID["order_id"], "reason": "no longer needed"},
+            "is delivered, not pending",
+        ),
+        (
+            "set_gift_wrap",
+            {"order_id": ORDER["order_id"], "wrapped": 1},
+            "wrapped must be true or false",
+        ),
         ("return_items", returning(item_ids=[]), "item_ids must be a list of strings, not empty"),
         ("return_items", returning(item_ids=[1]), "item_ids must be a list of strings"),
         ("return_items", returning(item_ids=["P-0-0"]), "holds no item 'P-0-0'"),
@@ -53,7 +73,9 @@ def returning(**changes: object) -> dict[str, object]:
         ("calculate", {"expression": "9**9**9"}, "only numbers"),
     ],
 )
-def test_mistakes_of_the_policy_are_observations(name: str, arguments: dict[str, object], words: str) -> None:
+def test_mistakes_of_the_policy_are_observations(
+    name: str, arguments: dict[str, object], words: str
+) -> None:
     observation = begin(shop.load(None)).step(Action(name, arguments))
     assert observation.text.startswith("Error: ") and words in observation.text
     assert len(observation.text.encode()) < 300
@@ -63,7 +85,11 @@ def test_mistakes_of_the_policy_are_observations(name: str, arguments: dict[str,
 def test_changes_that_cannot_be() -> None:
     order = next(one for one in ORDERS if one["status"] == PENDING and len(one["items"]) > 1)
     item, other = (part["item_id"] for part in order["items"][:2])
-    chosen = {"order_id": order["order_id"], "item_id": item, "payment_method_id": order["payment_method_id"]}
+    chosen = {
+        "order_id": order["order_id"],
+        "item_id": item,
+        "payment_method_id": order["payment_method_id"],
+    }
 
     def said(**changes: str) -> str:
         return tools.call(DATABASE.view(), "change_item", {**chosen, **changes})
@@ -77,7 +103,9 @@ def test_changes_that_cannot_be() -> None:
     assert json.loads(said(new_item_id=good))["new_item"]["item_id"] == good
     for holder in (one for one in ORDERS if one["status"] == PENDING):
         part = holder["items"][0]
-        for gone in (one for one in records().products[part["product_id"]]["items"] if not one["in_stock"]):
+        for gone in (
+            one for one in records().products[part["product_id"]]["items"] if not one["in_stock"]
+        ):
             chosen |= {"order_id": holder["order_id"], "item_id": part["item_id"]}
             assert "sold out" in said(new_item_id=gone["item_id"])
             return
@@ -86,8 +114,13 @@ def test_changes_that_cannot_be() -> None:
 
 def test_an_order_goes_back_once() -> None:
     data = DATABASE.view()
-    assert json.loads(tools.call(data, "return_items", returning(item_ids=ITEMS)))["status"] == "return requested"
-    assert "is return requested, not delivered" in tools.call(data, "return_items", returning(item_ids=ITEMS))
+    assert (
+        json.loads(tools.call(data, "return_items", returning(item_ids=ITEMS)))["status"]
+        == "return requested"
+    )
+    assert "is return requested, not delivered" in tools.call(
+        data, "return_items", returning(item_ids=ITEMS)
+    )
     order = json.loads(tools.call(data, "get_order", {"order_id": PAID["order_id"]}))
     refund = {"payment_method_id": PAID["payment_method_id"], "amount": f"-{PAID['total']}"}
     assert (order["items_sent_back"], order["settled"]) == (sorted(ITEMS), [refund])
@@ -102,7 +135,9 @@ def test_what_changes_cost() -> None:
         assert Decimal(wrapped["total"]) == Decimal(order["total"]) + Decimal(wrapped["gift_wrap"])
         cancel = {"order_id": order["order_id"], "reason": tools.CANCEL_REASONS[0]}
         assert json.loads(tools.call(data, "cancel_order", cancel))["refund"] == wrapped["total"]
-        settled = json.loads(tools.call(data, "get_order", {"order_id": order["order_id"]}))["settled"]
+        settled = json.loads(tools.call(data, "get_order", {"order_id": order["order_id"]}))[
+            "settled"
+        ]
         assert [one["amount"] for one in settled] == [f"-{wrapped['total']}"]
     assert fees == {"0.00", tools.WRAP_FEE}  # nothing for gold members
 
@@ -124,8 +159,15 @@ def test_schemas_are_what_openai_takes() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(ORDER["order_id"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.just(ORDER["order_id"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 NAMES = [schema["function"]["name"] for schema in tools.SCHEMAS]
@@ -134,7 +176,9 @@ NAMES = [schema["function"]["name"] for schema in tools.SCHEMAS]
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_no_call_ever_raises(name: str, data: st.DataObject) -> None:
-    schema = next(one["function"]["parameters"] for one in tools.SCHEMAS if one["function"]["name"] == name)
+    schema = next(
+        one["function"]["parameters"] for one in tools.SCHEMAS if one["function"]["name"] == name
+    )
     arguments = data.draw(st.fixed_dictionaries(dict.fromkeys(schema["properties"], JSON)) | JSON)
     text = tools.call(DATABASE.view(), name, arguments)
     assert text.startswith("Error: ") or json.loads(text) is not None

@@ -1,5 +1,6 @@
-"""An attempt as a journal: when its events are written, its deadline's clock, and its writes while Redis is away, full
-or has lost data."""
+"""An attempt as a journal: when its events are written, its deadline's clock, and its writes while
+Redis is away, full or has lost data.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -77,31 +78,43 @@ def end(attempt: Attempt, *events: Event) -> None:
 
 
 class TestWriting:
-    def test_a_turn_costs_one_call(self, attempt: Attempt, ledger: Ledger, calls: list[str]) -> None:
+    def test_a_turn_costs_one_call(
+        self, attempt: Attempt, ledger: Ledger, calls: list[str]
+    ) -> None:
         opening, *turns = [prompt(), sampled(0), observed(0), sampled(1), LAST]
         play(attempt, opening, *turns)
         assert calls == ["append"] and kinds(ledger) == ["Prompt", "Sampled", "Observed"]
         end(attempt, opening, *turns)
         assert calls == ["append", "complete"] and reader(ledger).stats()["done"] == 1
-        assert ledger.journal(JOB)[1:-1] == [encode_event(event, JOB) for event in (opening, *turns)]
+        assert ledger.journal(JOB)[1:-1] == [
+            encode_event(event, JOB) for event in (opening, *turns)
+        ]
 
-    def test_extras_are_there_before_the_job_is_done(self, attempt: Attempt, ledger: Ledger, calls: list[str]) -> None:
+    def test_extras_are_there_before_the_job_is_done(
+        self, attempt: Attempt, ledger: Ledger, calls: list[str]
+    ) -> None:
         events = [prompt(), sampled(0), LAST]
         play(attempt, *events)
         extras = {"routed_experts": Extra(dtype="int32", shape=(2,), data=bytes(8))}
-        done = Trajectory(job=attempt.job, header=HEADER, events=[*events, samples.closed()], extras=extras)
+        done = Trajectory(
+            job=attempt.job, header=HEADER, events=[*events, samples.closed()], extras=extras
+        )
         attempt.complete(done, TokenStats())
         assert calls == ["save_extras", "complete"]
         [found] = reader(ledger).read([JOB], ["routed_experts"])
         assert not isinstance(found, ContractError) and found.extras == extras
 
-    def test_a_turn_that_opens_a_new_trace_is_written_before_the_next(self, attempt: Attempt, ledger: Ledger) -> None:
+    def test_a_turn_that_opens_a_new_trace_is_written_before_the_next(
+        self, attempt: Attempt, ledger: Ledger
+    ) -> None:
         play(attempt, prompt(), sampled(0), replace(observed(0), ids=ids()))
         assert kinds(ledger) == []
         attempt.append(prompt(5, 6))
         assert kinds(ledger) == ["Prompt", "Sampled", "Observed", "Prompt"]
 
-    def test_another_thread_writes_what_waits_for_long(self, attempt: Attempt, ledger: Ledger, clock: Clock) -> None:
+    def test_another_thread_writes_what_waits_for_long(
+        self, attempt: Attempt, ledger: Ledger, clock: Clock
+    ) -> None:
         play(attempt, prompt(), sampled(0))
         attempt.write_behind()
         assert kinds(ledger) == []
@@ -115,7 +128,9 @@ class TestWriting:
         assert kinds(ledger) == ["Prompt", "Sampled", "Sampled", "Observed"]
 
     @pytest.mark.parametrize("how", ["release", "fail", "abandon"])
-    def test_all_is_written_before_the_end(self, attempt: Attempt, ledger: Ledger, how: str) -> None:
+    def test_all_is_written_before_the_end(
+        self, attempt: Attempt, ledger: Ledger, how: str
+    ) -> None:
         play(attempt, prompt(), sampled(0, finish=Finish.ABORT), sampled(0, finish=Finish.ABORT))
         arguments = () if how == "release" else (FailureClass.ENGINE, "broke")
         getattr(attempt, how)(*arguments)
@@ -123,7 +138,9 @@ class TestWriting:
         assert reader(ledger).stats()["queued"] == 1
 
     @pytest.mark.parametrize("how", ["release", "fail", "abandon"])
-    def test_it_ends_although_its_journal_is_damaged(self, attempt: Attempt, ledger: Ledger, how: str) -> None:
+    def test_it_ends_although_its_journal_is_damaged(
+        self, attempt: Attempt, ledger: Ledger, how: str
+    ) -> None:
         play(attempt, prompt())
         ledger.redis.set(ledger.keys.journal(JOB), "junk")
         getattr(attempt, how)(*(() if how == "release" else (FailureClass.ENGINE, "broke")))
@@ -155,7 +172,9 @@ class TestWriting:
     ) -> None:
         monkeypatch.setattr(attempt_module, "HELD_BACK_S", -1.0)
         play(attempt, prompt(), sampled(0))
-        monkeypatch.setattr(ledger, "append", FailsFirst(ledger.append, Unwritable("full"), redis.ConnectionError()))
+        monkeypatch.setattr(
+            ledger, "append", FailsFirst(ledger.append, Unwritable("full"), redis.ConnectionError())
+        )
         for error in (Unwritable, redis.ConnectionError):
             with pytest.raises(error):
                 attempt.write_behind()
@@ -168,7 +187,9 @@ class TestLostTail:
 
     @pytest.mark.parametrize("kept", range(4))
     @pytest.mark.parametrize("how", ["append", "complete"])
-    def test_it_is_written_again(self, attempt: Attempt, ledger: Ledger, kept: int, how: str) -> None:
+    def test_it_is_written_again(
+        self, attempt: Attempt, ledger: Ledger, kept: int, how: str
+    ) -> None:
         events = [prompt(), sampled(0), observed(0)]
         play(attempt, *events)
         whole = ledger.journal(JOB)
@@ -189,7 +210,9 @@ class TestLostTail:
         events = [prompt(), sampled(0), observed(0)]
         play(attempt, *events)
         if kept + len(others) == 4:
-            others = others * 2  # the same length shows nothing; the lease keeps others from writing that
+            others = (
+                others * 2
+            )  # the same length shows nothing; the lease keeps others from writing that
         cut(ledger, kept)
         ledger.redis.rpush(ledger.keys.journal(JOB), *others)
         stored = ledger.journal(JOB)
@@ -221,9 +244,13 @@ class TestLostTail:
                 leases.tick()
                 assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
                 end(second, *events)
-        assert [event.ids for event in events] == [decode_event(b, JOB).ids for b in ledger.journal(JOB)[1:-1]]  # type: ignore[union-attr]
+        assert [event.ids for event in events] == [
+            decode_event(b, JOB).ids for b in ledger.journal(JOB)[1:-1]
+        ]  # type: ignore[union-attr]
 
-    def test_an_entry_that_cannot_be_read_is_not_its_own(self, attempt: Attempt, ledger: Ledger) -> None:
+    def test_an_entry_that_cannot_be_read_is_not_its_own(
+        self, attempt: Attempt, ledger: Ledger
+    ) -> None:
         play(attempt, prompt(), sampled(0), observed(0))
         cut(ledger, 1)
         ledger.redis.rpush(ledger.keys.journal(JOB), b"junk")
@@ -246,7 +273,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, clock: Clock) -> None:
     outages = [100.0]  # before the claim: these do not count
-    with Leases(threading.Event(), lambda run: sum(outages)).hold(ledger, claim(ledger, deadline_s=200.0)) as attempt:
+    with Leases(threading.Event(), lambda run: sum(outages)).hold(
+        ledger, claim(ledger, deadline_s=200.0)
+    ) as attempt:
         outages.append(3000.0)
         clock.ahead += 250.0
         attempt.check()
@@ -256,12 +285,19 @@ def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, cloc
             attempt.check()
 
 
-def test_redis_may_be_away_or_full_for_long(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_may_be_away_or_full_for_long(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for pause in ("FIRST_PAUSE_S", "RECONNECT_PAUSE_S"):
         monkeypatch.setattr(f"rollq.servers.connection.{pause}", 0.01)
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.0)
     with Leases(threading.Event()).hold(ledger, claim(ledger)) as attempt:
-        errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow"), Unwritable("x")]
+        errors = [
+            redis.ConnectionError("refused"),
+            Unwritable("full"),
+            redis.TimeoutError("slow"),
+            Unwritable("x"),
+        ]
         monkeypatch.setattr(ledger, "append", FailsFirst(ledger.append, *errors))
         play(attempt, prompt(), sampled(0), observed(0))
         assert len(ledger.journal(JOB)) == 4
@@ -273,7 +309,12 @@ def test_a_wait_for_redis_past_the_deadline_costs_no_lease(
 ) -> None:
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.01)
     monkeypatch.setattr("rollq.servers.connection.LONGEST_PAUSE_S", 0.01)
-    leases, has_room, asked, append = Leases(threading.Event()), threading.Event(), threading.Event(), ledger.append
+    leases, has_room, asked, append = (
+        Leases(threading.Event()),
+        threading.Event(),
+        threading.Event(),
+        ledger.append,
+    )
 
     def append_if_room(*args: object) -> None:
         asked.set()
@@ -291,14 +332,20 @@ def test_a_wait_for_redis_past_the_deadline_costs_no_lease(
         before = ledger.scripts.now()
         leases.tick()
         state = reader(ledger).job(JOB)
-        assert state is not None and state.lease_until is not None and state.lease_until >= before + LEASE_S
+        assert (
+            state is not None
+            and state.lease_until is not None
+            and state.lease_until >= before + LEASE_S
+        )
         has_room.set()
         thread.join(60)
         attempt.check()
     assert len(ledger.journal(JOB)) == 4
 
 
-def test_waiting_for_redis_ends_when_the_attempt_must_stop(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_redis_ends_when_the_attempt_must_stop(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draining = threading.Event()
     with Leases(draining).hold(ledger, claim(ledger)) as attempt:
 

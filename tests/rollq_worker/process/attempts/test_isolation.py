@@ -1,4 +1,6 @@
-"""Environments in their own processes: the same episodes, and nothing that they do harms the worker."""
+"""Environments in their own processes: the same episodes, and nothing that they do harms the
+worker.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,14 @@ from typing import Any
 import pytest
 
 from rollq.env import Action
-from rollq.errors import EnvironmentFailure, FailureClass, Fenced, ForOtherWorkers, JobFailure, UserFailure
+from rollq.errors import (
+    EnvironmentFailure,
+    FailureClass,
+    Fenced,
+    ForOtherWorkers,
+    JobFailure,
+    UserFailure,
+)
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
 from rollq_worker.process.attempts import isolation as isolation_module
@@ -56,7 +65,12 @@ def nothing() -> None:
 
 def test_names_and_patterns() -> None:
     isolation = Isolation(["tau2:*", "mine"])
-    assert [isolation.applies(name) for name in ("tau2:retail", "mine", "shop", "mine2")] == [True, True, False, False]
+    assert [isolation.applies(name) for name in ("tau2:retail", "mine", "shop", "mine2")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not Isolation([]).applies("shop")
 
 
@@ -77,13 +91,18 @@ def test_a_file_that_is_not_here_leaves_the_job_to_other_workers(isolation: Isol
 
 
 @pytest.mark.parametrize("index", [0, 3])
-def test_an_episode_is_the_same_and_its_process_ends_with_it(isolation: Isolation, index: int) -> None:
+def test_an_episode_is_the_same_and_its_process_ends_with_it(
+    isolation: Isolation, index: int
+) -> None:
     shop = domain("shop")
     task = shop.task("train", index)
     with isolation.open("shop", "train", index, {}, nothing) as environment:
         here = shop.open("train", index, {})
         assert list(environment.tools) == list(here.tools)
-        assert play(environment, task) == play(here, task) and environment.system_prompt == here.system_prompt
+        assert (
+            play(environment, task) == play(here, task)
+            and environment.system_prompt == here.system_prompt
+        )
         pid = environment._process.pid
         assert alive(pid)
     until(lambda: not alive(pid))
@@ -113,7 +132,9 @@ def test_failures_keep_their_class_and_traceback(isolation: Isolation) -> None:
         ("killed", "its process ended with exit code 137"),
     ],
 )
-def test_what_would_end_a_worker_ends_one_attempt(isolation: Isolation, fault: str, reason: str) -> None:
+def test_what_would_end_a_worker_ends_one_attempt(
+    isolation: Isolation, fault: str, reason: str
+) -> None:
     task = domain("shop").task("train", 0)
     with isolation.open("faulty", "train", 0, {"fault": fault}, nothing) as environment:
         environment.reset(ScriptedUser(task.opening, task.replies))
@@ -151,16 +172,22 @@ def test_the_process_of_a_step_past_its_limit_is_killed(
     assert state.reason.startswith("nothing in 0.5 s while waiting for environment.step(")
 
 
-@pytest.mark.parametrize(("fault", "error"), [("", None), ("error", EnvironmentFailure), ("user", UserFailure)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("", None), ("error", EnvironmentFailure), ("user", UserFailure)]
+)
 def test_an_environment_is_closed_at_the_end_however_it_comes(
     isolation: Isolation, tmp_path: Path, fault: str, error: type[Exception] | None
 ) -> None:
     closed, args = tmp_path / "closed", {"fault": fault} if fault == "error" else {}
-    with isolation.open("faulty", "train", 0, {**args, "closed": str(closed)}, nothing) as environment:
+    with isolation.open(
+        "faulty", "train", 0, {**args, "closed": str(closed)}, nothing
+    ) as environment:
         environment.reset(FailingUser(UserFailure("the endpoint is gone")))
         environment.step(Action("no_such_tool"))
         with pytest.raises(error) if error else nullcontext():
-            environment.step(Action("respond", {"content": "hi"}) if fault == "user" else Action("no_such_tool"))
+            environment.step(
+                Action("respond", {"content": "hi"}) if fault == "user" else Action("no_such_tool")
+            )
         assert fault == "error" or not closed.exists()
     assert closed.exists()
 
@@ -220,7 +247,8 @@ def play():
     with isolation.open("faulty", "train", 0, {"fault": "freeze"}, lambda: None) as environment:
         environment.reset(ScriptedUser(task.opening, task.replies))
         environment.step(task.moves[0])
-        print(f"{forkserver._forkserver._forkserver_pid} {environment._process.pid}\\n", end="", flush=True)
+        print(f"{forkserver._forkserver._forkserver_pid} {environment._process.pid}\\n", end="", \
+flush=True)
         environment.step(task.moves[1])
 
 for _ in range(2):
@@ -233,7 +261,10 @@ def test_no_process_outlives_a_killed_worker() -> None:
     """Not even those whose interpreter is locked, which see nothing any more."""
     path = os.pathsep.join([str(SITE), *filter(None, sys.path)])
     worker = subprocess.Popen(
-        [sys.executable, "-c", HELD], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", HELD],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert worker.stdout
     pids = {int(pid) for _ in range(2) for pid in worker.stdout.readline().split()}
@@ -251,7 +282,9 @@ def test_no_process_outlives_a_killed_worker() -> None:
         worker.communicate()
 
 
-def test_a_restarted_fork_server_outlives_the_thread_that_asked_for_it(isolation: Isolation) -> None:
+def test_a_restarted_fork_server_outlives_the_thread_that_asked_for_it(
+    isolation: Isolation,
+) -> None:
     server = forkserver._forkserver  # type: ignore[attr-defined]
     was = server._forkserver_pid
     os.kill(was, 9)

@@ -1,5 +1,6 @@
-"""What is journaled is a prefix of what the attempt recorded, and whole at its end: with two threads that write, with a
-Redis that forgets, and when the process is killed."""
+"""What is journaled is a prefix of what the attempt recorded, and whole at its end: with two
+threads that write, with a Redis that forgets, and when the process is killed.
+"""
 
 import random
 import threading
@@ -116,7 +117,9 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leases]:
 
 @pytest.mark.parametrize("forgetful", [False, True], ids=["reliable", "forgetful"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_journal_is_a_prefix_of_what_was_recorded(ledger: Ledger, leases: Leases, seed: int, forgetful: bool) -> None:
+def test_a_journal_is_a_prefix_of_what_was_recorded(
+    ledger: Ledger, leases: Leases, seed: int, forgetful: bool
+) -> None:
     def play(number: int) -> Episode:
         with leases.hold(ledger, claim(ledger, number)) as attempt:
             episode = Episode(ledger, attempt, seed * EPISODES + number, forgetful)

@@ -1,5 +1,7 @@
-"""Leases: renewed in time, moved on while the engine is away; attempts that cannot stop by themselves are ended. Late
-writes: what an attempt holds back for long is journaled by another thread."""
+"""Leases: renewed in time, moved on while the engine is away; attempts that cannot stop by
+themselves are ended. Late writes: what an attempt holds back for long is journaled by another
+thread.
+"""
 
 import gc
 import threading
@@ -41,7 +43,9 @@ def lease_until(ledger: Ledger, job_id: str) -> float:
 
 
 class TestRenewing:
-    def test_a_lease_ends_with_its_deadline_which_moves_while_the_engine_is_away(self, ledger: Ledger) -> None:
+    def test_a_lease_ends_with_its_deadline_which_moves_while_the_engine_is_away(
+        self, ledger: Ledger
+    ) -> None:
         outage_s = 0.0
         leases = Leases(threading.Event(), lambda run: outage_s)
         with leases.hold(ledger, claim(ledger, deadline_s=5.0)):
@@ -49,7 +53,9 @@ class TestRenewing:
             outage_s = 60.0
             before = ledger.scripts.now()
             leases.tick()
-            assert before + LEASE_S <= lease_until(ledger, "r/g0/0") <= ledger.scripts.now() + LEASE_S
+            assert (
+                before + LEASE_S <= lease_until(ledger, "r/g0/0") <= ledger.scripts.now() + LEASE_S
+            )
 
     def test_a_lease_outlives_its_deadline_so_that_the_attempt_can_report(
         self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -58,7 +64,9 @@ class TestRenewing:
         leases = Leases(threading.Event())
         with leases.hold(ledger, claim(ledger, deadline_s=5.0)) as attempt:
             leases.tick()
-            ledger.redis.zincrby(ledger.keys.leased, -6.0, f"r/g0/0#{attempt.lease}")  # six seconds later
+            ledger.redis.zincrby(
+                ledger.keys.leased, -6.0, f"r/g0/0#{attempt.lease}"
+            )  # six seconds later
             clock.ahead += 6.0
             leases.tick()
             assert reap(ledger) == [] and not attempt.lost.is_set()
@@ -69,7 +77,11 @@ class TestRenewing:
     ) -> None:
         monkeypatch.setattr("rollq_worker.process.attempts.attempt.HELD_BACK_S", -1.0)
         monkeypatch.setattr("rollq_worker.process.attempts.leases.CALL_WAIT_S", 0.05)
-        back, leases, other = threading.Event(), Leases(threading.Event()), Ledger(ledger.redis, "away")
+        back, leases, other = (
+            threading.Event(),
+            Leases(threading.Event()),
+            Ledger(ledger.redis, "away"),
+        )
         job = Job(run="away", group="g", env="shop", task=0)
         other.submit([job])
         found = other.claim(job.id, worker="w", token="t")
@@ -87,26 +99,52 @@ class TestRenewing:
                 leases.write_behind()
                 until(lambda: not attempt.holds_back)
             assert len(ledger.journal("r/g0/0")) == 3
-            assert len([thread for thread in threading.enumerate() if thread.name.startswith("rollq-le")]) == 1
+            assert (
+                len(
+                    [
+                        thread
+                        for thread in threading.enumerate()
+                        if thread.name.startswith("rollq-le")
+                    ]
+                )
+                == 1
+            )
             back.set()
 
     @pytest.mark.parametrize(
-        ("pause", "call", "name"), [("TICK_S", "tick", "all"), ("LOOK_EVERY_S", "write_behind", "late writes")]
+        ("pause", "call", "name"),
+        [("TICK_S", "tick", "all"), ("LOOK_EVERY_S", "write_behind", "late writes")],
     )
     def test_heartbeat_and_late_writer_survive_every_error(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pause: str, call: str, name: str
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        pause: str,
+        call: str,
+        name: str,
     ) -> None:
         monkeypatch.setattr(leases_module, pause, 0.01)
         leases, ended = Leases(threading.Event()), threading.Event()
-        errors = [redis.ConnectionError("refused"), Unwritable("full"), RuntimeError("can't start new thread")]
+        errors = [
+            redis.ConnectionError("refused"),
+            Unwritable("full"),
+            RuntimeError("can't start new thread"),
+        ]
         monkeypatch.setattr(leases, call, FailsFirst(ended.set, *errors))
         leases.start()
         assert ended.wait(10)
         leases.stop()
-        assert f"heartbeat: {name}: ConnectionError: refused" in caplog.text and "can't start new thread" in caplog.text
+        assert (
+            f"heartbeat: {name}: ConnectionError: refused" in caplog.text
+            and "can't start new thread" in caplog.text
+        )
 
     def test_an_error_that_lasts_is_warned_of_now_and_then_with_its_remedy(
-        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         def refuse(*args: object) -> None:
             raise redis.AuthenticationError("invalid username-password pair.")
@@ -119,7 +157,9 @@ class TestRenewing:
                 until(lambda warned=warned: len(caplog.records) == warned)
                 clock.ahead += leases_module.WARN_EVERY_S / 2
         for record in caplog.records:
-            assert record.message.startswith("heartbeat: r: AuthenticationError: invalid username-password pair. Corr")
+            assert record.message.startswith(
+                "heartbeat: r: AuthenticationError: invalid username-password pair. Corr"
+            )
 
 
 class TestLateWrites:
@@ -156,7 +196,10 @@ class TestLateWrites:
 
         monkeypatch.setattr(ledger, "append", fails)
         leases = Leases(threading.Event())
-        with leases.hold(ledger, claim(ledger, 0)) as first, leases.hold(ledger, claim(ledger, 1)) as second:
+        with (
+            leases.hold(ledger, claim(ledger, 0)) as first,
+            leases.hold(ledger, claim(ledger, 1)) as second,
+        ):
             for attempt in (first, second):
                 attempt.append(sampled(0))
                 attempt.append(sampled(0))
@@ -180,7 +223,9 @@ class TestLateWrites:
 
 
 class TestWatching:
-    @pytest.mark.parametrize(("inner", "blamed"), [(False, FailureClass.ENV), (True, FailureClass.USER)])
+    @pytest.mark.parametrize(
+        ("inner", "blamed"), [(False, FailureClass.ENV), (True, FailureClass.USER)]
+    )
     def test_a_call_past_its_limit_fails_the_attempt_under_its_thread(
         self, ledger: Ledger, inner: bool, blamed: FailureClass
     ) -> None:
@@ -191,7 +236,9 @@ class TestWatching:
             with leases.hold(ledger, claim(ledger)) as attempt:
                 limits = attempt.time_limits
                 try:
-                    with limits.call(EnvironmentFailure, "environment.step(x)", 60.0 if inner else 0.05):
+                    with limits.call(
+                        EnvironmentFailure, "environment.step(x)", 60.0 if inner else 0.05
+                    ):
                         if inner:
                             with limits.call(UserFailure, "the user", 0.05):
                                 loop()
@@ -217,11 +264,19 @@ class TestWatching:
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, limit_s: float
     ) -> None:
         monkeypatch.setattr(leases_module, "LOST_THREAD_S", 0.0)
-        leases, closing, may_end, ended = Leases(threading.Event()), threading.Event(), threading.Event(), []
+        leases, closing, may_end, ended = (
+            Leases(threading.Event()),
+            threading.Event(),
+            threading.Event(),
+            [],
+        )
 
         def play() -> None:
             with leases.hold(ledger, claim(ledger)) as attempt:
-                with pytest.raises(ThreadAbandoned), attempt.time_limits.call(EnvironmentFailure, "a step", 0.05):
+                with (
+                    pytest.raises(ThreadAbandoned),
+                    attempt.time_limits.call(EnvironmentFailure, "a step", 0.05),
+                ):
                     loop()
                 try:
                     with attempt.time_limits.call(EnvironmentFailure, "closing shop", limit_s):
@@ -260,7 +315,9 @@ class TestWatching:
     def test_a_wait_for_the_engine_is_ended(self, ledger: Ledger, why: str) -> None:
         ended: list[str] = []
         leases = Leases(threading.Event(), end_engine_wait=ended.append)
-        with leases.hold(ledger, claim(ledger, deadline_s=0.01 if why == "overdue" else 1800.0)) as attempt:
+        with leases.hold(
+            ledger, claim(ledger, deadline_s=0.01 if why == "overdue" else 1800.0)
+        ) as attempt:
             if why == "lost":
                 leases.tick()
                 assert ended == []
@@ -276,7 +333,10 @@ class TestWatching:
         calls: list[bool] = []
         leases = Leases(threading.Event(), slots=3, on_slots_lost=lambda: calls.append(True))
         monkeypatch.setattr(TimeLimits, "interrupt", lambda limits: None)
-        with leases.hold(ledger, claim(ledger, 0)) as first, first.time_limits.call(EnvironmentFailure, "a step", 60.0):
+        with (
+            leases.hold(ledger, claim(ledger, 0)) as first,
+            first.time_limits.call(EnvironmentFailure, "a step", 60.0),
+        ):
             first.abandon(FailureClass.ENV, "hangs")
             time.sleep(0.01)
             leases.tick()
@@ -291,14 +351,19 @@ class TestWatching:
                 leases.tick()
                 leases.tick()
                 assert calls == [True]
-                assert "2 of 3 slots are lost to steps that do not end: r/g0/0, r/g1/0" in caplog.text
+                assert (
+                    "2 of 3 slots are lost to steps that do not end: r/g0/0, r/g1/0" in caplog.text
+                )
         assert leases.lost_threads() == []
         assert "the thread of attempt 1 came back" in caplog.text
 
 
 def test_release_all_goes_on_past_what_has_ended(ledger: Ledger) -> None:
     leases = Leases(threading.Event())
-    with leases.hold(ledger, claim(ledger, 0)) as first, leases.hold(ledger, claim(ledger, 1)) as second:
+    with (
+        leases.hold(ledger, claim(ledger, 0)) as first,
+        leases.hold(ledger, claim(ledger, 1)) as second,
+    ):
         ledger.fail(first.job.id, first.lease, FailureClass.ENV, "broke")
         assert leases.release_all() == 1
         assert first.lost.is_set() and second.lost.is_set()
@@ -306,9 +371,13 @@ def test_release_all_goes_on_past_what_has_ended(ledger: Ledger) -> None:
     assert (stats["leased"], stats["queued"]) == (0, 2)
 
 
-def test_release_all_goes_on_past_a_server_that_is_away(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_all_goes_on_past_a_server_that_is_away(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leases = Leases(threading.Event())
-    monkeypatch.setattr(ledger, "release", FailsFirst(ledger.release, redis.ConnectionError("refused")))
+    monkeypatch.setattr(
+        ledger, "release", FailsFirst(ledger.release, redis.ConnectionError("refused"))
+    )
     with leases.hold(ledger, claim(ledger, 0)), leases.hold(ledger, claim(ledger, 1)):
         assert leases.release_all() == 1
     assert reader(ledger).stats()["queued"] == 1

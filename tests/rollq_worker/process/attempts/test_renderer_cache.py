@@ -1,4 +1,6 @@
-"""A worker's renderers are checked once for the needs of a job, and hold up no job with other needs."""
+"""A worker's renderers are checked once for the needs of a job, and hold up no job with other
+needs.
+"""
 
 import json
 import threading
@@ -27,8 +29,16 @@ def job(**changes: Any) -> Job:
 
 
 def tools(name: str = "add") -> list[Any]:
-    parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": "a number"}}}
-    return [{"type": "function", "function": {"name": name, "description": "Adds.", "parameters": parameters}}]
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "description": "a number"}},
+    }
+    return [
+        {
+            "type": "function",
+            "function": {"name": name, "description": "Adds.", "parameters": parameters},
+        }
+    ]
 
 
 def test_a_job_needs_edges_for_its_agent_and_its_stops() -> None:
@@ -38,7 +48,10 @@ def test_a_job_needs_edges_for_its_agent_and_its_stops() -> None:
     assert needed_edges(job(context=asked)) == (Edge.ASKED, Edge.ASKED_AFTER_CALL)
     assert needed_edges(job(context={**asked, "endpoint": "e", "model": "m"})) == ()
     assert needed_edges(job(sampling={"stop": "END"})) == (Edge.TRUNCATED,)
-    assert needed_edges(job(agent_args={"calls": "all"}, sampling={"regex": "a"})) == (Edge.CALLS, Edge.TRUNCATED)
+    assert needed_edges(job(agent_args={"calls": "all"}, sampling={"regex": "a"})) == (
+        Edge.CALLS,
+        Edge.TRUNCATED,
+    )
 
 
 def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
@@ -50,33 +63,57 @@ def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
         made.get(job(agent_args={"calls": "all"}), tools())
 
 
-def test_what_an_agent_program_needs_is_found_out_by_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_agent_program_needs_is_found_out_by_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = RendererCache(ALL_HABITS["llama-3.2"].tokenizer("llama-3.2"))
-    assert made.get(job(agent="a_program"), tools(), cut=True).tools == made.get(job(agent="a_program"), tools()).tools
+    assert (
+        made.get(job(agent="a_program"), tools(), cut=True).tools
+        == made.get(job(agent="a_program"), tools()).tools
+    )
     with pytest.raises(JobFailure, match="calls -> tools"):
         made.get(job(agent="a_program"), tools(), several=True)
     asked = []
-    monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, rerender: asked.append(args[2:]) or object())
-    RendererCache(load_tokenizer(None)).get(job(sampling={"stop": "END"}), tools(), several=True, cut=True)
+    monkeypatch.setattr(
+        renderer_cache,
+        "checked_renderer",
+        lambda *args, rerender: asked.append(args[2:]) or object(),
+    )
+    RendererCache(load_tokenizer(None)).get(
+        job(sampling={"stop": "END"}), tools(), several=True, cut=True
+    )
     assert asked == [(Edge.TRUNCATED, Edge.CALLS)]
 
 
 def test_text_actions_need_no_tools_of_the_template() -> None:
     made = RendererCache(load_tokenizer(None))
     assert made.get(job(agent="act"), tools()) is made.get(job(agent="react"), tools("sub"))
-    assert (made.get(job(agent="act"), tools()).tools, made.get(job(), tools()).tools) == ([], tools())
-    assert made.get(job(agent="a_program"), tools()) is made.get(job(), tools())  # its tools are the template's
+    assert (made.get(job(agent="act"), tools()).tools, made.get(job(), tools()).tools) == (
+        [],
+        tools(),
+    )
+    assert made.get(job(agent="a_program"), tools()) is made.get(
+        job(), tools()
+    )  # its tools are the template's
 
 
-def test_a_job_whose_history_is_rendered_again_asks_less_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_history_is_rendered_again_asks_less_of_bridges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
-    monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, rerender: asked.append(rerender) or object())
+    monkeypatch.setattr(
+        renderer_cache,
+        "checked_renderer",
+        lambda *args, rerender: asked.append(rerender) or object(),
+    )
     made = RendererCache(load_tokenizer(None))
     assert made.get(job(), tools()) is not made.get(job(history=History.TEMPLATE), tools())
     assert asked == [False, True]
 
 
-def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, go, runs = threading.Event(), threading.Event(), []
 
     def check(tokenizer: Any, tools: Any, *edges: Edge, rerender: bool) -> object:
@@ -109,7 +146,10 @@ def test_a_check_that_fails_runs_again_for_the_next_job(monkeypatch: pytest.Monk
 def test_tools_whose_keys_stand_in_another_order_are_other_tools() -> None:
     cache = RendererCache(load_tokenizer())
     [one] = tools()
-    other = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in one.items()}
+    other = {
+        key: dict(reversed(value.items())) if isinstance(value, dict) else value
+        for key, value in one.items()
+    }
     assert other == one
     for shown in (one, other):
         assert json.dumps(cache.get(job(), [shown]).tools) == json.dumps([shown])
@@ -125,7 +165,9 @@ def test_the_renderers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert made.get(job(), tools("t1")) is not others[0]
 
 
-def test_malformed_tools_are_the_environments_failure(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_tools_are_the_environments_failure(
+    runner: JobRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner.ledger("r").submit([job()])
     opened = domain("shop").open("train", 0, {})
     world = domain("shop")
@@ -134,7 +176,11 @@ def test_malformed_tools_are_the_environments_failure(runner: JobRunner, monkeyp
         name, version, task = world.name, world.version, world.task
 
         def open(self, *args: Any) -> Any:
-            return type("Toolless", (), {"tools": [{"type": "function"}], "system_prompt": opened.system_prompt})()
+            return type(
+                "Toolless",
+                (),
+                {"tools": [{"type": "function"}], "system_prompt": opened.system_prompt},
+            )()
 
     monkeypatch.setattr(episode_player, "domain", lambda name: Untyped())
     summary = runner.run("r/g/0")
@@ -147,7 +193,8 @@ def test_fidelity_is_counted_when_a_job_ends(runner: JobRunner) -> None:
     assert runner.run("r/g/0")["stop"] == "done"
     stats = reader(runner.ledger("r")).stats()
     assert (
-        0.5 < stats["extension_ratio"] < 1 and stats["extension_ratio"] == stats["kept_tokens"] / stats["sent_tokens"]
+        0.5 < stats["extension_ratio"] < 1
+        and stats["extension_ratio"] == stats["kept_tokens"] / stats["sent_tokens"]
     )
     assert (stats["traces"], stats["malformed_turns"], stats["version_breaks"]) == (1, 0, 0)
     assert 0 <= stats["drifted_turns"] <= stats["turns"]

@@ -8,14 +8,22 @@ import pytest
 from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimedEnvironment, TimeLimits, timed_context
+from rollq_worker.process.attempts.time_limits import (
+    ThreadAbandoned,
+    TimedEnvironment,
+    TimeLimits,
+    timed_context,
+)
 from rollq_worker.protocols import Context
 from tests.clock import Clock
 
 
 def became(error: BaseException) -> tuple[type[BaseException], str, BaseException | None]:
     limits = TimeLimits()
-    with pytest.raises(BaseException) as raised, limits.call(EnvironmentFailure, "environment.step(look)", 60.0):
+    with (
+        pytest.raises(BaseException) as raised,
+        limits.call(EnvironmentFailure, "environment.step(look)", 60.0),
+    ):
         assert limits.current is not None and limits.current.what == "environment.step(look)"
         raise error
     assert limits.current is None
@@ -24,7 +32,12 @@ def became(error: BaseException) -> tuple[type[BaseException], str, BaseExceptio
 
 @pytest.mark.parametrize(
     "error",
-    [Drained("the worker is stopping"), ContractError("not JSON"), UserFailure("away"), ThreadAbandoned("over")],
+    [
+        Drained("the worker is stopping"),
+        ContractError("not JSON"),
+        UserFailure("away"),
+        ThreadAbandoned("over"),
+    ],
     ids=repr,
 )
 def test_an_error_that_has_a_type_passes(error: BaseException) -> None:
@@ -45,14 +58,22 @@ def test_any_other_becomes_the_failure_that_names_the_code(error: BaseException,
     expected = (EnvironmentFailure, f"environment.step(look): {text}", error)
     assert became(error) == expected
     if isinstance(error, Exception):
-        with pytest.raises(EnvironmentFailure) as raised, errors_become(EnvironmentFailure, "environment.step(look)"):
+        with (
+            pytest.raises(EnvironmentFailure) as raised,
+            errors_become(EnvironmentFailure, "environment.step(look)"),
+        ):
             raise error
         assert (raised.type, str(raised.value), raised.value.__cause__) == expected
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), ThreadAbandoned("over")], ids=repr)
-def test_what_is_no_exception_passes_where_only_errors_become_failures(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, errors_become(EnvironmentFailure, "environment.step(look)"):
+def test_what_is_no_exception_passes_where_only_errors_become_failures(
+    error: BaseException,
+) -> None:
+    with (
+        pytest.raises(type(error)) as raised,
+        errors_become(EnvironmentFailure, "environment.step(look)"),
+    ):
         raise error
     assert raised.value is error
 
@@ -71,7 +92,11 @@ def test_the_time_of_calls_within_a_call_does_not_count(monkeypatch: pytest.Monk
     with limits.call(EnvironmentFailure, "environment.step(look)", 60.0):
         with limits.call(UserFailure, "the user", 60.0):
             clock.ahead += 500.0
-            assert limits.current is not None and limits.current.what == "the user" and limits.current.overdue
+            assert (
+                limits.current is not None
+                and limits.current.what == "the user"
+                and limits.current.overdue
+            )
         assert limits.current is not None and not limits.current.overdue
         clock.ahead += 61.0
         assert limits.current.overdue
@@ -80,7 +105,10 @@ def test_the_time_of_calls_within_a_call_does_not_count(monkeypatch: pytest.Monk
 def test_a_call_that_waits_for_what_is_away_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_limits, "time", clock := Clock())
     limits = TimeLimits()
-    with limits.call(EnvironmentFailure, "environment.step(look)", 60.0), limits.call(UserFailure, "the user", 5.0):
+    with (
+        limits.call(EnvironmentFailure, "environment.step(look)", 60.0),
+        limits.call(UserFailure, "the user", 5.0),
+    ):
         call = limits.current
         assert call is not None
         clock.ahead += 4
@@ -101,7 +129,9 @@ def test_a_system_prompt_has_a_limit() -> None:
 
     limits = TimeLimits()
     timed = TimedEnvironment(cast(Any, Slow()), limits, 60.0, ())
-    with pytest.raises(EnvironmentFailure, match=re.escape("environment.system_prompt: ValueError: at most 60 s")):
+    with pytest.raises(
+        EnvironmentFailure, match=re.escape("environment.system_prompt: ValueError: at most 60 s")
+    ):
         _ = timed.system_prompt
 
 
@@ -113,5 +143,7 @@ def test_a_context_has_a_limit_and_a_failure_of_its_own() -> None:
         raise ValueError(f"at most {limits.current.limit_s:g} s for {given}")
 
     timed = timed_context(Context(shorten=shorten, failure=UserFailure, longest_s=7.0), limits)
-    with pytest.raises(UserFailure, match=re.escape("the context: ValueError: at most 7 s for ([], [], 3)")):
+    with pytest.raises(
+        UserFailure, match=re.escape("the context: ValueError: at most 7 s for ([], [], 3)")
+    ):
         timed.shorten([], [], 3)

@@ -6,7 +6,15 @@ from typing import cast
 import pytest
 
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, STALLED, EngineUse, live_workers, register
+from rollq.ledger.workers.live_workers import (
+    AWAY,
+    PAUSED,
+    READY,
+    STALLED,
+    EngineUse,
+    live_workers,
+    register,
+)
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling.load_watch import Idle
 from rollq_worker.process.job_task import JobRunner
@@ -31,7 +39,9 @@ def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) 
     assert (worker.turns_s, worker.tokens_s) == (0.0, 0.0)
 
 
-def test_runs_that_are_left_to_other_workers_are_told_with_the_reason(runner: JobRunner, ledger: Ledger) -> None:
+def test_runs_that_are_left_to_other_workers_are_told_with_the_reason(
+    runner: JobRunner, ledger: Ledger
+) -> None:
     assert runner.run(submit(ledger, env="game@0123456789ab"))["stop"] == "released"
     worker = Description(runner, cast(EnginePool, runner.engine))()
     [(run, why)] = worker.left_alone
@@ -40,13 +50,21 @@ def test_runs_that_are_left_to_other_workers_are_told_with_the_reason(runner: Jo
     assert live_workers(ledger.redis) == [worker]
 
 
-def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(runner: JobRunner, ledger: Ledger) -> None:
+def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(
+    runner: JobRunner, ledger: Ledger
+) -> None:
     pool = cast(EnginePool, runner.engine)
     describe = Description(runner, pool)
     url = pool.engines[0].name
     worker = describe()
     assert worker.engines == (EngineUse(url, READY, 0),)
-    assert (worker.name, worker.slots, worker.busy, worker.waits, worker.engine) == ("w", 4, 0, (), READY)
+    assert (worker.name, worker.slots, worker.busy, worker.waits, worker.engine) == (
+        "w",
+        4,
+        0,
+        (),
+        READY,
+    )
     for idle, state in ((Idle.PAUSED, PAUSED), (Idle.STALLED, STALLED)):
         pool._loads._idle[pool.engines[0].url] = idle
         assert describe().engines[0].state == state

@@ -13,7 +13,10 @@ from tests.rollq_worker.process.ledgers import submit
 
 def values(runner: JobRunner) -> dict[tuple[str, ...], float]:
     samples = worker_metrics(runner)
-    found = {(sample.metric.name.removeprefix("rollq_worker_"), *sample.labels): sample.value for sample in samples}
+    found = {
+        (sample.metric.name.removeprefix("rollq_worker_"), *sample.labels): sample.value
+        for sample in samples
+    }
     assert len(found) == len(samples)
     assert {sample.metric for sample in samples} == set(WORKER_METRICS)
     assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
@@ -23,7 +26,11 @@ def values(runner: JobRunner) -> dict[tuple[str, ...], float]:
 def test_before_the_first_job_all_totals_are_there(runner: JobRunner) -> None:
     found = values(runner)
     assert found["slots",] == 4 and found["engine_available",] == 1
-    assert not any(value for key, value in found.items() if key[0].endswith("_total") and "outage" not in key[0])
+    assert not any(
+        value
+        for key, value in found.items()
+        if key[0].endswith("_total") and "outage" not in key[0]
+    )
 
 
 def test_a_graded_rollout(runner: JobRunner, ledger: Ledger) -> None:
@@ -50,7 +57,9 @@ def test_a_rollout_under_way_is_counted_turn_by_turn(runner: JobRunner, ledger: 
     def watched(call: Any) -> Any:
         runner.time_spent.look(1.0, 0.0)
         found = values(runner)
-        seen.append((found["turns_total",], found["in_flight",], found["episode_seconds_total", "engine"]))
+        seen.append(
+            (found["turns_total",], found["in_flight",], found["episode_seconds_total", "engine"])
+        )
         return sample(call)
 
     engine.sample = watched  # type: ignore[method-assign]
@@ -79,7 +88,10 @@ def test_failed_and_unfinished_attempts(runner: JobRunner, ledger: Ledger) -> No
     runner.engine.generate = fail  # type: ignore[method-assign]
     runner.run(submit(ledger, group="away"))
     found = values(runner)
-    assert (found["failed_attempts_total", "job", "queued"], found["failed_attempts_total", "job", "dead"]) == (2, 2)
+    assert (
+        found["failed_attempts_total", "job", "queued"],
+        found["failed_attempts_total", "job", "dead"],
+    ) == (2, 2)
     assert found["failed_attempts_total", "engine", "queued"] == 1
     assert found["unfinished_attempts_total", "fenced"] == 1
     assert not any(value for key, value in found.items() if key[0] == "rollouts_total")

@@ -29,7 +29,11 @@ WHY = {"stop": "failed", "why": "engine: HTTP 500\nTraceback (most recent call l
         (WHY | {"then": "queued"}, "retried", "engine: HTTP 500"),
         (WHY | {"then": "dead"}, "failed", "engine: HTTP 500"),
         (WHY | {"then": "surplus"}, "failed", "engine: HTTP 500"),
-        ({"stop": "abandoned", "why": "env: nothing in 60 s"}, "failed", "abandoned, env: nothing in 60 s"),
+        (
+            {"stop": "abandoned", "why": "env: nothing in 60 s"},
+            "failed",
+            "abandoned, env: nothing in 60 s",
+        ),
         ({"stop": "released"}, "retried", "released, another worker goes on with it"),
         ({"stop": "fenced"}, "fenced", "its lease was lost"),
         ({"stop": "bounced"}, "refused", "bounced"),
@@ -46,7 +50,9 @@ def test_a_long_reason_is_cut() -> None:
     assert text == "x" * LONGEST_WHY
 
 
-def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_real_attempt_says(
+    runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
 
     def play() -> None:
@@ -65,8 +71,16 @@ def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch
     play()
     play()
     kinds = [kind for kind, _ in told]
-    assert kinds == ["task-started", "task-retried", "task-started", "task-succeeded", "task-refused"]
-    assert [told[n][1]["args"] for n in (0, 2)] == [f"shop train/3, r/g/0, attempt {n}" for n in (1, 2)]
+    assert kinds == [
+        "task-started",
+        "task-retried",
+        "task-started",
+        "task-succeeded",
+        "task-refused",
+    ]
+    assert [told[n][1]["args"] for n in (0, 2)] == [
+        f"shop train/3, r/g/0, attempt {n}" for n in (1, 2)
+    ]
     assert told[1][1]["exception"] == "env: no such shelf"
     assert told[3][1]["result"].startswith("reward 1.0, done, ") and told[3][1]["runtime"] > 0
     assert told[4][1]["result"] == "refused: done"

@@ -20,7 +20,15 @@ from rollq_worker.replay_engine.chat_completions import next_line
 from rollq_worker.replay_engine.policy.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
-from tests.rollq_worker.replay_engine.shop_episodes import END, SHOP, SPLIT, TASKS, TOKENIZER, first_prompt, play_task
+from tests.rollq_worker.replay_engine.shop_episodes import (
+    END,
+    SHOP,
+    SPLIT,
+    TASKS,
+    TOKENIZER,
+    first_prompt,
+    play_task,
+)
 
 WHOLE = 1 << 20
 """Tokens: more than any turn has."""
@@ -29,7 +37,12 @@ WHOLE = 1 << 20
 class GroundTruthEngine:
     """An Engine without a server; each of its turns is cut off after `cut()` tokens."""
 
-    def __init__(self, ground_truth: Callable[[], GroundTruth], cut: Callable[[], int] = lambda: WHOLE, seed: int = 0):
+    def __init__(
+        self,
+        ground_truth: Callable[[], GroundTruth],
+        cut: Callable[[], int] = lambda: WHOLE,
+        seed: int = 0,
+    ):
         self.ground_truth = ground_truth
         self.cut = cut
         self.rng = random.Random(seed)
@@ -38,7 +51,11 @@ class GroundTruthEngine:
         return WHOLE
 
     def generate(self, request: SampleRequest) -> Generated:
-        said = self.ground_truth().next_turn(request.ids, self.rng).ids[: min(self.cut(), request.max_new_tokens)]
+        said = (
+            self.ground_truth()
+            .next_turn(request.ids, self.rng)
+            .ids[: min(self.cut(), request.max_new_tokens)]
+        )
         return Generated(
             ids=said,
             logprobs=array("f", [-1.0] * len(said)),
@@ -77,7 +94,9 @@ def test_a_conversation_that_is_shortened_goes_on(
     ground_truth: GroundTruth, tasks: TaskIndex, agent: str, kind: dict[str, Any]
 ) -> None:
     engine, traces = GroundTruthEngine(lambda: ground_truth), 0
-    model = Context(shorten=ModelSummary(2600, ASK_MODEL, lambda messages: next_line(messages, tasks)))
+    model = Context(
+        shorten=ModelSummary(2600, ASK_MODEL, lambda messages: next_line(messages, tasks))
+    )
     given = {"context": {**kind, "over": 2600}} if kind else {"summaries": model}
     for index in range(TASKS):
         trajectory = play_task(engine, index, agent=agent, **given)
@@ -107,7 +126,9 @@ def test_an_interrupted_turn_is_finished_as_it_was_begun(
     lengths = iter(cuts * 10_000)
     ground_truth = GroundTruth(TOKENIZER, tasks, mistakes)
     trajectory = play_task(
-        GroundTruthEngine(lambda: ground_truth, lambda: next(lengths), seed), seed % TASKS, agent=agent
+        GroundTruthEngine(lambda: ground_truth, lambda: next(lengths), seed),
+        seed % TASKS,
+        agent=agent,
     )
     assert trajectory.graded
     said = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
@@ -129,7 +150,9 @@ def test_mistakes_happen_in_about_as_many_episodes_as_asked_for(tasks: TaskIndex
 
 def made_all_moves(trajectory: Trajectory) -> bool:
     actions = [action for event in trajectory.events for action in getattr(event, "actions", ())]
-    moves = [(move.name, dict(move.arguments)) for move in SHOP.task(SPLIT, trajectory.job.task).moves]
+    moves = [
+        (move.name, dict(move.arguments)) for move in SHOP.task(SPLIT, trajectory.job.task).moves
+    ]
     return [(action["name"], action["arguments"]) for action in actions] == moves
 
 
@@ -141,7 +164,9 @@ def made_all_moves(trajectory: Trajectory) -> bool:
         "<|im_start|>assistant\n<|im_start|>assistant\n",
     ],
 )
-def test_what_is_no_conversation_gets_a_polite_answer(ground_truth: GroundTruth, prompt: str) -> None:
+def test_what_is_no_conversation_gets_a_polite_answer(
+    ground_truth: GroundTruth, prompt: str
+) -> None:
     assert said_to(ground_truth, prompt) == TOKENIZER.encode(POLITE) + array("I", [END])
 
 
@@ -152,13 +177,17 @@ def test_what_is_no_conversation_gets_a_polite_answer(ground_truth: GroundTruth,
         "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n",
     ],
 )
-def test_a_conversation_about_no_task_is_told_which_engine_plays_it(ground_truth: GroundTruth, prompt: str) -> None:
+def test_a_conversation_about_no_task_is_told_which_engine_plays_it(
+    ground_truth: GroundTruth, prompt: str
+) -> None:
     assert said_to(ground_truth, prompt) == TOKENIZER.encode(UNKNOWN) + array("I", [END])
     assert "start `rollq engine --env` with its environment" in UNKNOWN
 
 
 def test_a_model_that_is_not_chatml_is_refused(tasks: TaskIndex) -> None:
-    with pytest.raises(SettingsError, match=r"no <\|im_start\|> and no <\|im_end\|>: start engine and workers"):
+    with pytest.raises(
+        SettingsError, match=r"no <\|im_start\|> and no <\|im_end\|>: start engine and workers"
+    ):
         spec = json.loads((BUNDLED / "tokenizer.json").read_text()) | {"added_tokens": []}
         GroundTruth(Tokenizer("gemma", json.dumps(spec).encode(), {}, "x"), tasks)
 
@@ -170,7 +199,9 @@ def test_a_template_that_takes_no_calls_can_be_played(tasks: TaskIndex) -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     plain = TOKENIZER.with_template(template)
-    turn = GroundTruth(plain, tasks).next_turn(plain.encode("<|im_start|>user\nHello?"), random.Random(0))
+    turn = GroundTruth(plain, tasks).next_turn(
+        plain.encode("<|im_start|>user\nHello?"), random.Random(0)
+    )
     assert plain.decode(turn.ids) == POLITE + "<|im_end|>"
 
 
@@ -181,17 +212,27 @@ def test_every_prompt_gets_an_answer(tasks: TaskIndex, ids: list[int]) -> None:
     assert turn.ids and turn.cached == 0
 
 
-@pytest.mark.parametrize(("thought", "closing"), [("<think>\n", "\n</think>\n\n"), ("<think>\n\n</think>\n\n", "")])
-def test_an_opened_thought_is_closed(ground_truth: GroundTruth, task: Task, thought: str, closing: str) -> None:
+@pytest.mark.parametrize(
+    ("thought", "closing"), [("<think>\n", "\n</think>\n\n"), ("<think>\n\n</think>\n\n", "")]
+)
+def test_an_opened_thought_is_closed(
+    ground_truth: GroundTruth, task: Task, thought: str, closing: str
+) -> None:
     said = said_to(ground_truth, TOKENIZER.decode(first_prompt(task)) + thought)
     assert TOKENIZER.decode(said[:-1]) == closing + turn_text(task.moves[0])
 
 
-def test_a_turn_that_another_model_began_is_just_ended(ground_truth: GroundTruth, task: Task) -> None:
-    assert list(said_to(ground_truth, TOKENIZER.decode(first_prompt(task)) + "I, for one,")) == [END]
+def test_a_turn_that_another_model_began_is_just_ended(
+    ground_truth: GroundTruth, task: Task
+) -> None:
+    assert list(said_to(ground_truth, TOKENIZER.decode(first_prompt(task)) + "I, for one,")) == [
+        END
+    ]
 
 
-def test_messages_that_were_read_before_are_cached_until_a_flush(ground_truth: GroundTruth, task: Task) -> None:
+def test_messages_that_were_read_before_are_cached_until_a_flush(
+    ground_truth: GroundTruth, task: Task
+) -> None:
     prompt, rng = first_prompt(task), random.Random(0)
     first = ground_truth.next_turn(prompt, rng)
     bridge = TOKENIZER.encode("\n<|im_start|>user\nYes.<|im_end|>\n<|im_start|>assistant\n")

@@ -7,7 +7,9 @@ from rollq_worker.replay_engine.policy import made_up
 
 
 @given(ids=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=50), data=st.data())
-def test_scoring_agrees_with_sampling_wherever_it_starts(ids: list[int], data: st.DataObject) -> None:
+def test_scoring_agrees_with_sampling_wherever_it_starts(
+    ids: list[int], data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(1, len(ids) - 1))
     start = data.draw(st.integers(0, cut - 1))
     sampled = made_up.continuation(ids[cut - 1], ids[cut:])

@@ -45,7 +45,10 @@ SCHEMAS = st.recursive(
 )
 OBJECTS = st.builds(
     lambda known: {"type": "object", "properties": known, "required": [*known][:1]},
-    st.dictionaries(st.sampled_from("abc"), SIMPLE | SCHEMAS.filter(lambda schema: str(schema).count("type") < 4)),
+    st.dictionaries(
+        st.sampled_from("abc"),
+        SIMPLE | SCHEMAS.filter(lambda schema: str(schema).count("type") < 4),
+    ),
 )
 
 
@@ -60,15 +63,23 @@ def test_calls_fit_the_schemas(parameters: list[Any], id: str) -> None:
 
 
 def test_tasks_differ_and_odd_schemas_are_no_error() -> None:
-    odd = [tool("a", None), tool("b", {"properties": {"x": True, "y": {"type": []}}}), {"function": {"name": "c"}}]
+    odd = [
+        tool("a", None),
+        tool("b", {"properties": {"x": True, "y": {"type": []}}}),
+        {"function": {"name": "c"}},
+    ]
     assert len({str(made_up_moves(task(str(n)), odd)) for n in range(20)}) > 5
     assert [move.name for move in made_up_moves(task("1"), ())] == [RESPOND]
 
 
-WORDS_OF_SCHEMAS = st.sampled_from(["type", "properties", "required", "anyOf", "enum", "items", "const"])
+WORDS_OF_SCHEMAS = st.sampled_from(
+    ["type", "properties", "required", "anyOf", "enum", "items", "const"]
+)
 NONSENSE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["object", "array", "x"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS_OF_SCHEMAS, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(WORDS_OF_SCHEMAS, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -92,7 +103,11 @@ class World:
         self.opened += 1
         return self
 
-    tools = (tool("add", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),)
+    tools = (
+        tool(
+            "add", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        ),
+    )
     closed = 0
 
     def close(self) -> None:

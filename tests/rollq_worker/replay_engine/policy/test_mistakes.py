@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.env import RESPOND, Task
-from rollq_worker.replay_engine.policy.mistakes import Mistake, chance_per_turn, draw_mistake, last_call, spoiled_move
+from rollq_worker.replay_engine.policy.mistakes import (
+    Mistake,
+    chance_per_turn,
+    draw_mistake,
+    last_call,
+    spoiled_move,
+)
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
 
 
@@ -37,4 +43,6 @@ def test_half_of_them_are_fatal(task: Task) -> None:
 @given(rate=st.floats(0, 1))
 def test_the_chance_adds_up_over_the_turns(rate: float) -> None:
     task = SHOP.task(SPLIT, 0)
-    assert 1 - (1 - chance_per_turn(rate, task)) ** (last_call(task) + 1) == pytest.approx(rate, abs=1e-9)
+    assert 1 - (1 - chance_per_turn(rate, task)) ** (last_call(task) + 1) == pytest.approx(
+        rate, abs=1e-9
+    )

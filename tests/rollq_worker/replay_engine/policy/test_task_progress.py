@@ -14,7 +14,14 @@ ASK, LOOK, WRITE, TELL = MOVES = (
     Action("write", {"id": 1}),
     Action(RESPOND, {"content": "Done."}),
 )
-TASK = Task(id="t", hash="", instruction="Do it.", opening="Please do it.", replies=[STOP_MARKER], moves=MOVES)
+TASK = Task(
+    id="t",
+    hash="",
+    instruction="Do it.",
+    opening="Please do it.",
+    replies=[STOP_MARKER],
+    moves=MOVES,
+)
 ASKED = ReadTurn("Shall I?")
 
 

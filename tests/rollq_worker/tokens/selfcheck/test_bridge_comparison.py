@@ -1,4 +1,6 @@
-"""Edges that a template writes otherwise only late: behind the second call, the second user, or a long text."""
+"""Edges that a template writes otherwise only late: behind the second call, the second user, or a
+long text.
+"""
 
 from itertools import pairwise
 
@@ -34,29 +36,41 @@ END = "{%- if not add_generation_prompt %}<|endoftext|>{% endif %}"
 LATE_HABITS = {
     # name: template, the class of every edge, a word of why
     "numbers results from the third on": (
-        COUNT + chatml(tool=ONE_MORE + TOOL.replace("{{ m", "{{ '(call ' ~ ns.n ~ ')' if ns.n > 2 }}{{ m")),
+        COUNT
+        + chatml(
+            tool=ONE_MORE + TOOL.replace("{{ m", "{{ '(call ' ~ ns.n ~ ')' if ns.n > 2 }}{{ m")
+        ),
         EXACT | unsupported(*LATER),
         "differs",
     ),
     "reminds the third user": (
-        COUNT + chatml(user=ONE_MORE + USER.replace("{{ m", "{{ 'Stay safe. ' if ns.n == 3 }}{{ m")),
+        COUNT
+        + chatml(user=ONE_MORE + USER.replace("{{ m", "{{ 'Stay safe. ' if ns.n == 3 }}{{ m")),
         EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
         "differs",
     ),
     "leaves out results once there are newer ones": (
-        chatml(tool=TOOL.replace("m.content", "m.content if loop.index0 >= messages | length - 4 else '[omitted]'")),
+        chatml(
+            tool=TOOL.replace(
+                "m.content", "m.content if loop.index0 >= messages | length - 4 else '[omitted]'"
+            )
+        ),
         EXACT | rewritten(*LATER, Edge.REPLY_AFTER_CALL, Edge.REASONED_REPLY),
         "rewrites earlier turns",
     ),
     "a header of its own behind long texts": (
         chatml(
-            header=HEADER.replace("assistant\n", "assistant\n{{ 'Summary: ' if messages[-1].content | length > 200 }}")
+            header=HEADER.replace(
+                "assistant\n", "assistant\n{{ 'Summary: ' if messages[-1].content | length > 200 }}"
+            )
         ),
-        EXACT | rewritten(Edge.CALL, Edge.REPLY, Edge.REPLY_AFTER_CALL, Edge.REASONED_REPLY, *LATER),
+        EXACT
+        | rewritten(Edge.CALL, Edge.REPLY, Edge.REPLY_AFTER_CALL, Edge.REASONED_REPLY, *LATER),
         "the prompt of a turn differently",
     ),
     "at most two results": (
-        "{% if messages | selectattr('role', 'equalto', 'tool') | list | length > 2 %}{{ raise_exception('too many') }}"
+        "{% if messages | selectattr('role', 'equalto', 'tool') | list | length > 2 %}{{ "
+        "raise_exception('too many') }}"
         "{% endif %}" + chatml(),
         EXACT | unsupported(*LATER, Edge.CALLS),
         "too many",
@@ -68,7 +82,11 @@ LATE_HABITS = {
     ),
     # What ends the conversation is not there when it goes on
     "an end of the conversation": (chatml() + END, EXACT, ""),
-    "an end of the conversation on a line of its own": (chatml() + END.replace("<", "\n<", 1), EXACT, ""),
+    "an end of the conversation on a line of its own": (
+        chatml() + END.replace("<", "\n<", 1),
+        EXACT,
+        "",
+    ),
 }
 
 
@@ -81,16 +99,22 @@ def test_habits_that_show_late(name: str):
 
 
 def test_a_second_result_without_a_call_is_written_as_behind_one():
-    """The R1 template of vLLM opens a section of results for each turn with calls, and never for another one."""
+    """The R1 template of vLLM opens a section of results for each turn with calls, and never for
+    another one.
+    """
     turn = "{% if m.tool_calls %}{% set ns.n = 0 %}{% endif %}"
     tool = TOOL.replace("{{ m", "{{ 'Results:\n' if ns.n == 1 }}{{ m")
     plain = chatml(tool=ONE_MORE + tool)
-    template = COUNT + plain.replace("{%- if m.role == 'assistant' %}", "{%- if m.role == 'assistant' %}" + turn)
+    template = COUNT + plain.replace(
+        "{%- if m.role == 'assistant' %}", "{%- if m.role == 'assistant' %}" + turn
+    )
     tokenizer = tokenizer_with("sections", template, DEEPSEEK)
     assert check(tokenizer, TOOLS).edges == dict.fromkeys(Edge, Finding(Match.EXACT))
     renderer = checked_renderer(tokenizer, TOOLS)
     unread = {"role": "assistant", "content": "Trying."}
-    first, second = ({"role": "tool", "tool_call_id": f"call_{n}", "content": "Error: bad."} for n in range(2))
+    first, second = (
+        {"role": "tool", "tool_call_id": f"call_{n}", "content": "Error: bad."} for n in range(2)
+    )
     opening = Conversations(TOOLS).opening
     full = tokenizer.encode(renderer.prompt([*opening, unread, first, unread, second], TOOLS))
     bridge = renderer.bridge(unread, [second])
@@ -98,7 +122,9 @@ def test_a_second_result_without_a_call_is_written_as_behind_one():
 
 
 def test_a_template_that_moves_the_tools_to_the_last_user_rewrites_replies(real: RealTemplates):
-    assert check(real.tokenizer("mistral-nemo"), TOOLS).edges[Edge.REPLY] == Finding(Match.REWRITE, MOVED)
+    assert check(real.tokenizer("mistral-nemo"), TOOLS).edges[Edge.REPLY] == Finding(
+        Match.REWRITE, MOVED
+    )
 
 
 def test_a_template_that_writes_a_later_result_otherwise_than_the_first_rewrites_it():
@@ -115,13 +141,19 @@ def test_neighbouring_calls_differ_and_turns_reason_behind_users_and_results():
         assert one["id"] != other["id"] and one["function"]["name"] != other["function"]["name"]
         assert one["function"]["arguments"] != other["function"]["arguments"]
     assert [reply["tool_call_id"] for reply in exchange.replies] == [call["id"] for call in calls]
-    before = {exchange.history[-1]["role"] for exchange in conversations.short(Edge.REASONED_REPLY, "key")}
+    before = {
+        exchange.history[-1]["role"] for exchange in conversations.short(Edge.REASONED_REPLY, "key")
+    }
     assert before == {"user", "tool"}
 
 
 def test_a_line_break_on_both_sides_of_the_header_is_the_same_text_in_other_ids():
-    """Qwen3.5's header opens reasoning with a line break, and a turn without any begins with another one."""
-    turn = TURN.replace("{{ m.content }}", "<think>\n{{ m.reasoning_content }}\n</think>\n\n{{ m.content }}")
+    """Qwen3.5's header opens reasoning with a line break, and a turn without any begins with
+    another one.
+    """
+    turn = TURN.replace(
+        "{{ m.content }}", "<think>\n{{ m.reasoning_content }}\n</think>\n\n{{ m.content }}"
+    )
     template = chatml(turn=turn, header=HEADER.replace("{% endif %}", "<think>\n{% endif %}"))
     tokenizer = tokenizer_with("opens reasoning", template, THINK)
     assert len(tokenizer.encode("\n\n")) == 1
@@ -134,13 +166,22 @@ def test_a_line_break_on_both_sides_of_the_header_is_the_same_text_in_other_ids(
 
 def test_a_call_that_the_template_leaves_out_is_found():
     first_only = TURN.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
-    assert check(tokenizer_with("first", chatml(turn=first_only)), TOOLS).edges[Edge.CALLS] == Finding(
-        Match.REWRITE, LEFT_OUT
-    )
+    assert check(tokenizer_with("first", chatml(turn=first_only)), TOOLS).edges[
+        Edge.CALLS
+    ] == Finding(Match.REWRITE, LEFT_OUT)
 
 
 def test_reasoning_that_is_left_out_right_behind_a_user_is_found():
-    """Some templates keep reasoning of turns that tools answer, and leave out that of a reply to a user."""
-    own = "{{ m.content.split('</think>')[-1] if loop.previtem.role == 'user' and not m.tool_calls else m.content }}"
-    found = check(tokenizer_with("behind users", chatml(turn=TURN.replace("{{ m.content }}", own))), TOOLS).edges
-    assert {edge: one.match for edge, one in found.items()} == EXACT | rewritten(Edge.REASONED_REPLY)
+    """Some templates keep reasoning of turns that tools answer, and leave out that of a reply to a
+    user.
+    """
+    own = (
+        "{{ m.content.split('</think>')[-1] if loop.previtem.role == 'user' and not "
+        "m.tool_calls else m.content }}"
+    )
+    found = check(
+        tokenizer_with("behind users", chatml(turn=TURN.replace("{{ m.content }}", own))), TOOLS
+    ).edges
+    assert {edge: one.match for edge, one in found.items()} == EXACT | rewritten(
+        Edge.REASONED_REPLY
+    )

@@ -18,24 +18,32 @@ TOOL = {
     "function": {
         "name": "think",
         "description": "Think.",
-        "parameters": {"type": "object", "properties": {"thought": {"type": "string", "description": "What."}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"thought": {"type": "string", "description": "What."}},
+        },
     },
 }
 SPEC = (BUNDLED / "tokenizer.json").read_bytes()
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 CODER = """{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'tool' %}{{ '<tool_response>' + m.content + '</tool_response>' }}{% else %}{{ m.content }}{% endif %}
+{%- if m.role == 'tool' %}{{ '<tool_response>' + m.content + '</tool_response>' }}{% else %}{{ \
+m.content }}{% endif %}
 {%- for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}
 {%- for k, v in c.function.arguments.items() %}
-{{- '<parameter=' + k + '>\\n' }}{{ v if v is string else v | tojson }}{{ '\\n</parameter>\\n' }}{% endfor %}
+{{- '<parameter=' + k + '>\\n' }}{{ v if v is string else v | tojson }}{{ '\\n</parameter>\\n' \
+}}{% endfor %}
 {{- '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Writes calls as Qwen3-Coder's does."""
 
 
 def classes(tokenizer: Tokenizer, tools: list | None = None) -> dict[Edge, Match]:
-    return {edge: found.match for edge, found in check(tokenizer, [TOOL] if tools is None else tools).edges.items()}
+    return {
+        edge: found.match
+        for edge, found in check(tokenizer, [TOOL] if tools is None else tools).edges.items()
+    }
 
 
 @pytest.mark.parametrize("tokenizer", [load_tokenizer, qwen_tokenizer])
@@ -65,7 +73,9 @@ def test_tools_may_speak_of_control_tokens(words: str):
     assert {finding.match for finding in found.edges.values()} == {Match.EXACT}
     control = set(tokenizer.added_tokens.values())
     messages = [{"role": "user", "content": "u"}]
-    plain, spoken = (checked_renderer(tokenizer, tools).open(messages, tools) for tools in ([TOOL], [tool]))
+    plain, spoken = (
+        checked_renderer(tokenizer, tools).open(messages, tools) for tools in ([TOOL], [tool])
+    )
     assert [id for id in plain if id in control] == [id for id in spoken if id in control]
     assert words in tokenizer.decode(spoken)
 
@@ -81,13 +91,21 @@ def test_tools_may_speak_of_control_tokens(words: str):
         ("<find>", "x", "<find>"),
     ],
 )
-def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(name: str, key: str, unread: str):
+def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(
+    name: str, key: str, unread: str
+):
     tokenizer = load_tokenizer().with_template(CODER)
-    function = {"name": name, "description": "d", "parameters": {"type": "object", "properties": {key: {}}}}
+    function = {
+        "name": name,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {key: {}}},
+    }
     found = check(tokenizer, [{"type": "function", "function": function}])
     assert found.family.parser == "qwen3_coder" and found.unread == unread
     if unread:
-        with pytest.raises(JobFailure, match=f"no call with the name {unread!r} could be read .* rename"):
+        with pytest.raises(
+            JobFailure, match=f"no call with the name {unread!r} could be read .* rename"
+        ):
             found.require()
 
 
@@ -96,8 +114,14 @@ def test_a_name_is_read_behind_a_header_that_begins_as_the_call_does():
     header = "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n'"
     template = CODER.replace("'<|im_start|>assistant\\n'", header)
     assert header in template
-    function = {"name": "get-order", "description": "d", "parameters": {"type": "object", "properties": {}}}
-    assert not check(load_tokenizer().with_template(template), [{"type": "function", "function": function}]).unread
+    function = {
+        "name": "get-order",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    assert not check(
+        load_tokenizer().with_template(template), [{"type": "function", "function": function}]
+    ).unread
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -115,7 +139,9 @@ def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.Mon
     rendered = []
     tokenizer = Tokenizer("once", SPEC, {}, TEMPLATE.replace("## Tools", "## Functions"))
     render = tokenizer.render
-    monkeypatch.setattr(tokenizer, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs))
+    monkeypatch.setattr(
+        tokenizer, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs)
+    )
     first = check(tokenizer, [TOOL])
     count = len(rendered)
     assert count and check(tokenizer, [TOOL]) == first and len(rendered) == count

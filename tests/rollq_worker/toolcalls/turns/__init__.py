@@ -1,4 +1,6 @@
-"""Turns in every format of calls: good ones, broken ones, and ones about which readers may differ."""
+"""Turns in every format of calls: good ones, broken ones, and ones about which readers
+may differ.
+"""
 
 from tests.rollq_worker.toolcalls.turns import (
     functionary_formats,

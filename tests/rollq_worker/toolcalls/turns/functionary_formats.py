@@ -7,15 +7,27 @@ tagged = turns_of("functionary_v31")
 CALL = '<function=f>{"s": "hi"}</function>'
 FUNCTIONARY31_TURNS = [
     tagged("white space", '<function=f>\n{"s": "hi"}\n</function>', calls=[f(s="hi")]),
-    tagged("an end tag in a string", '<function=f>{"s": "</function>"}</function>', calls=[f(s="</function>")]),
+    tagged(
+        "an end tag in a string",
+        '<function=f>{"s": "</function>"}</function>',
+        calls=[f(s="</function>")],
+    ),
     tagged("no name", '<function=>{"s": "hi"}</function>', error="no function name"),
     tagged("no arguments", "<function=f></function>", error="not valid JSON"),
     tagged("a list", "<function=f>[1]</function>", error="not a JSON object"),
-    tagged("words in the tag", '<function=f>{"s": "hi"} so</function>', error="text behind its arguments"),
+    tagged(
+        "words in the tag",
+        '<function=f>{"s": "hi"} so</function>',
+        error="text behind its arguments",
+    ),
     tagged("an open call", CALL.removesuffix("</function>"), error="was not closed"),
     tagged("half a call", CALL[:-15], error="cut off"),
     tagged(
-        "a good and a bad call", f"{CALL}<function=g>{{", calls=[f(s="hi")], content="<function=g>{", error="cut off"
+        "a good and a bad call",
+        f"{CALL}<function=g>{{",
+        calls=[f(s="hi")],
+        content="<function=g>{",
+        error="cut off",
     ),
 ]
 
@@ -24,7 +36,9 @@ FUNCTIONARY32_TURNS = [
     messages("one call", 'f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("two calls", 'f\n{"s": "hi"}>>>g\n{}', calls=[f(s="hi"), Action("g", {})]),
     messages("words", "all\nHello.", content="Hello."),
-    messages("words and a call", 'all\nWell.\n>>>f\n{"s": "hi"}', calls=[f(s="hi")], content="Well."),
+    messages(
+        "words and a call", 'all\nWell.\n>>>f\n{"s": "hi"}', calls=[f(s="hi")], content="Well."
+    ),
     messages("words of a prompt", "all\n>>> 1 + 1\n2", content=">>> 1 + 1\n2"),
     messages("with the sign of the header", '>>>f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("a recipient in a string", 'f\n{"s": ">>>g"}', calls=[f(s=">>>g")]),
@@ -33,6 +47,12 @@ FUNCTIONARY32_TURNS = [
     messages("no arguments", "f\n", error="cut off"),
     messages("words for arguments", "f\nhi", error="not valid JSON"),
     messages("text behind", 'f\n{"s": "hi"} ok', error="text behind"),
-    messages("a bad and a good call", "f\n{>>>g\n{}", calls=[Action("g", {})], content="f\n{", error="not valid JSON"),
+    messages(
+        "a bad and a good call",
+        "f\n{>>>g\n{}",
+        calls=[Action("g", {})],
+        content="f\n{",
+        error="not valid JSON",
+    ),
 ]
 TURNS = [*FUNCTIONARY31_TURNS, *FUNCTIONARY32_TURNS]

@@ -1,7 +1,16 @@
 """Turns in the formats that write whole calls as JSON."""
 
 from rollq.env import Action
-from tests.rollq_worker.toolcalls.turns.turn import LENIENT, LOST, REASONING, TAIL, TEXT, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import (
+    LENIENT,
+    LOST,
+    REASONING,
+    TAIL,
+    TEXT,
+    UNKNOWN,
+    f,
+    turns_of,
+)
 
 hermes = turns_of("hermes")
 
@@ -13,17 +22,30 @@ def json_block(inside: str) -> str:
 HERMES_CALL = json_block('{"name": "f", "arguments": {"s": "hi"}}')
 HERMES_TURNS = [
     hermes("one call", HERMES_CALL, calls=[f(s="hi")]),
-    hermes("no line breaks", HERMES_CALL.replace("\n", ""), calls=[f(s="hi")], sglang="qwen25 wants the line breaks"),
+    hermes(
+        "no line breaks",
+        HERMES_CALL.replace("\n", ""),
+        calls=[f(s="hi")],
+        sglang="qwen25 wants the line breaks",
+    ),
     hermes("text before", f"Well.\n{HERMES_CALL}", calls=[f(s="hi")], content="Well."),
     hermes("text behind", f"{HERMES_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
     hermes("two calls", f"{HERMES_CALL}\n{HERMES_CALL}", calls=[f(s="hi"), f(s="hi")]),
     hermes("no arguments", json_block('{"name": "f"}'), calls=[f()]),
-    hermes("an unknown tool", json_block('{"name": "h", "arguments": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
+    hermes(
+        "an unknown tool",
+        json_block('{"name": "h", "arguments": {}}'),
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
     hermes("bad JSON", json_block("{'name': 'f'}"), error="not valid JSON", sglang=LOST),
     hermes("half a call", HERMES_CALL[:-20], error="cut off", sglang=LOST),
     hermes("parameters", json_block('{"name": "f", "parameters": {"n": 1}}'), calls=[f(n=1)]),
     hermes(
-        "null for arguments", json_block('{"name": "f", "arguments": null}'), calls=[f()], sglang="arguments of null"
+        "null for arguments",
+        json_block('{"name": "f", "arguments": null}'),
+        calls=[f()],
+        sglang="arguments of null",
     ),
     hermes(
         "arguments and parameters",
@@ -52,7 +74,13 @@ HERMES_TURNS = [
         error="not valid JSON",
         sglang=LOST,
     ),
-    hermes("reasoning", f"<think>hm</think>{HERMES_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    hermes(
+        "reasoning",
+        f"<think>hm</think>{HERMES_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 
 
@@ -67,7 +95,12 @@ LLAMA_TURNS = [
         calls=[f(s="hi")],
         sglang="Llama 4's tokens are not known",
     ),
-    llama("text before the tag", f"Well. <|python_tag|>{LLAMA_CALL}", calls=[f(s="hi")], content="Well."),
+    llama(
+        "text before the tag",
+        f"Well. <|python_tag|>{LLAMA_CALL}",
+        calls=[f(s="hi")],
+        content="Well.",
+    ),
     llama("two calls", f"{LLAMA_CALL};{LLAMA_CALL}", calls=[f(s="hi"), f(s="hi")]),
     llama("two calls with a comma", f"{LLAMA_CALL}, {LLAMA_CALL}", calls=[f(s="hi"), f(s="hi")]),
     llama(
@@ -80,15 +113,35 @@ LLAMA_TURNS = [
     llama("white space first", f"\n\n{LLAMA_CALL}", calls=[f(s="hi")], sglang=TEXT),
     llama("JSON behind text", f"See: {LLAMA_CALL}", content=f"See: {LLAMA_CALL}"),
     llama("no call", "Hello {you}.", content="Hello {you}."),
-    llama("an unknown tool", '{"name": "h", "parameters": {}}', calls=[Action("h", {})], sglang=UNKNOWN),
+    llama(
+        "an unknown tool",
+        '{"name": "h", "parameters": {}}',
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
     llama("half a call", '{"name": "f", "para', error="cut off", sglang=TEXT),
-    llama("as Python prints it", "{'name': 'f', 'parameters': {}}", error="not valid JSON", sglang=LENIENT),
+    llama(
+        "as Python prints it",
+        "{'name': 'f', 'parameters': {}}",
+        error="not valid JSON",
+        sglang=LENIENT,
+    ),
     llama("a Python call", '<|python_tag|>f.call(s="hi")', error="not valid JSON", sglang=TEXT),
     llama("no name", '{"parameters": {}}', error='no "name"', sglang=LOST),
     llama("text behind", f"{LLAMA_CALL} done", calls=[f(s="hi")], content="done"),
     llama("prose in braces", "{you}, hello.", content="{you}, hello."),
-    llama("JSON for the user", '{"total": 12, "items": []}', content='{"total": 12, "items": []}', sglang=LOST),
-    llama("a record with a name", '{"name": "Ann", "age": 3}', content='{"name": "Ann", "age": 3}', sglang=LOST),
+    llama(
+        "JSON for the user",
+        '{"total": 12, "items": []}',
+        content='{"total": 12, "items": []}',
+        sglang=LOST,
+    ),
+    llama(
+        "a record with a name",
+        '{"name": "Ann", "age": 3}',
+        content='{"name": "Ann", "age": 3}',
+        sglang=LOST,
+    ),
     llama(
         "prose in braces before a call",
         f"{{x}} {LLAMA_CALL}",
@@ -115,14 +168,29 @@ MISTRAL_TURNS = [
     mistral("a list", f"[TOOL_CALLS][{ITEM}]", calls=[f(s="hi")], sglang=SPACE),
     mistral("two in a list", f"[TOOL_CALLS] [{ITEM}, {ITEM}]", calls=[f(s="hi"), f(s="hi")]),
     mistral("a name", '[TOOL_CALLS]f[ARGS]{"s": "hi"}', calls=[f(s="hi")]),
-    mistral("two names", '[TOOL_CALLS]f[ARGS]{"s": "hi"}[TOOL_CALLS]g[ARGS]{}', calls=[f(s="hi"), Action("g", {})]),
-    mistral("a name and an id", '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"n": 1}', calls=[f(n=1)], sglang=LOST),
+    mistral(
+        "two names",
+        '[TOOL_CALLS]f[ARGS]{"s": "hi"}[TOOL_CALLS]g[ARGS]{}',
+        calls=[f(s="hi"), Action("g", {})],
+    ),
+    mistral(
+        "a name and an id",
+        '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"n": 1}',
+        calls=[f(n=1)],
+        sglang=LOST,
+    ),
     mistral("text before", 'Well.[TOOL_CALLS]f[ARGS]{"n": 1}', calls=[f(n=1)], content="Well."),
     mistral("no call", "Hello.", content="Hello."),
-    mistral("brackets in a string", '[TOOL_CALLS] [{"name": "f", "arguments": {"s": "]}"}}]', calls=[f(s="]}")]),
+    mistral(
+        "brackets in a string",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"s": "]}"}}]',
+        calls=[f(s="]}")],
+    ),
     mistral("an unknown tool", "[TOOL_CALLS]h[ARGS]{}", calls=[Action("h", {})], sglang=UNKNOWN),
     mistral("half a call", '[TOOL_CALLS] [{"name": "f", "arg', error="cut off", sglang=LOST),
-    mistral("half the arguments", '[TOOL_CALLS]f[ARGS]{"s": "h', error="not valid JSON", sglang=LOST),
+    mistral(
+        "half the arguments", '[TOOL_CALLS]f[ARGS]{"s": "h', error="not valid JSON", sglang=LOST
+    ),
     mistral("bad JSON", "[TOOL_CALLS] [{'name': 'f'}]", error="not valid JSON", sglang=LOST),
     mistral("only the tag", "[TOOL_CALLS]", error="not valid JSON", sglang=LOST),
     mistral(

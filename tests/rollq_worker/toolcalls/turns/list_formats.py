@@ -45,20 +45,41 @@ COHERE_TURNS = [
     ),
     cohere("text before", f"Well. {COHERE_CALL}", calls=[f(s="hi")], content="Well."),
     cohere("text behind", f"{COHERE_CALL} ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
-    cohere("two blocks", COHERE_CALL * 2, calls=[f(s="hi"), f(s="hi")], sglang="only the first block is read"),
+    cohere(
+        "two blocks",
+        COHERE_CALL * 2,
+        calls=[f(s="hi"), f(s="hi")],
+        sglang="only the first block is read",
+    ),
     cohere("no call", "Hello.", content="Hello."),
-    cohere("a response", "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello.", sglang=FRAMES),
+    cohere(
+        "a response", "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello.", sglang=FRAMES
+    ),
     cohere("a text", "<|START_TEXT|>Hello.<|END_TEXT|>", content="Hello.", sglang=FRAMES),
     cohere("no parameters", action('{"tool_name": "f"}'), calls=[f()]),
     cohere("arguments", action('{"tool_name": "f", "arguments": {}}'), calls=[f()]),
     cohere("no name", action('{"parameters": {}}'), error="tool_name", sglang=LOST),
-    cohere("a plain name", action('{"name": "f", "parameters": {}}'), error="tool_name", sglang=LENIENT),
-    cohere("an unknown tool", action('{"tool_name": "h", "parameters": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
-    cohere("an open call", COHERE_CALL.removesuffix("<|END_ACTION|>"), calls=[f(s="hi")], unclosed=True),
+    cohere(
+        "a plain name", action('{"name": "f", "parameters": {}}'), error="tool_name", sglang=LENIENT
+    ),
+    cohere(
+        "an unknown tool",
+        action('{"tool_name": "h", "parameters": {}}'),
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
+    cohere(
+        "an open call", COHERE_CALL.removesuffix("<|END_ACTION|>"), calls=[f(s="hi")], unclosed=True
+    ),
     cohere("half a call", COHERE_CALL[:-30], error="cut off", sglang=LENIENT),
     cohere("bad JSON", action("{'tool_name': 'f'}"), error="not valid JSON", sglang=LOST),
     cohere("an empty list", action(""), error="empty", sglang=LOST),
-    cohere("words in the block", f"{COHERE_CALL[:-14]} so<|END_ACTION|>", error="text behind", sglang=LENIENT),
+    cohere(
+        "words in the block",
+        f"{COHERE_CALL[:-14]} so<|END_ACTION|>",
+        error="text behind",
+        sglang=LENIENT,
+    ),
     cohere(
         "an end token in a string",
         action('{"tool_name": "f", "parameters": {"s": "<|END_ACTION|>"}}'),
@@ -96,14 +117,24 @@ APERTUS_TURNS = [
         sglang="the token that ends the turn must be in its text",
     ),
     apertus(
-        "without its list", '<|tools_prefix|>{"f": {}}<|tools_suffix|>', calls=[f()], sglang="the list must be there"
+        "without its list",
+        '<|tools_prefix|>{"f": {}}<|tools_suffix|>',
+        calls=[f()],
+        sglang="the list must be there",
     ),
     apertus("half a call", APERTUS_CALL[:-22], error="cut off", sglang=TEXT),
     apertus("two names", listed('{"f": {}, "g": {}}'), error="only key", sglang=LENIENT),
-    apertus("OpenAI's form", listed('{"name": "f", "arguments": {}}'), error="only key", sglang=LOST),
-    apertus("arguments that are a list", listed('{"f": [1]}'), error="not a JSON object", sglang=LENIENT),
     apertus(
-        "words in the block", '<|tools_prefix|>[{"f": {}}] so<|tools_suffix|>', error="text behind", sglang=LENIENT
+        "OpenAI's form", listed('{"name": "f", "arguments": {}}'), error="only key", sglang=LOST
+    ),
+    apertus(
+        "arguments that are a list", listed('{"f": [1]}'), error="not a JSON object", sglang=LENIENT
+    ),
+    apertus(
+        "words in the block",
+        '<|tools_prefix|>[{"f": {}}] so<|tools_suffix|>',
+        error="text behind",
+        sglang=LENIENT,
     ),
     apertus(
         "reasoning",
@@ -132,7 +163,9 @@ GRANITE_TURNS = [
 nemotron = turns_of("nemotron_v2")
 NEMOTRON_CALL = '<TOOLCALL>[{"name": "f", "arguments": {"s": "hi"}}]</TOOLCALL>'
 NEMOTRON_TURNS = [
-    nemotron("an open call", NEMOTRON_CALL.removesuffix("</TOOLCALL>"), calls=[f(s="hi")], unclosed=True),
+    nemotron(
+        "an open call", NEMOTRON_CALL.removesuffix("</TOOLCALL>"), calls=[f(s="hi")], unclosed=True
+    ),
     nemotron(
         "arguments as a string",
         '<TOOLCALL>[{"name": "f", "arguments": "{\\"s\\": \\"hi\\"}"}]</TOOLCALL>',
@@ -147,10 +180,19 @@ APRIEL_CALL = '<tool_calls>[{"name": "f", "arguments": {"s": "hi"}}]</tool_calls
 THOUGHT = "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\n"
 APRIEL_TURNS = [
     apriel("with an id", APRIEL_CALL.replace("}]", ', "id": "call00000"}]'), calls=[f(s="hi")]),
-    apriel("reasoning and words", f"{THOUGHT}Hello.\n[END FINAL RESPONSE]", content="Hello.", reasoning="hm"),
-    apriel("an open call", APRIEL_CALL.removesuffix("</tool_calls>"), calls=[f(s="hi")], unclosed=True),
+    apriel(
+        "reasoning and words",
+        f"{THOUGHT}Hello.\n[END FINAL RESPONSE]",
+        content="Hello.",
+        reasoning="hm",
+    ),
+    apriel(
+        "an open call", APRIEL_CALL.removesuffix("</tool_calls>"), calls=[f(s="hi")], unclosed=True
+    ),
     apriel("half a call", APRIEL_CALL[:-20], error="cut off"),
-    apriel("calls without a list", APRIEL_CALL.replace("}]", '}{"name": "g"}]'), error="not valid JSON"),
+    apriel(
+        "calls without a list", APRIEL_CALL.replace("}]", '}{"name": "g"}]'), error="not valid JSON"
+    ),
 ]
 
 m1 = turns_of("minimax_m1")
@@ -159,7 +201,11 @@ MINIMAX_M1_TURNS = [
     m1("a list", M1_CALL.replace("{", "[{", 1).replace("}}", "}}]"), calls=[f(s="hi")]),
     m1("an open call", M1_CALL.removesuffix("</tool_calls>"), calls=[f(s="hi")], unclosed=True),
     m1("half of the second call", M1_CALL.replace("}}\n", '}}\n{"name"\n'), error="not valid JSON"),
-    m1("words between calls", M1_CALL.replace("}}\n", '}}\nand\n{"name": "g"}\n'), error="text behind"),
+    m1(
+        "words between calls",
+        M1_CALL.replace("}}\n", '}}\nand\n{"name": "g"}\n'),
+        error="text behind",
+    ),
     m1("no lines", "<tool_calls>\n</tool_calls>", error="not valid JSON"),
 ]
 
@@ -173,7 +219,12 @@ giga = turns_of("gigachat3")
 GIGACHAT3_TURNS = [
     giga("one call", gigachat3_call(OBJECT), calls=[f(s="hi")]),
     giga("text before", f"Well.{gigachat3_call(OBJECT)}", calls=[f(s="hi")], content="Well."),
-    giga("two calls", gigachat3_call(OBJECT) * 2, calls=[f(s="hi"), f(s="hi")], sglang="one call a turn"),
+    giga(
+        "two calls",
+        gigachat3_call(OBJECT) * 2,
+        calls=[f(s="hi"), f(s="hi")],
+        sglang="one call a turn",
+    ),
     giga("no call", "Hello.", content="Hello."),
     giga("a message with its end", "Hello.<|message_sep|>\n\n", content="Hello.", sglang=FRAMED),
     giga("half a call", gigachat3_call(OBJECT[:-3]), error="cut off", sglang=TEXT),
@@ -196,7 +247,13 @@ giga31 = turns_of("gigachat31")
 GIGACHAT31_TURNS = [
     giga31("one call", f"<|function_call|>{OBJECT}", calls=[f(s="hi")]),
     giga31("text before", f"Well.<|function_call|>{OBJECT}", calls=[f(s="hi")], content="Well."),
-    giga31("text behind", f"<|function_call|>{OBJECT} ok", calls=[f(s="hi")], content="ok", sglang=STRICT),
+    giga31(
+        "text behind",
+        f"<|function_call|>{OBJECT} ok",
+        calls=[f(s="hi")],
+        content="ok",
+        sglang=STRICT,
+    ),
     giga31("no call", "Hello.", content="Hello."),
     giga31("half a call", f"<|function_call|>{OBJECT[:-3]}", error="cut off", sglang=TEXT),
 ]

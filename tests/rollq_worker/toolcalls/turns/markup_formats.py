@@ -29,7 +29,9 @@ CODER_TURNS = [
     coder("text before", f"Well.\n{CODER_CALL}", calls=[f(s="hi")], content="Well."),
     coder("text behind", f"{CODER_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
     coder(
-        "two calls", f"{CODER_CALL}\n{xml('tool_call', ('n', '3'), name='g')}", calls=[f(s="hi"), Action("g", {"n": 3})]
+        "two calls",
+        f"{CODER_CALL}\n{xml('tool_call', ('n', '3'), name='g')}",
+        calls=[f(s="hi"), Action("g", {"n": 3})],
     ),
     coder("no arguments", xml("tool_call"), calls=[f()]),
     coder(
@@ -53,24 +55,55 @@ CODER_TURNS = [
     coder("blank lines in a value", xml("tool_call", ("s", "\n\na\n\n")), calls=[f(s="\n\na\n\n")]),
     coder("no line breaks", xml("tool_call", ("s", "hi"), line=""), calls=[f(s="hi")]),
     coder("a string that is a number", xml("tool_call", ("s", "007")), calls=[f(s="007")]),
-    coder("a string that says null", xml("tool_call", ("s", "null")), calls=[f(s="null")], sglang=TYPES),
-    coder("null where it may be", xml("tool_call", ("e", "null")), calls=[f(e=None)]),
-    coder("words for a number", xml("tool_call", ("n", "two")), error="must be of type integer", sglang=TYPES),
-    coder("words for a boolean", xml("tool_call", ("b", "yes")), error="must be of type boolean", sglang=TYPES),
-    coder("an unknown parameter", xml("tool_call", ("zz", "1")), calls=[f(zz="1")]),
-    coder("an unknown tool", xml("tool_call", ("n", "1"), name="h"), calls=[Action("h", {"n": "1"})]),
     coder(
-        "tags in a value", xml("tool_call", ("s", "<tool_call> </tool_call")), calls=[f(s="<tool_call> </tool_call")]
+        "a string that says null",
+        xml("tool_call", ("s", "null")),
+        calls=[f(s="null")],
+        sglang=TYPES,
     ),
-    coder("half a call", "<tool_call>\n<function=f>\n<parameter=s>\nhi", error="was not closed", sglang=LENIENT),
+    coder("null where it may be", xml("tool_call", ("e", "null")), calls=[f(e=None)]),
+    coder(
+        "words for a number",
+        xml("tool_call", ("n", "two")),
+        error="must be of type integer",
+        sglang=TYPES,
+    ),
+    coder(
+        "words for a boolean",
+        xml("tool_call", ("b", "yes")),
+        error="must be of type boolean",
+        sglang=TYPES,
+    ),
+    coder("an unknown parameter", xml("tool_call", ("zz", "1")), calls=[f(zz="1")]),
+    coder(
+        "an unknown tool", xml("tool_call", ("n", "1"), name="h"), calls=[Action("h", {"n": "1"})]
+    ),
+    coder(
+        "tags in a value",
+        xml("tool_call", ("s", "<tool_call> </tool_call")),
+        calls=[f(s="<tool_call> </tool_call")],
+    ),
+    coder(
+        "half a call",
+        "<tool_call>\n<function=f>\n<parameter=s>\nhi",
+        error="was not closed",
+        sglang=LENIENT,
+    ),
     coder(
         "an open parameter",
         "<tool_call>\n<function=f>\n<parameter=s>\nhi\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
         error="'s' of the call of 'f' was not closed",
         sglang=LENIENT,
     ),
-    coder("an open function", "<tool_call>\n<function=f>\n</tool_call>", error="more than parameters", sglang=LENIENT),
-    coder("an open block", CODER_CALL.removesuffix("</tool_call>"), calls=[f(s="hi")], unclosed=True),
+    coder(
+        "an open function",
+        "<tool_call>\n<function=f>\n</tool_call>",
+        error="more than parameters",
+        sglang=LENIENT,
+    ),
+    coder(
+        "an open block", CODER_CALL.removesuffix("</tool_call>"), calls=[f(s="hi")], unclosed=True
+    ),
     coder(
         "an open block with text",
         CODER_CALL.removesuffix("</tool_call>") + "Done.",
@@ -78,10 +111,22 @@ CODER_TURNS = [
         sglang=LENIENT,
     ),
     coder("no function", "<tool_call>\nf(1)\n</tool_call>", error="holds no function", sglang=LOST),
-    coder("JSON", '<tool_call>\n{"name": "f"}\n</tool_call>', error="holds no function", sglang=LOST),
-    coder("a parameter twice", xml("tool_call", ("s", "a"), ("s", "b")), error="'s' twice", sglang=LENIENT),
+    coder(
+        "JSON", '<tool_call>\n{"name": "f"}\n</tool_call>', error="holds no function", sglang=LOST
+    ),
+    coder(
+        "a parameter twice",
+        xml("tool_call", ("s", "a"), ("s", "b")),
+        error="'s' twice",
+        sglang=LENIENT,
+    ),
     coder("no block", "<function=f>\n</function>", error="does not stand between", sglang=TEXT),
-    coder("no name", "<tool_call>\n<function=>\n</function>\n</tool_call>", error="no function name", sglang=LENIENT),
+    coder(
+        "no name",
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        error="no function name",
+        sglang=LENIENT,
+    ),
     coder(
         "reasoning",
         f"<think>\nhm\n</think>\n\n{CODER_CALL}",
@@ -109,24 +154,51 @@ MINIMAX_TURNS = [
     minimax("one call", MINIMAX_CALL, calls=[f(s="hi")]),
     minimax("text around", f"a {MINIMAX_CALL} b", calls=[f(s="hi")], content="a  b"),
     minimax(
-        "two calls", block(invoke(("s", "hi")), invoke(("n", "3"), name="g")), calls=[f(s="hi"), Action("g", {"n": 3})]
+        "two calls",
+        block(invoke(("s", "hi")), invoke(("n", "3"), name="g")),
+        calls=[f(s="hi"), Action("g", {"n": 3})],
     ),
     minimax("no arguments", block(invoke()), calls=[f()]),
     minimax(
         "all types",
         block(
-            invoke(("s", "a b"), ("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'), ("l", '["a", 2]'))
+            invoke(
+                ("s", "a b"),
+                ("n", "2"),
+                ("x", "1.5"),
+                ("b", "true"),
+                ("o", '{"k": [1, null]}'),
+                ("l", '["a", 2]'),
+            )
         ),
         calls=[Action("f", FULL | {"s": "a b"})],
     ),
-    minimax("blank lines in a value", block(invoke(("s", "\na\n"))), calls=[f(s="\na\n")], sglang=TYPES),
+    minimax(
+        "blank lines in a value", block(invoke(("s", "\na\n"))), calls=[f(s="\na\n")], sglang=TYPES
+    ),
     minimax("a string or null", block(invoke(("e", "word"))), calls=[f(e="word")], sglang=TYPES),
     minimax("an unknown tool", block(invoke(name="h")), calls=[Action("h", {})], sglang=UNKNOWN),
     minimax("half a call", MINIMAX_CALL[:-30], error="not closed", sglang=TEXT),
-    minimax("an open block", MINIMAX_CALL.removesuffix("</minimax:tool_call>"), error="not closed", sglang=TEXT),
+    minimax(
+        "an open block",
+        MINIMAX_CALL.removesuffix("</minimax:tool_call>"),
+        error="not closed",
+        sglang=TEXT,
+    ),
     minimax("no function", block("f(1)\n"), error="holds no function", sglang=LOST),
-    minimax("a parameter twice", block(invoke(("s", "a"), ("s", "b"))), error="'s' twice", sglang=LENIENT),
-    minimax("reasoning", f"hm\n</think>\n\n{MINIMAX_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    minimax(
+        "a parameter twice",
+        block(invoke(("s", "a"), ("s", "b"))),
+        error="'s' twice",
+        sglang=LENIENT,
+    ),
+    minimax(
+        "reasoning",
+        f"hm\n</think>\n\n{MINIMAX_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 
 
@@ -138,7 +210,10 @@ def dsml(*parameters: str, name: str = "f", block: str = "function_calls") -> st
 
 
 def param(key: str, value: str, text: bool = False) -> str:
-    return f'<DSML:parameter name="{key}" string="{"true" if text else "false"}">{value}</DSML:parameter>'
+    return (
+        f'<DSML:parameter name="{key}" '
+        f'string="{"true" if text else "false"}">{value}</DSML:parameter>'
+    )
 
 
 v32 = turns_of("deepseek_v32")
@@ -153,7 +228,15 @@ V32_TURNS = [
     v32(
         "all types",
         dsml(
-            *(param(key, value) for key, value in (("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'))),
+            *(
+                param(key, value)
+                for key, value in (
+                    ("n", "2"),
+                    ("x", "1.5"),
+                    ("b", "true"),
+                    ("o", '{"k": [1, null]}'),
+                )
+            ),
             *(param("l", '["a", 2]'), param("s", 'a "b"\nc', text=True)),
         ),
         calls=[Action("f", FULL)],
@@ -165,7 +248,11 @@ V32_TURNS = [
         calls=[f(s="5")],
         sglang=TYPES,
     ),
-    v32("Python's words for what is JSON", dsml(param("n", "2").replace('"false"', '"False"')), calls=[f(n=2)]),
+    v32(
+        "Python's words for what is JSON",
+        dsml(param("n", "2").replace('"false"', '"False"')),
+        calls=[f(n=2)],
+    ),
     v32(
         "a value of which nothing says whether it is text",
         V32_CALL.replace(' string="true"', ""),
@@ -176,8 +263,19 @@ V32_TURNS = [
     v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),
     v32("an unknown tool", dsml(name="h"), calls=[Action("h", {})], sglang=UNKNOWN),
     v32("half a call", V32_CALL[:-40], error="not closed", sglang=TEXT),
-    v32("no block", V32_CALL.partition("\n")[2].rpartition("\n")[0], error="does not stand between", sglang=TEXT),
-    v32("reasoning", f"hm</think>\n\n{V32_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    v32(
+        "no block",
+        V32_CALL.partition("\n")[2].rpartition("\n")[0],
+        error="does not stand between",
+        sglang=TEXT,
+    ),
+    v32(
+        "reasoning",
+        f"hm</think>\n\n{V32_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 
 k3 = turns_of("kimi_k3")
@@ -200,7 +298,12 @@ K3_WORDS = "<|open|>response<|sep|>Hello.<|close|>response<|sep|>"
 KIMI_K3_TURNS = [
     k3("one call", K3_CALL, calls=[f(s="hi")]),
     k3("words", K3_WORDS, content="Hello.", sglang=FRAMED),
-    k3("words and a call", f"{K3_WORDS}{K3_CALL}<|close|>message<|sep|>", calls=[f(s="hi")], content="Hello."),
+    k3(
+        "words and a call",
+        f"{K3_WORDS}{K3_CALL}<|close|>message<|sep|>",
+        calls=[f(s="hi")],
+        content="Hello.",
+    ),
     k3("two calls", k3_tools(k3_call(""), k3_call("", "g", 2)), calls=[f(), Action("g", {})]),
     k3(
         "every type",
@@ -217,11 +320,21 @@ KIMI_K3_TURNS = [
         calls=[Action("f", FULL)],
     ),
     k3("a string that is a number", k3_tools(k3_call(k3_argument("s", "007"))), calls=[f(s="007")]),
-    k3("no JSON", k3_tools(k3_call(k3_argument("n", "two", "number"))), error="no string", sglang=LENIENT),
+    k3(
+        "no JSON",
+        k3_tools(k3_call(k3_argument("n", "two", "number"))),
+        error="no string",
+        sglang=LENIENT,
+    ),
     k3("an unknown tool", k3_tools(k3_call("", "h")), calls=[Action("h", {})]),
     k3("no calls", k3_tools(), error="holds no function", sglang=LOST),
     k3("a call outside of the tools", k3_call(""), error="does not stand between", sglang=TEXT),
-    k3("an open call", K3_CALL.removesuffix("<|close|>tools<|sep|>"), calls=[f(s="hi")], unclosed=True),
+    k3(
+        "an open call",
+        K3_CALL.removesuffix("<|close|>tools<|sep|>"),
+        calls=[f(s="hi")],
+        unclosed=True,
+    ),
     k3("half a call", K3_CALL[:-50], error="not closed", sglang=LOST),
     k3(
         "reasoning",
@@ -253,20 +366,35 @@ MINICPM_TURNS = [
         calls=[f(s="a <b>\n")],
         sglang="white space at the ends of a value goes",
     ),
-    cpm("an end tag in a section", minicpm_call(("s", "<![CDATA[</param>]]>")), calls=[f(s="</param>")]),
+    cpm(
+        "an end tag in a section",
+        minicpm_call(("s", "<![CDATA[</param>]]>")),
+        calls=[f(s="</param>")],
+    ),
     cpm(
         "values as Python prints them",
         minicpm_call(("b", "True"), ("o", "{'k': [1, None]}"), ("l", "['a', 2]")),
         calls=[f(b=True, o={"k": [1, None]}, l=["a", 2])],
     ),
     cpm("a string that is a number", minicpm_call(("s", "007")), calls=[f(s="007")]),
-    cpm("words for a number", minicpm_call(("n", "two")), error="must be of type integer", sglang=TYPES),
+    cpm(
+        "words for a number",
+        minicpm_call(("n", "two")),
+        error="must be of type integer",
+        sglang=TYPES,
+    ),
     cpm("an unknown tool", minicpm_call(name="h"), calls=[Action("h", {})], sglang=TEXT),
     cpm("a key twice", minicpm_call(("s", "a"), ("s", "b")), error="twice", sglang=TEXT),
     cpm("no name", "<function name=f></function>", content="<function name=f></function>"),
     cpm("an open call", CPM_CALL.removesuffix("</function>"), error="cut off", sglang=TEXT),
     cpm("half a call", CPM_CALL[:-20], error="not closed", sglang=TEXT),
     cpm("an open section", minicpm_call(("s", "<![CDATA[hi")), error="not closed", sglang=LENIENT),
-    cpm("reasoning", f"<think>hm</think>{CPM_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    cpm(
+        "reasoning",
+        f"<think>hm</think>{CPM_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 TURNS = [*CODER_TURNS, *MINIMAX_TURNS, *V32_TURNS, *KIMI_K3_TURNS, *MINICPM_TURNS]

@@ -1,7 +1,19 @@
-"""Turns of formats whose messages say what they are (Muse Glimmer, Inkling), and of MiniMax-M3's nested markup."""
+"""Turns of formats whose messages say what they are (Muse Glimmer, Inkling), and of MiniMax-M3's
+nested markup.
+"""
 
 from rollq.env import Action
-from tests.rollq_worker.toolcalls.turns.turn import FRAMED, LENIENT, LOST, REASONING, TEXT, TYPES, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FRAMED,
+    LENIENT,
+    LOST,
+    REASONING,
+    TEXT,
+    TYPES,
+    UNKNOWN,
+    f,
+    turns_of,
+)
 
 NAMED = "the name in front of a call stays in the text"
 MARK = "]<]minimax[>["
@@ -31,7 +43,10 @@ M3_TURNS = [
         "nested values",
         m3_block(
             m3_invoke(
-                m3_tag("o", m3_tag("k", m3_tag("item", "1") + m3_tag("item", "null")) + m3_tag("a b", "x")),
+                m3_tag(
+                    "o",
+                    m3_tag("k", m3_tag("item", "1") + m3_tag("item", "null")) + m3_tag("a b", "x"),
+                ),
                 m3_tag("l", m3_tag("item", m3_tag("id", "7")) + m3_tag("item", "a")),
             )
         ),
@@ -49,20 +64,51 @@ M3_TURNS = [
         calls=[f(s="\na\n")],
         sglang="a line break at the end of a value goes",
     ),
-    m3("words for a number", m3_block(m3_invoke(m3_tag("n", "two"))), error="must be of type integer", sglang=LENIENT),
-    m3("tags for a text", m3_block(m3_invoke(m3_tag("s", m3_tag("a", "1")))), error="not an object", sglang=LENIENT),
-    m3("a key twice", m3_block(m3_invoke(m3_tag("s", "a"), m3_tag("s", "b"))), error="twice", sglang=LENIENT),
+    m3(
+        "words for a number",
+        m3_block(m3_invoke(m3_tag("n", "two"))),
+        error="must be of type integer",
+        sglang=LENIENT,
+    ),
+    m3(
+        "tags for a text",
+        m3_block(m3_invoke(m3_tag("s", m3_tag("a", "1")))),
+        error="not an object",
+        sglang=LENIENT,
+    ),
+    m3(
+        "a key twice",
+        m3_block(m3_invoke(m3_tag("s", "a"), m3_tag("s", "b"))),
+        error="twice",
+        sglang=LENIENT,
+    ),
     m3("an unknown tool", m3_block(m3_invoke(name="h")), calls=[Action("h", {})], sglang=UNKNOWN),
     m3("no function", m3_block(), error="holds no function", sglang=LOST),
     m3("half a call", M3_CALL[:-40], error="holds more than parameters", sglang=TEXT),
-    m3("an open parameter", M3_CALL.replace(f"{MARK}</s>", ""), error="'s' was not closed", sglang=LENIENT),
-    m3("reasoning", f"<think>\nhm\n</think>\n\n{M3_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    m3(
+        "an open parameter",
+        M3_CALL.replace(f"{MARK}</s>", ""),
+        error="'s' was not closed",
+        sglang=LENIENT,
+    ),
+    m3(
+        "reasoning",
+        f"<think>\nhm\n</think>\n\n{M3_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 
 
 def atem(*parameters: tuple[str, str], name: str = "f") -> str:
-    inside = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in parameters)
-    return f'<atem:function_calls>\n<atem:invoke name="{name}">\n{inside}</atem:invoke>\n</atem:function_calls>'
+    inside = "".join(
+        f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in parameters
+    )
+    return (
+        "<atem:function_calls>\n<atem:invoke "
+        f'name="{name}">\n{inside}</atem:invoke>\n</atem:function_calls>'
+    )
 
 
 muse = turns_of("muse")
@@ -73,7 +119,8 @@ MUSE_TURNS = [
     muse("a reply", " to=user<|message|>Hello.", content="Hello.", sglang=FRAMED),
     muse(
         "reasoning, words and two calls",
-        f" to=self<|message|>hm{NEXT} to=user<|message|>Well.{NEXT}{MUSE_CALL}{NEXT} to=g<|message|>{atem(name='g')}",
+        f" to=self<|message|>hm{NEXT} to=user<|message|>Well.{NEXT}{MUSE_CALL}{NEXT} "
+        f"to=g<|message|>{atem(name='g')}",
         calls=[f(s="hi"), Action("g", {})],
         content="Well.",
         reasoning="hm",
@@ -86,7 +133,10 @@ MUSE_TURNS = [
         sglang=TYPES,
     ),
     muse(
-        "words for a number", f" to=f<|message|>{atem(('n', 'two'))}", error="must be of type integer", sglang=LENIENT
+        "words for a number",
+        f" to=f<|message|>{atem(('n', 'two'))}",
+        error="must be of type integer",
+        sglang=LENIENT,
     ),
     muse("no header", "Hello.", error="has no header", content="Hello.", sglang=TEXT),
     muse("half a call", MUSE_CALL[:-40], error="was not closed", sglang=LOST),

@@ -1,37 +1,89 @@
-"""Turns in the formats that write an argument as a key and a value, each between tags of its own."""
+"""Turns in the formats that write an argument as a key and a value, each between tags of
+its own.
+"""
 
 from rollq.env import Action
-from tests.rollq_worker.toolcalls.turns.turn import FULL, LENIENT, LOST, REASONING, TAIL, TYPES, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FULL,
+    LENIENT,
+    LOST,
+    REASONING,
+    TAIL,
+    TYPES,
+    UNKNOWN,
+    f,
+    turns_of,
+)
 
 glm = turns_of("glm45")
 
 
 def pairs(*params: tuple[str, str], name: str = "f", line: str = "\n") -> str:
-    inside = "".join(f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}" for key, value in params)
+    inside = "".join(
+        f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
+        for key, value in params
+    )
     return f"<tool_call>{name}{line}{inside}</tool_call>"
 
 
 GLM_CALL = pairs(("s", "hi"))
 GLM_TURNS = [
     glm("one call", GLM_CALL, calls=[f(s="hi")]),
-    glm("no white space", pairs(("s", "hi"), line=""), calls=[f(s="hi")], sglang="GLM-4.5's parser wants a line break"),
+    glm(
+        "no white space",
+        pairs(("s", "hi"), line=""),
+        calls=[f(s="hi")],
+        sglang="GLM-4.5's parser wants a line break",
+    ),
     glm("text around", f"a {GLM_CALL} b", calls=[f(s="hi")], content="a  b", sglang=TAIL),
-    glm("two calls", f"{GLM_CALL}\n{pairs(('n', '3'), name='g')}", calls=[f(s="hi"), Action("g", {"n": 3})]),
+    glm(
+        "two calls",
+        f"{GLM_CALL}\n{pairs(('n', '3'), name='g')}",
+        calls=[f(s="hi"), Action("g", {"n": 3})],
+    ),
     glm("no arguments", pairs(), calls=[f()]),
     glm(
         "all types",
-        pairs(("s", "a b"), ("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'), ("l", '["a", 2]')),
+        pairs(
+            ("s", "a b"),
+            ("n", "2"),
+            ("x", "1.5"),
+            ("b", "true"),
+            ("o", '{"k": [1, null]}'),
+            ("l", '["a", 2]'),
+        ),
         calls=[Action("f", FULL | {"s": "a b"})],
     ),
-    glm("an unknown tool", pairs(("s", "a"), name="h"), calls=[Action("h", {"s": "a"})], sglang=UNKNOWN),
-    glm("half a call", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi", error="not a key and a value", sglang=LOST),
+    glm(
+        "an unknown tool",
+        pairs(("s", "a"), name="h"),
+        calls=[Action("h", {"s": "a"})],
+        sglang=UNKNOWN,
+    ),
+    glm(
+        "half a call",
+        "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi",
+        error="not a key and a value",
+        sglang=LOST,
+    ),
     glm("half a name", "<tool_call>f", error="cut off", sglang=LOST),
     glm("an open block", GLM_CALL.removesuffix("</tool_call>"), error="not closed", sglang=LOST),
-    glm("no value", "<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", error="not a key and a value", sglang=LENIENT),
+    glm(
+        "no value",
+        "<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>",
+        error="not a key and a value",
+        sglang=LENIENT,
+    ),
     glm("JSON", '<tool_call>{"a": 1}\n</tool_call>', error="no function name", sglang=LOST),
     glm("an argument twice", pairs(("s", "a"), ("s", "b")), error="'s' twice", sglang=LENIENT),
     glm("no name", pairs(("s", "a"), name=""), error="no function name", sglang=LOST),
-    glm("reasoning", f"<think>hm</think>\n{GLM_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    glm(
+        "reasoning",
+        f"<think>hm</think>\n{GLM_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
 ]
 
 
@@ -43,7 +95,9 @@ def hunyuan_tag(name: str, value: str) -> str:
 
 
 def hunyuan_call(*arguments: tuple[str, str], name: str = "f") -> str:
-    inside = "".join(hunyuan_tag("arg_key", key) + hunyuan_tag("arg_value", value) for key, value in arguments)
+    inside = "".join(
+        hunyuan_tag("arg_key", key) + hunyuan_tag("arg_value", value) for key, value in arguments
+    )
     return hunyuan_tag("tool_call", f"{name}<tool_sep:opensource>\n{inside}")
 
 
@@ -58,7 +112,9 @@ HUNYUAN_TURNS = [
     hunyuan("text before", f"Well.\n{HUNYUAN_CALL}", calls=[f(s="hi")], content="Well."),
     hunyuan("text behind", f"{HUNYUAN_CALL}\nok", calls=[f(s="hi")], content="ok", sglang=TAIL),
     hunyuan(
-        "two calls", hunyuan_calls(hunyuan_call(("n", "1")), hunyuan_call(name="g")), calls=[f(n=1), Action("g", {})]
+        "two calls",
+        hunyuan_calls(hunyuan_call(("n", "1")), hunyuan_call(name="g")),
+        calls=[f(n=1), Action("g", {})],
     ),
     hunyuan(
         "without the section",
@@ -68,16 +124,29 @@ HUNYUAN_TURNS = [
     ),
     hunyuan(
         "other types",
-        hunyuan_calls(hunyuan_call(("s", "a\nb"), ("n", "2"), ("b", "true"), ("o", '{"k": [1, null]}'))),
+        hunyuan_calls(
+            hunyuan_call(("s", "a\nb"), ("n", "2"), ("b", "true"), ("o", '{"k": [1, null]}'))
+        ),
         calls=[f(s="a\nb", n=2, b=True, o={"k": [1, None]})],
     ),
     hunyuan(
-        "words for a number", hunyuan_calls(hunyuan_call(("n", "two"))), error="must be of type integer", sglang=TYPES
+        "words for a number",
+        hunyuan_calls(hunyuan_call(("n", "two"))),
+        error="must be of type integer",
+        sglang=TYPES,
     ),
-    hunyuan("an unknown tool", hunyuan_calls(hunyuan_call(name="h")), calls=[Action("h", {})], sglang=UNKNOWN),
+    hunyuan(
+        "an unknown tool",
+        hunyuan_calls(hunyuan_call(name="h")),
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
     hunyuan("no name", hunyuan_calls(hunyuan_call(name="")), error="no function name", sglang=LOST),
     hunyuan(
-        "no tag behind the name", HUNYUAN_CALL.replace("<tool_sep:opensource>", ""), error="behind it", sglang=LENIENT
+        "no tag behind the name",
+        HUNYUAN_CALL.replace("<tool_sep:opensource>", ""),
+        error="behind it",
+        sglang=LENIENT,
     ),
     hunyuan("half a call", HUNYUAN_CALL[:60], error="behind it", sglang=LOST),
     hunyuan(

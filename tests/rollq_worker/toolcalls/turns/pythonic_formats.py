@@ -32,14 +32,29 @@ LFM2_TURNS = [
     lfm2("a string over two lines", block("[f(s='a\nb')]"), calls=[f(s="a\nb")]),
     lfm2("an argument named as a keyword", block("[f(from=1)]"), calls=[Action("f", {"from": 1})]),
     lfm2(
-        "an end token in a string", block("[f(s='<|tool_call_end|>')]"), calls=[f(s="<|tool_call_end|>")], sglang=LOST
+        "an end token in a string",
+        block("[f(s='<|tool_call_end|>')]"),
+        calls=[f(s="<|tool_call_end|>")],
+        sglang=LOST,
     ),
     lfm2("text before", f"Well. {LFM2_CALL}", calls=[f(s="hi")], content="Well."),
     lfm2("text behind", f"{LFM2_CALL}ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
-    lfm2("reasoning", f"<think>hm</think>{LFM2_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+    lfm2(
+        "reasoning",
+        f"<think>hm</think>{LFM2_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
     lfm2("no call", "Hello.", content="Hello."),
     lfm2("an unknown tool", block("[h()]"), calls=[Action("h", {})], sglang=UNKNOWN),
-    lfm2("an open call", LFM2_CALL.removesuffix("<|tool_call_end|>"), calls=[f(s="hi")], unclosed=True, sglang=TEXT),
+    lfm2(
+        "an open call",
+        LFM2_CALL.removesuffix("<|tool_call_end|>"),
+        calls=[f(s="hi")],
+        unclosed=True,
+        sglang=TEXT,
+    ),
     lfm2("half a call", LFM2_CALL[:-20], error="cut off", sglang=TEXT),
     lfm2("without a list", block("f(n=1)"), error="must begin with", sglang=LENIENT),
     lfm2("an expression", block("[f(n=1+1)]"), error="expected ','", sglang=LOST),
@@ -58,17 +73,34 @@ LFM2_TURNS = [
 LLAMA4_CALL = '[f(s="hi")]'
 PYTHONIC_TURNS = [
     pythonic("one call", LLAMA4_CALL, calls=[f(s="hi")]),
-    pythonic("behind Llama 4's tokens", f"<|python_start|>{LLAMA4_CALL}<|python_end|>", calls=[f(s="hi")]),
+    pythonic(
+        "behind Llama 4's tokens", f"<|python_start|>{LLAMA4_CALL}<|python_end|>", calls=[f(s="hi")]
+    ),
     pythonic("two calls", "[f(n=1), g()]", calls=[f(n=1), Action("g", {})]),
     pythonic("every type", f"[{EVERY_TYPE}]", calls=[Action("f", FULL)]),
     pythonic(
-        "behind reasoning", f"<think>hm</think>{LLAMA4_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING
+        "behind reasoning",
+        f"<think>hm</think>{LLAMA4_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
     ),
     pythonic("a negative number", "[f(n=-3)]", calls=[f(n=-3)], sglang=STRICT),
     pythonic("a leading zero", "[f(n=07)]", calls=[f(n=7)], sglang=STRICT),
-    pythonic("a bracket behind", f"{LLAMA4_CALL} (or []g())]", calls=[f(s="hi")], content="(or []g())]", sglang=STRICT),
+    pythonic(
+        "a bracket behind",
+        f"{LLAMA4_CALL} (or []g())]",
+        calls=[f(s="hi")],
+        content="(or []g())]",
+        sglang=STRICT,
+    ),
     pythonic("words before", f"Well.\n{LLAMA4_CALL}", calls=[f(s="hi")], content="Well."),
-    pythonic("on the line of other words", f"Well. {LLAMA4_CALL}", content=f"Well. {LLAMA4_CALL}", sglang=LENIENT),
+    pythonic(
+        "on the line of other words",
+        f"Well. {LLAMA4_CALL}",
+        content=f"Well. {LLAMA4_CALL}",
+        sglang=LENIENT,
+    ),
     pythonic("no call", "See [the list](x).", content="See [the list](x)."),
     pythonic("an unknown tool", "[h()]", calls=[Action("h", {})], sglang=UNKNOWN),
     pythonic("half a call", LLAMA4_CALL[:-2], error="cut off", sglang=TEXT),

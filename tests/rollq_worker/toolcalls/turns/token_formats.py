@@ -35,10 +35,25 @@ DEEPSEEK_TURNS = [
         deepseek_section(DEEPSEEK_CALL, deepseek_call('{"n": 3}', "g")),
         calls=[f(s="hi"), Action("g", {"n": 3})],
     ),
-    deepseek("text before", f"Well. {deepseek_section(DEEPSEEK_CALL)}", calls=[f(s="hi")], content="Well."),
-    deepseek("V3's fence", deepseek_section(FENCE), calls=[f(s="hi")], sglang="V3.1's parser does not know it"),
+    deepseek(
+        "text before",
+        f"Well. {deepseek_section(DEEPSEEK_CALL)}",
+        calls=[f(s="hi")],
+        content="Well.",
+    ),
+    deepseek(
+        "V3's fence",
+        deepseek_section(FENCE),
+        calls=[f(s="hi")],
+        sglang="V3.1's parser does not know it",
+    ),
     deepseek("no call", "Hello.", content="Hello."),
-    deepseek("an unknown tool", deepseek_section(deepseek_call("{}", "h")), calls=[Action("h", {})], sglang=UNKNOWN),
+    deepseek(
+        "an unknown tool",
+        deepseek_section(deepseek_call("{}", "h")),
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
     deepseek("no section", DEEPSEEK_CALL, calls=[f(s="hi")], sglang=TEXT),
     deepseek(
         "a good and a bad call",
@@ -62,10 +77,19 @@ DEEPSEEK_TURNS = [
         error="not closed",
         sglang=LENIENT,
     ),
-    deepseek("half a call", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL[:-20]}", error="not valid JSON", sglang=LOST),
+    deepseek(
+        "half a call",
+        f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL[:-20]}",
+        error="not valid JSON",
+        sglang=LOST,
+    ),
     deepseek("an empty section", deepseek_section(), error="no tool call", sglang=LOST),
-    deepseek("bad JSON", deepseek_section(deepseek_call("{'s': 1}")), error="not valid JSON", sglang=TEXT),
-    deepseek("no name", deepseek_section(deepseek_call("{}", "")), error="no function name", sglang=LOST),
+    deepseek(
+        "bad JSON", deepseek_section(deepseek_call("{'s': 1}")), error="not valid JSON", sglang=TEXT
+    ),
+    deepseek(
+        "no name", deepseek_section(deepseek_call("{}", "")), error="no function name", sglang=LOST
+    ),
     deepseek(
         "reasoning",
         f"hm</think>{deepseek_section(DEEPSEEK_CALL)}",
@@ -98,10 +122,24 @@ KIMI_TURNS = [
     kimi("text before", f"Well. {kimi_section(KIMI_CALL)}", calls=[f(s="hi")], content="Well."),
     kimi("no prefix in the id", kimi_section(kimi_call("{}", "f:0")), calls=[f()]),
     kimi("no call", "Hello.", content="Hello."),
-    kimi("an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]),
-    kimi("an open section", f"<|tool_calls_section_begin|>{KIMI_CALL}\n", calls=[f(s="hi")], unclosed=True),
-    kimi("a bare number", kimi_section(kimi_call("{}", "0")), error="id of the tool call", sglang="guesses the tool"),
-    kimi("half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST),
+    kimi(
+        "an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]
+    ),
+    kimi(
+        "an open section",
+        f"<|tool_calls_section_begin|>{KIMI_CALL}\n",
+        calls=[f(s="hi")],
+        unclosed=True,
+    ),
+    kimi(
+        "a bare number",
+        kimi_section(kimi_call("{}", "0")),
+        error="id of the tool call",
+        sglang="guesses the tool",
+    ),
+    kimi(
+        "half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST
+    ),
     kimi(
         "reasoning",
         f"<think>hm</think>{kimi_section(KIMI_CALL)}",
@@ -138,7 +176,12 @@ HARMONY_TURNS = [
         calls=[f(s="hi")],
         content="Let me see.",
     ),
-    harmony("an unknown tool", HARMONY_CALL.replace(".f ", ".h "), calls=[Action("h", {"s": "hi"})], sglang=UNKNOWN),
+    harmony(
+        "an unknown tool",
+        HARMONY_CALL.replace(".f ", ".h "),
+        calls=[Action("h", {"s": "hi"})],
+        sglang=UNKNOWN,
+    ),
     harmony("bad JSON", HARMONY_CALL.replace('"hi"', "hi"), error="not valid JSON", sglang=LOST),
     harmony("half a call", HARMONY_CALL[:-3], error="not valid JSON", sglang=LOST),
     harmony("half a header", "<|channel|>comm", error="outside of any channel", sglang=FRAMED),
@@ -158,7 +201,10 @@ HARMONY_TURNS = [
         sglang="any namespace will do",
     ),
     harmony(
-        "another recipient", HARMONY_CALL.replace("functions.f", "python"), error="no recipient 'python'", sglang=LOST
+        "another recipient",
+        HARMONY_CALL.replace("functions.f", "python"),
+        error="no recipient 'python'",
+        sglang=LOST,
     ),
     harmony(
         "a user's words",
@@ -182,11 +228,16 @@ QUOTE = '<|"|>'
 GEMMA_CALL = gemma_call(f"s:{QUOTE}hi{QUOTE}")
 GEMMA_TURNS = [
     gemma("one call", GEMMA_CALL, calls=[f(s="hi")]),
-    gemma("two calls", GEMMA_CALL + gemma_call("n:3", "g"), calls=[f(s="hi"), Action("g", {"n": 3})]),
+    gemma(
+        "two calls", GEMMA_CALL + gemma_call("n:3", "g"), calls=[f(s="hi"), Action("g", {"n": 3})]
+    ),
     gemma("no arguments", gemma_call(""), calls=[f()]),
     gemma(
         "all types",
-        gemma_call(f'b:true,l:[{QUOTE}a{QUOTE},2],n:2,o:{{k:[1,{QUOTE}y{QUOTE}]}},s:{QUOTE}a "b"\nc{QUOTE},x:1.5'),
+        gemma_call(
+            f"b:true,l:[{QUOTE}a{QUOTE},2],n:2,o:{{k:[1,{QUOTE}y{QUOTE}]}},s:{QUOTE}a "
+            f'"b"\nc{QUOTE},x:1.5'
+        ),
         calls=[Action("f", FULL | {"o": {"k": [1, "y"]}})],
     ),
     gemma(
@@ -205,7 +256,9 @@ GEMMA_TURNS = [
     gemma("JSON", gemma_call('"s":"hi"'), error="expected a value", sglang=LENIENT),
     gemma("half a call", GEMMA_CALL[:-14], error="cut off", sglang=TEXT),
     gemma("an open call", GEMMA_CALL.removesuffix("<tool_call|>"), error="not closed", sglang=TEXT),
-    gemma("no call: in front", "<|tool_call>f{}<tool_call|>", error="no function name", sglang=TEXT),
+    gemma(
+        "no call: in front", "<|tool_call>f{}<tool_call|>", error="no function name", sglang=TEXT
+    ),
     gemma("a key twice", gemma_call("n:1,n:2"), error="'n' twice", sglang=LENIENT),
     gemma("deep", gemma_call("l:" + "[" * 80 + "]" * 80), error="nested deeper", sglang=LENIENT),
     gemma(
@@ -221,14 +274,19 @@ solar = turns_of("solar")
 
 
 def solar_call(arguments: str, name: str = "f", id: str = "a1b2c3d4e5") -> str:
-    return f"<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+    return f"<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"  # noqa: E501
 
 
 SOLAR_CALL = "<|tool_calls|>" + solar_call('{"s": "hi"}')
 SOLAR_WORDS = "<|content|>Hello.<|end|>"
 SOLAR_TURNS = [
     solar("words", SOLAR_WORDS, content="Hello."),
-    solar("words and a call", f"{SOLAR_WORDS}<|begin|>assistant{SOLAR_CALL}", calls=[f(s="hi")], content="Hello."),
+    solar(
+        "words and a call",
+        f"{SOLAR_WORDS}<|begin|>assistant{SOLAR_CALL}",
+        calls=[f(s="hi")],
+        content="Hello.",
+    ),
     solar("outside of a section", SOLAR_CALL.removeprefix("<|tool_calls|>"), calls=[f(s="hi")]),
     solar("no id", SOLAR_CALL.replace("a1b2c3d4e5", ""), error="head of the tool call"),
     solar("no calls", "<|tool_calls|>", error="no tool call"),

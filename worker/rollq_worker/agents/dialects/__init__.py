@@ -1,4 +1,6 @@
-"""The forms in which agent programs may ask for turns. Each is a module with the functions of `Dialect`."""
+"""The forms in which agent programs may ask for turns. Each is a module with the functions of
+`Dialect`.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -11,7 +13,9 @@ class Dialect(Protocol):
     """What reads requests of one form, and writes replies to them."""
 
     def read(self, body: Any) -> TurnRequest:
-        """The request of a JSON body. Raises RequestRefused, which names what is wrong or not supported."""
+        """The request of a JSON body. Raises RequestRefused, which names what is wrong or not
+        supported.
+        """
         ...
 
     def reply(self, turn: Turn, request: TurnRequest) -> dict[str, Any]:

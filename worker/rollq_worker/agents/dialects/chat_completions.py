@@ -1,4 +1,5 @@
-"""OpenAI's chat completions: a request as a `TurnRequest`, and a finished turn as the reply or its chunks.
+"""OpenAI's chat completions: a request as a `TurnRequest`, and a finished turn as the reply or its
+chunks.
 
 The form: https://platform.openai.com/docs/api-reference/chat. It knows no HTTP.
 """
@@ -26,11 +27,16 @@ from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnReque
 
 MODEL = "rollq"
 """The name of the policy. Every other name means the same."""
-SAMPLING = "temperature top_p frequency_penalty presence_penalty logit_bias stop top_k min_p repetition_penalty".split()
+SAMPLING = (
+    "temperature top_p frequency_penalty presence_penalty logit_bias stop top_k min_p "
+    "repetition_penalty".split()
+)
 PARAMETERS = Parameters(
     sampling={**{name: name for name in SAMPLING}, "seed": "sampling_seed"},
     length=("max_tokens", "max_completion_tokens"),
-    without_effect=frozenset({"model", "user", "metadata", "safety_identifier", "prompt_cache_key"}),
+    without_effect=frozenset(
+        {"model", "user", "metadata", "safety_identifier", "prompt_cache_key"}
+    ),
     neutral={
         "n": (1,),
         "logprobs": (False,),
@@ -47,12 +53,18 @@ UNSEEN = ("strict", "cache_control")
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 KNOWN_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_fields", "cache_control"}
-"""What frameworks add to messages for other services: it asks for nothing, and repeats the reasoning at most."""
+"""What frameworks add to messages for other services: it asks for nothing, and repeats the
+reasoning at most.
+"""
 
 
 def read(body: Any) -> TurnRequest:
     given = object_of(body, "the body")
-    messages, tools, choice = given.pop("messages", None), given.pop("tools", []), given.pop("tool_choice", "auto")
+    messages, tools, choice = (
+        given.pop("messages", None),
+        given.pop("tools", []),
+        given.pop("tool_choice", "auto"),
+    )
     stream, options = flag_of(given.pop("stream", False), "stream"), given.pop("stream_options", {})
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
@@ -64,7 +76,9 @@ def read(body: Any) -> TurnRequest:
         asked[ONE_CALL] = True
     asked |= _grammar(given.pop("response_format", {"type": "text"}))
     return TurnRequest(
-        messages=checked_messages([_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"),
+        messages=checked_messages(
+            [_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"
+        ),
         tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
         asked=PARAMETERS.read(given, asked),
         stream=stream,
@@ -75,7 +89,11 @@ def read(body: Any) -> TurnRequest:
 def _grammar(asked: Any) -> dict[str, Json]:
     asked = asked if isinstance(asked, dict) else {}
     schema = asked.get("json_schema")
-    return grammar(asked.get("type"), schema.get("schema") if isinstance(schema, dict) else None, "response_format")
+    return grammar(
+        asked.get("type"),
+        schema.get("schema") if isinstance(schema, dict) else None,
+        "response_format",
+    )
 
 
 def _function(tool: dict[str, Any]) -> Json:
@@ -87,18 +105,28 @@ def _message(message: Any, where: str) -> Message:
     given = {key: value for key, value in object_of(message, where).items() if value != []}
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise RequestRefused(f"{where} has the role {role!r:.80}; there is {', '.join(sorted(ROLES))}", param=where)
+        raise RequestRefused(
+            f"{where} has the role {role!r:.80}; there is {', '.join(sorted(ROLES))}", param=where
+        )
     if "reasoning" in given:  # what OpenRouter and vLLM call it
         given.setdefault("reasoning_content", given.pop("reasoning"))
     if unknown := sorted(given.keys() - KNOWN_KEYS - IGNORED_KEYS):
-        raise RequestRefused(f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}")
+        raise RequestRefused(
+            f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}"
+        )
     shown: Message = {
         "role": "system" if role == "developer" else role,
         "content": text_of(given.get("content"), where),
     }
-    shown |= {key: text_at(given, key, where) for key in ("name", "tool_call_id", "reasoning_content") if key in given}
+    shown |= {
+        key: text_at(given, key, where)
+        for key in ("name", "tool_call_id", "reasoning_content")
+        if key in given
+    }
     if "tool_calls" in given:
-        shown["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in list_of(given["tool_calls"], where)]
+        shown["tool_calls"] = [
+            _call(call, f"{where}.tool_calls") for call in list_of(given["tool_calls"], where)
+        ]
     return shown
 
 
@@ -115,7 +143,9 @@ def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
         message["content"] = None
     return {
         **_head(turn, "chat.completion"),
-        "choices": [{"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}],
+        "choices": [
+            {"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}
+        ],
         "usage": _usage(turn),
     }
 
@@ -131,7 +161,10 @@ def _chunks(turn: Turn, request: TurnRequest) -> Iterator[dict[str, Any]]:
     head = _head(turn, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
+        return {
+            **head,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}],
+        }
 
     yield chunk({"role": "assistant", "content": ""})
     for key in ("reasoning_content", "content"):
@@ -145,9 +178,21 @@ def _chunks(turn: Turn, request: TurnRequest) -> Iterator[dict[str, Any]]:
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "server_error"}
+    kinds = {
+        401: "authentication_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "server_error",
+    }
     kind = kinds.get(refused.status, "invalid_request_error")
-    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
+    return {
+        "error": {
+            "message": str(refused),
+            "type": kind,
+            "param": refused.param,
+            "code": refused.code,
+        }
+    }
 
 
 def model() -> dict[str, Any]:
@@ -164,7 +209,9 @@ def _head(turn: Turn, kind: str) -> dict[str, Any]:
         "object": kind,
         "created": int(turn.pieces[0].at),
         "model": MODEL,
-        "system_fingerprint": turn.pieces[-1].versions[-1].version if turn.pieces[-1].versions else None,
+        "system_fingerprint": turn.pieces[-1].versions[-1].version
+        if turn.pieces[-1].versions
+        else None,
     }
 
 

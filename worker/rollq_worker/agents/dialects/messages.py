@@ -1,4 +1,5 @@
-"""Anthropic's Messages: a request as a `TurnRequest`, and a finished turn as the reply or its events.
+"""Anthropic's Messages: a request as a `TurnRequest`, and a finished turn as the reply or its
+events.
 
 The form: https://docs.anthropic.com/en/api/messages. It knows no HTTP.
 """
@@ -27,7 +28,12 @@ from rollq_worker.agents.traces import Turn
 from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
 
 PARAMETERS = Parameters(
-    sampling={"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"},
+    sampling={
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "stop_sequences": "stop",
+    },
     length=("max_tokens",),
     # The policy thinks as its chat template lets it.
     without_effect=frozenset({"model", "metadata", "cache_control", "thinking"}),
@@ -35,20 +41,31 @@ PARAMETERS = Parameters(
 )
 SHOWN_OF_TOOLS = {"name": "name", "description": "description", "input_schema": "parameters"}
 """What the model is shown of a tool, and its name in OpenAI's form."""
-KEPT_THOUGHTS: Sequence[Json] = ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+KEPT_THOUGHTS: Sequence[Json] = (
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
 """The edits of a context that change nothing."""
 
 
 def read(body: Any) -> TurnRequest:
     given = object_of(body, "the body")
-    messages, system, tools = given.pop("messages", None), given.pop("system", None), given.pop("tools", [])
+    messages, system, tools = (
+        given.pop("messages", None),
+        given.pop("system", None),
+        given.pop("tools", []),
+    )
     stream = flag_of(given.pop("stream", False), "stream")
     choice = object_of(given.pop("tool_choice", {"type": "auto"}), "tool_choice")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
     check_choice(choice.get("type"))
-    if "thread" in given:  # by this code the anthropic package's tool runner knows that it can go on without
-        raise RequestRefused("thread is not supported here", param="thread", code="thread_unsupported_request")
+    if (
+        "thread" in given
+    ):  # by this code the anthropic package's tool runner knows that it can go on without
+        raise RequestRefused(
+            "thread is not supported here", param="thread", code="thread_unsupported_request"
+        )
     if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
     asked: dict[str, Json] = {}
@@ -58,7 +75,9 @@ def read(body: Any) -> TurnRequest:
             asked |= grammar(form.get("type"), form.get("schema"), "output_config.format")
         elif name != "effort":
             raise refused_value(f"output_config.{name}", value)
-    if flag_of(choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"):
+    if flag_of(
+        choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"
+    ):
         asked[ONE_CALL] = True
     shown = [{"role": "system", "content": text_of(system, "system")}] if system else []
     for n, message in enumerate(messages):
@@ -76,23 +95,36 @@ def _function(tool: dict[str, Any]) -> Json:
 
 
 def _messages(message: dict[str, Any], where: str) -> list[Message]:
-    """A message in normal form. The results of calls, which come in the user's message, are messages of their own. A
-    system message in mid-conversation is shown as the user's: few templates take another, and none as the reply to a
-    turn."""
+    """A message in normal form. The results of calls, which come in the user's message, are
+    messages of their own. A system message in mid-conversation is shown as the user's: few
+    templates take another, and none as the reply to a turn.
+    """
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
         return [_assistant(_blocks(content, where), where)]
     if role not in ("user", "system"):
-        raise RequestRefused(f"{where} has the role {role!r:.80}; there is assistant, system, user", param=where)
+        raise RequestRefused(
+            f"{where} has the role {role!r:.80}; there is assistant, system, user", param=where
+        )
     results: list[Message] = []
     texts: list[Json] = []
     for block in _blocks(content, where):
         if block.get("type") == "tool_result" and role == "user":
             id = text_at(block, "tool_use_id", where)
-            results.append({"role": "tool", "tool_call_id": id, "content": text_of(block.get("content"), where)})
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": id,
+                    "content": text_of(block.get("content"), where),
+                }
+            )
         else:
             texts.append(block)
-    return [*results, {"role": "user", "content": text_of(texts, where)}] if texts or not results else results
+    return (
+        [*results, {"role": "user", "content": text_of(texts, where)}]
+        if texts or not results
+        else results
+    )
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
@@ -110,7 +142,9 @@ def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
         if kind == "tool_use":
             arguments = json.dumps(object_of(block.get("input", {}), where))
             function = {"name": text_at(block, "name", where), "arguments": arguments}
-            calls.append({"id": text_at(block, "id", where), "type": "function", "function": function})
+            calls.append(
+                {"id": text_at(block, "id", where), "type": "function", "function": function}
+            )
         elif kind == "thinking":
             thoughts.append(text_at(block, "thinking", where))
         elif kind != "redacted_thinking":
@@ -144,9 +178,15 @@ def _events(turn: Turn) -> Iterator[dict[str, Any]]:
             case "text":
                 empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
             case "thinking":
-                empty, delta = {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+                empty, delta = (
+                    {"thinking": ""},
+                    {"type": "thinking_delta", "thinking": block["thinking"]},
+                )
             case _:
-                empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                empty, delta = (
+                    {"input": {}},
+                    {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
+                )
         yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
         yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
@@ -179,7 +219,11 @@ def _content(turn: Turn) -> list[dict[str, Any]]:
         content.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        called = {"id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        called = {
+            "id": call["id"],
+            "name": function["name"],
+            "input": json.loads(function["arguments"]),
+        }
         content.append({"type": "tool_use", **called})
     return content
 

@@ -1,7 +1,8 @@
-"""What all dialects read alike: JSON objects, parts of text, tools, and what is asked of the sampling.
+"""What all dialects read alike: JSON objects, parts of text, tools, and what is asked of the
+sampling.
 
-The invariant: each parameter of a request is carried out, named as one without effect, or refused by name. Fields of
-messages and tools that the model is not shown ask for nothing, and are left out.
+The invariant: each parameter of a request is carried out, named as one without effect, or refused
+by name. Fields of messages and tools that the model is not shown ask for nothing, and are left out.
 """
 
 import json
@@ -32,8 +33,9 @@ class Parameters:
     """Of these, only the given values are carried out."""
 
     def read(self, given: Mapping[str, Any], known: Mapping[str, Json]) -> Mapping[str, Json]:
-        """`TurnRequest.asked`, with what is `known` of it. Raises RequestRefused, also for what the engine or the
-        journal does not take."""
+        """`TurnRequest.asked`, with what is `known` of it. Raises RequestRefused, also for what the
+        engine or the journal does not take.
+        """
         asked = dict(known)
         for name, value in given.items():
             if name in self.sampling:
@@ -51,11 +53,15 @@ class Parameters:
 def refused_value(name: str, value: Any, neutral: Sequence[Json] | None = None) -> RequestRefused:
     """The refusal of a parameter, or of this value of it."""
     known = "it is not supported here" if neutral is None else f"it can be {neutral[0]!r} only"
-    return RequestRefused(f"{name} is {str(value)[:80]!r}: {known}", param=name, code="unsupported_parameter")
+    return RequestRefused(
+        f"{name} is {str(value)[:80]!r}: {known}", param=name, code="unsupported_parameter"
+    )
 
 
 def _check_asked(asked: Mapping[str, Json]) -> None:
-    sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+    sampling = {
+        name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)
+    }
     if why := objection(sampling, 1 << 30):
         raise RequestRefused(why)
     try:
@@ -68,17 +74,24 @@ def check_choice(choice: Any) -> None:
     """Raises RequestRefused for a call that is to be made: a grammar would change the logprobs."""
     if choice not in ("auto", "none"):
         raise RequestRefused(
-            "tool_choice must be auto or none: the model's calls are sampled freely", param="tool_choice"
+            "tool_choice must be auto or none: the model's calls are sampled freely",
+            param="tool_choice",
         )
 
 
-def checked_tools(tools: Any, kind: str, function_of: Callable[[dict[str, Any]], Json]) -> list[Json]:
-    """Tools in OpenAI's form. Raises RequestRefused for those of another kind, and for what is no schema."""
+def checked_tools(
+    tools: Any, kind: str, function_of: Callable[[dict[str, Any]], Json]
+) -> list[Json]:
+    """Tools in OpenAI's form. Raises RequestRefused for those of another kind, and for what is no
+    schema.
+    """
     shown = []
     for n, tool in enumerate(list_of(tools, "tools")):
         given = object_of(tool, f"tools[{n}]")
         if (other := given.get("type", kind)) != kind:
-            raise RequestRefused(f"tools[{n}] is {other!s:.80}: only {kind} tools are supported here", param="tools")
+            raise RequestRefused(
+                f"tools[{n}] is {other!s:.80}: only {kind} tools are supported here", param="tools"
+            )
         shown.append({"type": "function", "function": function_of(given)})
     try:
         return checked_schemas(plain(shown, "they are"))
@@ -89,7 +102,9 @@ def checked_tools(tools: Any, kind: str, function_of: Callable[[dict[str, Any]],
 def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Message]:
     """A conversation that the policy may go on with. Raises RequestRefused."""
     if messages[-1]["role"] == "assistant":
-        raise RequestRefused("the last message must not be the assistant's: there is no prefill", param=param)
+        raise RequestRefused(
+            "the last message must not be the assistant's: there is no prefill", param=param
+        )
     return messages
 
 
@@ -121,13 +136,21 @@ def flag_of(value: Any, name: str) -> bool:
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """A content as one string; parts of text, which may be called by any of the `kinds`, are joined."""
+    """A content as one string; parts of text, which may be called by any of the `kinds`, are
+    joined.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     parts = list_of(content, where)
     for part in parts:
-        if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
-            raise RequestRefused(f"{where}: only text is supported here, no images, sound or files", param=where)
+        if not (
+            isinstance(part, dict)
+            and part.get("type") in kinds
+            and isinstance(part.get("text"), str)
+        ):
+            raise RequestRefused(
+                f"{where}: only text is supported here, no images, sound or files", param=where
+            )
     return "".join(part["text"] for part in parts)
 
 
@@ -138,5 +161,7 @@ def grammar(kind: Any, schema: Any, param: str) -> dict[str, Json]:
     if kind == "json_object":
         return {"json_schema": '{"type":"object"}'}
     if kind != "json_schema" or not isinstance(schema, dict):
-        raise RequestRefused(f"{param} must be text, json_object, or json_schema with a schema", param=param)
+        raise RequestRefused(
+            f"{param} must be text, json_object, or json_schema with a schema", param=param
+        )
     return {"json_schema": json.dumps(schema, sort_keys=True)}

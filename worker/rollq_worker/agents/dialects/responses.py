@@ -36,7 +36,8 @@ PARAMETERS = Parameters(
         {
             *("model", "user", "metadata", "client_metadata", "safety_identifier"),
             *("prompt_cache_key", "prompt_cache_retention", "store", "stream_options"),
-            "reasoning",  # the policy thinks as its chat template lets it, and its thoughts are given whole
+            # the policy thinks as its chat template lets it, and its thoughts are given whole
+            "reasoning",
         }
     ),
     neutral={
@@ -67,7 +68,10 @@ class Responses:
         given = object_of(body, "the body")
         asked_for, instructions = given.pop("input", None), given.pop("instructions", None)
         tools, choice = given.pop("tools", []), given.pop("tool_choice", "auto")
-        stream, before = flag_of(given.pop("stream", False), "stream"), given.pop("previous_response_id", None)
+        stream, before = (
+            flag_of(given.pop("stream", False), "stream"),
+            given.pop("previous_response_id", None),
+        )
         check_choice(choice)
         several = flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls")
         asked: dict[str, Json] = {} if several else {ONE_CALL: True}
@@ -76,7 +80,9 @@ class Responses:
         if not messages:
             raise RequestRefused("input must be a text or a list of items", param="input")
         if instructions is not None:
-            messages.insert(0, {"role": "system", "content": text_of(instructions, "instructions", TEXTS)})
+            messages.insert(
+                0, {"role": "system", "content": text_of(instructions, "instructions", TEXTS)}
+            )
         return TurnRequest(
             messages=checked_messages(messages, "input"),
             tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
@@ -105,9 +111,17 @@ class Responses:
         return [*turn.conversation[instructed:], turn.message]
 
     def reply(self, turn: Turn, request: TurnRequest) -> dict[str, Any]:
-        response = {**_head(turn, request), "output": _output(turn), "usage": _usage(turn), "status": "completed"}
+        response = {
+            **_head(turn, request),
+            "output": _output(turn),
+            "usage": _usage(turn),
+            "status": "completed",
+        }
         if turn.cut:
-            response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            response |= {
+                "status": "incomplete",
+                "incomplete_details": {"reason": "max_output_tokens"},
+            }
         self._given[response["id"]] = turn, request.repeated["instructions"] is not None
         return response
 
@@ -131,7 +145,9 @@ def _function(tool: dict[str, Any]) -> Json:
 
 
 def _messages(asked_for: Any) -> list[Message]:
-    """The items in normal form. What the model said in one turn, its reasoning and calls, is one message."""
+    """The items in normal form. What the model said in one turn, its reasoning and calls, is one
+    message.
+    """
     if asked_for is None or isinstance(asked_for, str):
         return [{"role": "user", "content": asked_for}] if asked_for else []
     messages: list[Message] = []
@@ -143,21 +159,35 @@ def _messages(asked_for: Any) -> list[Message]:
             case "message" if role == "assistant":
                 _said(messages)["content"] += text_of(item.get("content"), where, TEXTS)
             case "message" if role:
-                messages.append({"role": role, "content": text_of(item.get("content"), where, TEXTS)})
+                messages.append(
+                    {"role": role, "content": text_of(item.get("content"), where, TEXTS)}
+                )
             case "reasoning":
                 if text := text_of(item.get("content"), where, ("reasoning_text",)):
                     said = _said(messages)
                     said["reasoning_content"] = said.get("reasoning_content", "") + text
             case "function_call":
-                function = {"name": text_at(item, "name", where), "arguments": text_at(item, "arguments", where)}
-                call = {"id": text_at(item, "call_id", where), "type": "function", "function": function}
+                function = {
+                    "name": text_at(item, "name", where),
+                    "arguments": text_at(item, "arguments", where),
+                }
+                call = {
+                    "id": text_at(item, "call_id", where),
+                    "type": "function",
+                    "function": function,
+                }
                 _said(messages).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                text, id = text_of(item.get("output"), where, TEXTS), text_at(item, "call_id", where)
+                text, id = (
+                    text_of(item.get("output"), where, TEXTS),
+                    text_at(item, "call_id", where),
+                )
                 messages.append({"role": "tool", "tool_call_id": id, "content": text})
             case kind:
                 raise RequestRefused(
-                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is not supported here", param=where
+                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is "
+                    "not supported here",
+                    param=where,
                 )
     return messages
 
@@ -185,24 +215,51 @@ def _output(turn: Turn) -> list[dict[str, Any]]:
     message, output, done = turn.message or {}, list[dict[str, Any]](), {"status": "completed"}
     if thought := message.get("reasoning_content"):
         part = {"type": "reasoning_text", "text": thought}
-        output.append({"type": "reasoning", "id": f"rs_{turn.number}", "summary": [], "content": [part], **done})
-    if message.get("content") or not message.get("tool_calls"):  # also an empty turn is one item at least
-        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        output.append(
+            {
+                "type": "reasoning",
+                "id": f"rs_{turn.number}",
+                "summary": [],
+                "content": [part],
+                **done,
+            }
+        )
+    if message.get("content") or not message.get(
+        "tool_calls"
+    ):  # also an empty turn is one item at least
+        part = {
+            "type": "output_text",
+            "text": message["content"],
+            "annotations": [],
+            "logprobs": [],
+        }
         said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
         output.append({**said, "content": [part], **done})
     for call in message.get("tool_calls", ()):
-        named = {"type": "function_call", "id": f"fc_{turn.number}_{call['id']}", "call_id": call["id"]}
+        named = {
+            "type": "function_call",
+            "id": f"fc_{turn.number}_{call['id']}",
+            "call_id": call["id"],
+        }
         output.append({**named, **call["function"], **done})
     return output
 
 
 def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    begun = {
+        **response,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(response["output"]):
         at = {"output_index": index, "item_id": item["id"]}
-        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty: dict[str, Any] = (
+            {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        )
         added = {**item, **empty, "status": "in_progress"}
         yield {"type": "response.output_item.added", "output_index": index, "item": added}
         if item["type"] == "function_call":

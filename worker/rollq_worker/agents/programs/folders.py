@@ -1,6 +1,8 @@
-"""The folder in which an agent's command works: empty, its own, and at the same path in every attempt of a job.
+"""The folder in which an agent's command works: empty, its own, and at the same path in every
+attempt of a job.
 
-Agents tell the model where they are. So an attempt elsewhere could not repeat what the one before had asked.
+Agents tell the model where they are. So an attempt elsewhere could not repeat what the one before
+had asked.
 """
 
 import fcntl
@@ -13,7 +15,9 @@ from pathlib import Path
 
 
 class AgentFolder:
-    """A folder that is locked while it is in use. What a killed worker left at its path is removed."""
+    """A folder that is locked while it is in use. What a killed worker left at its path
+    is removed.
+    """
 
     def __init__(self, job_id: str) -> None:
         name = f"rollq-agent-{sha256(job_id.encode()).hexdigest()[:16]}"

@@ -1,6 +1,8 @@
-"""Ends what an agent's command has started: when the command has ended, or when its worker dies, however that dies.
+"""Ends what an agent's command has started: when the command has ended, or when its worker dies,
+however that dies.
 
-A shell waits for the end of a pipe whose other end only the worker has. It knows nothing of episodes.
+A shell waits for the end of a pipe whose other end only the worker has. It knows nothing of
+episodes.
 """
 
 import subprocess
@@ -18,9 +20,9 @@ for look in 1 2; do
   [ $look = 2 ] || sleep 0.1
 done
 """
-"""A line says that the command has ended; without one, it ends it as `AgentProcess.stop` does. Coding agents start each
-shell command in a session of its own; these still have the variable (Linux only). It looks twice, because a process
-that just starts its program shows no variables.
+"""A line says that the command has ended; without one, it ends it as `AgentProcess.stop` does.
+Coding agents start each shell command in a session of its own; these still have the variable (Linux
+only). It looks twice, because a process that just starts its program shows no variables.
 """
 
 
@@ -41,7 +43,9 @@ class Guard:
         )
 
     def watch(self, group: int, variable: str) -> None:
-        """What is to end: this process group, and what has the environment variable, written NAME=VALUE."""
+        """What is to end: this process group, and what has the environment variable, written
+        NAME=VALUE.
+        """
         assert self._shell.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError):  # another program of this user has ended it
             self._shell.stdin.write(f"{group} {variable}\n")

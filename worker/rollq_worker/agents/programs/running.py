@@ -1,7 +1,7 @@
 """How an agent program runs: a function in a thread of the worker, or a command in a child process.
 
-Either is given a base URL and a key, and speaks with the endpoint of its episode only. It knows no tokens and no
-journal.
+Either is given a base URL and a key, and speaks with the endpoint of its episode only. It knows no
+tokens and no journal.
 """
 
 import asyncio
@@ -31,7 +31,17 @@ from rollq_worker.failures import raise_in
 
 log = logging.getLogger(__name__)
 
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+KEPT_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
 """The environment variables of the worker that a command has too. Others may hold passwords."""
 EPISODE_URL = "ROLLQ_EPISODE_URL"
 """The variable with the address of an episode, which no other command's has."""
@@ -72,7 +82,12 @@ class AgentThread:
     output = ""
 
     def __init__(
-        self, name: str, function: AgentFunction, episode: Episode, args: Mapping[str, Json], on_end: Callable[[], None]
+        self,
+        name: str,
+        function: AgentFunction,
+        episode: Episode,
+        args: Mapping[str, Json],
+        on_end: Callable[[], None],
     ) -> None:
         self._name = name
         self._call: Callable[[], Any] = partial(function, episode, **args)
@@ -87,7 +102,9 @@ class AgentThread:
         try:
             answer = self._call()
             self._answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
-        except BaseException as e:  # sys.exit() or a cancelled coroutine must not pass for an end without errors
+        except (
+            BaseException
+        ) as e:  # sys.exit() or a cancelled coroutine must not pass for an end without errors
             self._error = e
         finally:
             self._over.set()
@@ -99,9 +116,14 @@ class AgentThread:
     def result(self) -> str | None:
         if self._error is not None:
             kind = type(self._error).__name__
-            raise AgentFailure(f"the agent {self._name} raised {kind}: {self._error}") from self._error
+            raise AgentFailure(
+                f"the agent {self._name} raised {kind}: {self._error}"
+            ) from self._error
         if self._answer is not None and not isinstance(self._answer, str):
-            raise AgentFailure(f"the agent {self._name} returned a {type(self._answer).__name__}, not a string or None")
+            raise AgentFailure(
+                f"the agent {self._name} returned a {type(self._answer).__name__}, "
+                "not a string or None"
+            )
         return self._answer
 
     def stop(self) -> None:
@@ -111,16 +133,19 @@ class AgentThread:
         if not self._over.wait(STOP_S):
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = " in ".join(
-                f"{call.name} ({call.filename}:{call.lineno})" for call in traceback.extract_stack(frame)[-2:]
+                f"{call.name} ({call.filename}:{call.lineno})"
+                for call in traceback.extract_stack(frame)[-2:]
             )
             log.error("the thread of agent %s does not end; it is in %s", self._name, stack)
 
 
 class AgentProcess:
-    """An agent command that runs in a child process, in a folder of its own that is removed afterwards.
+    """An agent command that runs in a child process, in a folder of its own that is removed
+    afterwards.
 
-    What it started ends with it, and both end with the worker. It is given base URL, key and model in the variables of
-    OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its last words are kept. With `users`, it is one of them.
+    What it started ends with it, and both end with the worker. It is given base URL, key and model
+    in the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its last words are
+    kept. With `users`, it is one of them.
     """
 
     def __init__(
@@ -175,7 +200,9 @@ class AgentProcess:
             raise AgentFailure(f"the agent {name} does not start: {e}") from e
         except ValueError as e:  # a zero byte, or a key with =
             self._clean_up()
-            raise JobFailure(f"the agent {name} takes its agent_args as environment variables: {e}") from e
+            raise JobFailure(
+                f"the agent {name} takes its agent_args as environment variables: {e}"
+            ) from e
         self._guard.watch(self._process.pid, f"{EPISODE_URL}={given[EPISODE_URL]}")
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
@@ -203,15 +230,18 @@ class AgentProcess:
 
     def result(self) -> str | None:
         code = self._process.wait()
-        self._reader.join(GRACE_S)  # for its last words; what it left behind may hold them open for long
+        self._reader.join(
+            GRACE_S
+        )  # for its last words; what it left behind may hold them open for long
         if code:
             how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
             raise AgentFailure(f"the agent {self._name} {how}; its last output:\n{self.output}")
         return None
 
     def stop(self) -> None:
-        """Ends its whole process group, and with it what it left behind. A child that has a session of its own and not
-        the variables goes on, unless the command has a user of its own."""
+        """Ends its whole process group, and with it what it left behind. A child that has a session
+        of its own and not the variables goes on, unless the command has a user of its own.
+        """
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)

@@ -1,7 +1,8 @@
-"""Users of their own for agent commands, so that none can look into the worker or into another command.
+"""Users of their own for agent commands, so that none can look into the worker or into another
+command.
 
-ROLLQ_AGENT_USERS names numbers of users that do not exist. Each running command is one of them, and all that it leaves
-behind ends with it. It knows nothing of episodes.
+ROLLQ_AGENT_USERS names numbers of users that do not exist. Each running command is one of them, and
+all that it leaves behind ends with it. It knows nothing of episodes.
 """
 
 import os
@@ -37,7 +38,9 @@ class AgentUsers:
 
 def _end_all_of(user: int) -> None:
     end = ["/bin/sh", "-c", "kill -KILL -1"]
-    subprocess.run(end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False
+    )
 
 
 @cache
@@ -48,7 +51,9 @@ def agent_users() -> AgentUsers | None:
         return None
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 31):
-        raise SettingsError(f"{VARIABLE} must be numbers of users, as in 300000-300999, not {text!r}")
+        raise SettingsError(
+            f"{VARIABLE} must be numbers of users, as in 300000-300999, not {text!r}"
+        )
     if os.geteuid() != 0:
         raise SettingsError(f"{VARIABLE}: only a worker that is root can run agents as other users")
     return AgentUsers(range(int(first), int(last) + 1))

@@ -60,8 +60,10 @@ class DemoKeys:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
-        description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. Submits groups of"
-        " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost,"
+        description="Starts Redis, an engine that replays the tasks' ground truth, and a "
+        "worker. Submits groups of"
+        " jobs, takes them back as a trainer would, and counts every job. Exit "
+        "code 0: none was lost,"
         " came twice or died.",
     )
     parser.add_argument(
@@ -70,13 +72,25 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load (shop)",
     )
-    parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of tasks)")
+    parser.add_argument(
+        "--groups",
+        type=whole(1),
+        metavar="N",
+        help="number of groups (8, or one for each of tasks)",
+    )
     parser.add_argument("--size", type=whole(1), metavar="N", help="samples of each task (4)")
     keys.add_set(parser, DemoKeys, NOT_SET)
-    parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
+    parser.add_argument(
+        "--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine"
+    )
     add_tokenizer(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this file, as pull does")
-    add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the trajectories to this file, as pull does"
+    )
+    add_json(
+        parser,
+        "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr",
+    )
     parser.set_defaults(run=run)
 
 
@@ -89,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
     if unknown := unknown_part(jobs[0], [job.task for job in jobs]):
         raise SettingsError(unknown)
     _check_tokenizer(tokenizer, template, jobs[0])
-    for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
+    for signum in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # they unwind the stack as Ctrl-C does, which stops the processes
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
@@ -102,10 +119,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             flags = {"--env": jobs[0].env, "--mistakes": own.mistakes, "--seed": jobs[0].seed}
             flags |= {"--tokenizer": tokenizer}
-            processes.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
+            processes.start_engine(
+                [str(word) for flag in flags.items() if flag[1] is not None for word in flag]
+            )
         processes.await_engine()
         processes.start_worker(min(64, len(jobs) * jobs[0].size), tokenizer)
-        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {jobs[0].size}, {jobs[0].env}/{jobs[0].split}")
+        progress.say(
+            f"run      {jobs[0].run}: {len(jobs)} groups of {jobs[0].size}, "
+            f"{jobs[0].env}/{jobs[0].split}"
+        )
         demo = DemoRun(jobs, processes, progress, out)
         demo.play()
         if out:
@@ -114,14 +136,18 @@ def run(args: argparse.Namespace) -> int:
     report(args, jobs, result, demo.deaths, stream)
     if demo.lost or result["duplicates"]:
         print(
-            f"rollq: the counts disagree: {demo.lost} jobs are lost, {result['duplicates']} came twice", file=sys.stderr
+            f"rollq: the counts disagree: {demo.lost} jobs are lost, "
+            f"{result['duplicates']} came twice",
+            file=sys.stderr,
         )
         return 1
     return 1 if demo.deaths else 0
 
 
 def _check_extra() -> None:
-    """Worker and engine run in processes of their own: what they import is looked for here, where it can be said."""
+    """Worker and engine run in processes of their own: what they import is looked for here, where
+    it can be said.
+    """
     with needs("demo"):
         for package in ("celery", "requests", "tokenizers", "aiohttp"):
             if find_spec(package) is None:
@@ -138,8 +164,9 @@ def _check_tokenizer(tokenizer: str | None, template: str | None, job: Job) -> N
 
 
 def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
-    """The demo's own keys, and its jobs: sample 0 of each group. More groups than tasks repeat the tasks in another
-    epoch."""
+    """The demo's own keys, and its jobs: sample 0 of each group. More groups than tasks repeat the
+    tasks in another epoch.
+    """
     values = keys.Values(DemoKeys, NOT_SET, env=environment("shop"), size=4).read(args)
     own = values.own(DemoKeys)
     given = own.tasks
@@ -157,7 +184,11 @@ def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
 
 
 def report(
-    args: argparse.Namespace, jobs: Sequence[Job], result: Mapping[str, Any], deaths: Sequence[str], stream: TextIO
+    args: argparse.Namespace,
+    jobs: Sequence[Job],
+    result: Mapping[str, Any],
+    deaths: Sequence[str],
+    stream: TextIO,
 ) -> None:
     mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
@@ -170,9 +201,12 @@ def report(
         f" {result['delivered']} delivered, {result['duplicates']} of them twice",
         f"reward   {mean} mean   {hats}",
         f"stops    {stops}",
-        f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns an episode",
+        f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, "
+        f"{turns} turns an episode",
         f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
-        *(f"dead     {clean(death.strip())}" for death in deaths[:1]),  # in full: all of one cause look alike
+        *(
+            f"dead     {clean(death.strip())}" for death in deaths[:1]
+        ),  # in full: all of one cause look alike
         *(f"dead     {first_line(death)}" for death in deaths[1:5]),
         "",
         "next:",
@@ -191,7 +225,9 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
         line = f"rollq audit {args.out} --offline" if parquet else f"rollq show {args.out}:1"
         steps[line] = "check what was written" if parquet else "read one trajectory, turn by turn"
     else:
-        steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
+        steps["rollq demo --out demo.jsonl"] = (
+            "keep the trajectories, then read one: rollq show demo.jsonl:1"
+        )
     if job.env == "shop":
         tau = f"tasks of tau2-bench ({install_line('tau2-2025')})"
         steps["rollq demo --env tau2_2025:retail --set split=test"] = tau
@@ -201,14 +237,22 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
     else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
-        parts = "rollq redis; rollq engine" + (f" --env {env}" if env != "shop" else "") + "; rollq worker"
+        parts = (
+            "rollq redis; rollq engine"
+            + (f" --env {env}" if env != "shop" else "")
+            + "; rollq worker"
+        )
     parts += f" --env {env}" if env != job.env else ""
     parts += f" --agent {agent}" if agent != job.agent else ""
     tasks = range(job.task, job.task + min(8, len({job.task for job in jobs})))
     chosen = f"--env {env} --split {job.split} --tasks {tasks[0]}-{tasks[-1]}"
     if job.agent != "tool-calling":
         chosen += f" --set agent={agent}"
-    chosen += "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in args.set if key not in SAID_APART)
+    chosen += "".join(
+        f" --set {shlex.quote(f'{key}={value}')}"
+        for key, value in args.set
+        if key not in SAID_APART
+    )
     steps |= {
         parts: "each in a terminal of its own, and then:",
         f"rollq submit --run first {chosen} --size 4 --seal": "",

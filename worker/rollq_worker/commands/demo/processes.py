@@ -1,7 +1,7 @@
 """The processes of a demo: Redis, the replay engine and one worker, each a real child process.
 
-A process that ends early ends the demo, with its last lines of output. It knows how the processes are started, not what
-they do.
+A process that ends early ends the demo, with its last lines of output. It knows how the processes
+are started, not what they do.
 """
 
 import os
@@ -57,7 +57,9 @@ class DemoProcesses:
         self._say("engine   loading the tasks to replay ...")
 
     def await_engine(self) -> None:
-        """Returns once the replay engine, if one was started, is up. Raises RollqError when it does not start."""
+        """Returns once the replay engine, if one was started, is up. Raises RollqError when it does
+        not start.
+        """
         # A cold disk takes less to read a tokenizer library and an environment's data.
         deadline = time.monotonic() + 120.0
         for child in self._children:
@@ -71,7 +73,11 @@ class DemoProcesses:
 
     def start_worker(self, concurrency: int, tokenizer: str | None = None) -> None:
         redis = self.redis_url
-        env = {"ROLLQ_REDIS_URL": redis, "ROLLQ_BROKER_URL": redis, "ROLLQ_ENGINE_URL": self.engine_url}
+        env = {
+            "ROLLQ_REDIS_URL": redis,
+            "ROLLQ_BROKER_URL": redis,
+            "ROLLQ_ENGINE_URL": self.engine_url,
+        }
         flags = ["--tokenizer", tokenizer] if tokenizer else []
         child = self._start("worker", ["worker", "--concurrency", str(concurrency), *flags], env)
         self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
@@ -83,7 +89,9 @@ class DemoProcesses:
                 raise RollqError(child.how_it_ended())
 
     def last_output(self) -> str:
-        return "\n".join(f"last lines of the {c.name}:\n{c.tail()}" for c in reversed(self._children) if c.tail())
+        return "\n".join(
+            f"last lines of the {c.name}:\n{c.tail()}" for c in reversed(self._children) if c.tail()
+        )
 
     def stop(self) -> None:
         """Stops the worker first, because it gives its jobs back. Safe to repeat."""
@@ -100,7 +108,9 @@ class DemoProcesses:
         path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "rollq", *args]
         log = self.folder / f"{name}-{len(self._children)}.log"
-        child = Child(name, command, log=log, env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})})
+        child = Child(
+            name, command, log=log, env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
+        )
         self._children.append(child)
         return child
 

@@ -1,4 +1,5 @@
-"""The run of a demo: producer and trainer loop in this process, and a count of every job at the end.
+"""The run of a demo: producer and trainer loop in this process, and a count of every job at the
+end.
 
 It never hangs: an ended process and a run without progress both end it with an error.
 """
@@ -24,7 +25,9 @@ from rollq.servers.connection import connect
 from rollq_worker.commands.demo.processes import DemoProcesses
 
 STANDSTILL_S = 300.0
-"""Seconds without any change after which the demo gives up. A model on a CPU can take minutes for a turn."""
+"""Seconds without any change after which the demo gives up. A model on a CPU can take minutes for a
+turn.
+"""
 LOOK_S = 0.5
 """Seconds between two looks at the ledger."""
 
@@ -33,7 +36,11 @@ class DemoRun:
     """The producer, the trainer loop and the job counts of one run."""
 
     def __init__(
-        self, jobs: Sequence[Job], processes: DemoProcesses, progress: ProgressDisplay, out: TrajectoryOutput | None
+        self,
+        jobs: Sequence[Job],
+        processes: DemoProcesses,
+        progress: ProgressDisplay,
+        out: TrajectoryOutput | None,
     ) -> None:
         """`jobs`: sample 0 of each group, all of one run and size."""
         self.jobs = jobs
@@ -59,7 +66,9 @@ class DemoRun:
         return Client(url, run=self.run, broker_url=url)
 
     def play(self) -> None:
-        """Plays until the sealed run has no more groups. Raises RollqError when it cannot continue."""
+        """Plays until the sealed run has no more groups. Raises RollqError when it
+        cannot continue.
+        """
         producer = threading.Thread(target=self._produce, name="producer", daemon=True)
         try:
             with self._client() as client, client.consumer() as consumer:
@@ -91,7 +100,8 @@ class DemoRun:
                 self.summary.add(trajectory)
 
     def _look(self) -> int:
-        """Shows the run's state, at most every LOOK_S seconds; returns how many groups to take next.
+        """Shows the run's state, at most every LOOK_S seconds; returns how many groups to take
+        next.
 
         Raises RollqError when a process has ended or nothing changes any more.
         """
@@ -107,13 +117,20 @@ class DemoRun:
         if state != self._state:
             self._state, self._changed = state, now
         elif now - self._changed > STANDSTILL_S:
-            raise RollqError(f"nothing has changed for {STANDSTILL_S:g} s: {stats}\n{self._processes.last_output()}")
+            raise RollqError(
+                f"nothing has changed for {STANDSTILL_S:g} s: "
+                f"{stats}\n{self._processes.last_output()}"
+            )
         total = len(self.jobs) * self.size
-        self._progress.show(stats["done"] + stats["dead"], total, self._facts(stats, now - self._began))
+        self._progress.show(
+            stats["done"] + stats["dead"], total, self._facts(stats, now - self._began)
+        )
         return 1
 
     def _journaled(self) -> int:
-        """Number of events in the journals of running episodes. They show progress while no episode ends."""
+        """Number of events in the journals of running episodes. They show progress while no episode
+        ends.
+        """
         view, total = self._view, 0
         for member in view.redis.zrange(view.keys.leased, 0, -1):
             total += view.redis.llen(view.keys.journal(member.decode().partition("#")[0]))
@@ -126,16 +143,21 @@ class DemoRun:
             "delivered": str(len(self.delivered)),
             "reward": "-" if s.reward_mean is None else f"{s.reward_mean:.3f}",
             "turns": str(s.turns),
-            "tokens": f"{s.sampled_tokens} sampled of {s.total_tokens} ({s.sampled_tokens / max(seconds, 1e-3):.0f}/s)",
+            "tokens": f"{s.sampled_tokens} sampled of {s.total_tokens} "
+            f"({s.sampled_tokens / max(seconds, 1e-3):.0f}/s)",
             "stops": ", ".join(f"{stop} {count}" for stop, count in s.stops.most_common()) or "-",
         }
 
     def result(self, wall_s: float) -> dict[str, Any]:
-        """The counts and means, after `play`. Sets `lost`, which is 0 when every job is accounted for."""
+        """The counts and means, after `play`. Sets `lost`, which is 0 when every job is accounted
+        for.
+        """
         stats = self._view.stats()
         dropped = self._count_dropped()
         submitted, done, dead = (int(stats[name]) for name in ("submitted", "done", "dead"))
-        self.lost = abs(len(self.jobs) * self.size - done - dead) + abs(done - len(self.delivered) - dropped)
+        self.lost = abs(len(self.jobs) * self.size - done - dead) + abs(
+            done - len(self.delivered) - dropped
+        )
         return {
             "run": self.run,
             "env": self.jobs[0].env,
@@ -151,9 +173,13 @@ class DemoRun:
         }
 
     def _count_dropped(self) -> int:
-        """Number of undelivered jobs that were graded in a dropped group. Also collects the deaths and stops."""
+        """Number of undelivered jobs that were graded in a dropped group. Also collects the deaths
+        and stops.
+        """
         dropped = 0
-        for job_id in (f"{self.run}/{job.group}/{i}" for job in self.jobs for i in range(self.size)):
+        for job_id in (
+            f"{self.run}/{job.group}/{i}" for job in self.jobs for i in range(self.size)
+        ):
             if job_id in self.delivered or (state := self._view.job(job_id)) is None:
                 continue
             if state.state == State.DEAD:

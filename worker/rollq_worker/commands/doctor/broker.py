@@ -1,4 +1,6 @@
-"""What `rollq doctor` says of Celery's broker: whether it can be used, whose Redis it is, and what its user may do."""
+"""What `rollq doctor` says of Celery's broker: whether it can be used, whose Redis it is, and what
+its user may do.
+"""
 
 from typing import Any
 
@@ -17,7 +19,8 @@ from rollq_worker.process.redis_rights import Part
 
 NAME = "broker"
 ANOTHER = (
-    "if that is what you want, give producers the same address (ROLLQ_BROKER_URL, or --broker), else they send where no"
+    "if that is what you want, give producers the same address (ROLLQ_BROKER_URL, or "
+    "--broker), else they send where no"
     " worker takes"
 )
 
@@ -28,7 +31,9 @@ def check(settings: Settings) -> list[Finding]:
     try:
         check_broker(app)
     except Unwritable as e:
-        return [Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")]
+        return [
+            Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")
+        ]
     broker = Broker(settings.broker_url)
     try:
         waiting = broker.backlog(settings.queues)
@@ -38,21 +43,39 @@ def check(settings: Settings) -> list[Finding]:
     # The transport options that hold no password.
     transport = {
         name: app.conf.broker_transport_options.get(name)
-        for name in ("socket_timeout", "socket_connect_timeout", "health_check_interval", "ack_emulation")
+        for name in (
+            "socket_timeout",
+            "socket_connect_timeout",
+            "health_check_interval",
+            "ack_emulation",
+        )
     }
     details = {"waiting": waiting, "transport": transport}
     if waiting is None:
         says = f"{url} takes messages, but does not tell how many wait"
         return [Finding(NAME, Level.WARN, says, "look at the broker's log", details=details)]
-    told = f"queue{'s' if settings.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
+    told = (
+        f"queue{'s' if settings.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
+    )
     try:
         client = connect(settings.broker_url, patience_s=0)
     except SettingsError:
-        says = f"{url} takes messages; {told}. Whose Redis it is and what its user may do is not checked"
-        return [Finding(NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details)]
+        says = (
+            f"{url} takes messages; {told}. Whose Redis it is and what its user may "
+            "do is not checked"
+        )
+        return [
+            Finding(
+                NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details
+            )
+        ]
     try:
         same = _same(client, settings)
-        return [_place(same, url, told, details), *([] if same else _eviction(client)), _rights(client, settings)]
+        return [
+            _place(same, url, told, details),
+            *([] if same else _eviction(client)),
+            _rights(client, settings),
+        ]
     finally:
         client.close()
 
@@ -60,7 +83,13 @@ def check(settings: Settings) -> list[Finding]:
 def _place(same: bool, url: str, told: str, details: dict[str, Any]) -> Finding:
     if same:
         return Finding(NAME, Level.OK, f"the ledger's Redis; {told}", details=details)
-    return Finding(NAME, Level.WARN, f"{url} is another Redis than the ledger's; {told}", ANOTHER, details=details)
+    return Finding(
+        NAME,
+        Level.WARN,
+        f"{url} is another Redis than the ledger's; {told}",
+        ANOTHER,
+        details=details,
+    )
 
 
 def _same(client: Any, settings: Settings) -> bool:
@@ -71,7 +100,9 @@ def _same(client: Any, settings: Settings) -> bool:
         return False
     ledger = connect(settings.redis_url, patience_s=0)
     try:
-        places = [(health.server_info(one).get("run_id"), _database(one)) for one in (client, ledger)]
+        places = [
+            (health.server_info(one).get("run_id"), _database(one)) for one in (client, ledger)
+        ]
     finally:
         ledger.close()
     return places[0] == places[1] and bool(places[0][0])
@@ -83,8 +114,15 @@ def _database(client: Any) -> int:
 
 def _eviction(client: Any) -> list[Finding]:
     """Of a broker that is not the ledger's Redis. Messages that it loses are sent again."""
-    bad = [one for one in health.findings(client) if one.level is not Level.OK and one.name != "redis persistence"]
-    return [Finding(f"broker's {one.name}", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
+    bad = [
+        one
+        for one in health.findings(client)
+        if one.level is not Level.OK and one.name != "redis persistence"
+    ]
+    return [
+        Finding(f"broker's {one.name}", Level.WARN, one.says, one.remedy, details=one.details)
+        for one in bad
+    ]
 
 
 def _rights(client: Any, settings: Settings) -> Finding:

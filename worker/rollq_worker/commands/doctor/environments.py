@@ -1,4 +1,6 @@
-"""What `rollq doctor` says of environments: their first tasks are played by ground truth, which must earn 1.0."""
+"""What `rollq doctor` says of environments: their first tasks are played by ground truth, which
+must earn 1.0.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +12,16 @@ from rollq_worker.environments import domain, names, origins
 
 TASKS = 4
 """Number of tasks of an environment that are played, from all over its first split."""
-INSTALL = "check the name, and that its package is installed on every worker; `rollq env check NAME` says more"
+INSTALL = (
+    "check the name, and that its package is installed on every worker; `rollq env "
+    "check NAME` says more"
+)
 
 
 def played_here(asked: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The environments to check: those that were asked for, else all of this machine. Then also those of rollq whose
-    package is not installed. Raises RollqError."""
+    """The environments to check: those that were asked for, else all of this machine. Then also
+    those of rollq whose package is not installed. Raises RollqError.
+    """
     if asked:
         return list(dict.fromkeys(asked)), []
     absent: list[str] = []
@@ -37,7 +43,12 @@ def check(name: str) -> list[Finding]:
     split, count = next(iter(environment.splits().items()))
     report = check_environment(environment, split, chosen(count, TASKS))
     tools = next(iter(report.tools), None)
-    details = {"environment": name, "version": environment.version, "tools": tools, "tasks": report.played}
+    details = {
+        "environment": name,
+        "version": environment.version,
+        "tools": tools,
+        "tasks": report.played,
+    }
     known = "" if tools is None else f"{tools} tools, "  # None: no task could be opened
     what = f"{environment.version}, {known}{report.played} of {count} tasks of {split}"
     if report.problems:
@@ -47,7 +58,9 @@ def check(name: str) -> list[Finding]:
     if not report.rewards:
         says = f"{what}: no ground truth, so it is not known whether a perfect agent earns 1.0"
         return [Finding(title, Level.WARN, says, "give its tasks moves", report.notes[1:], details)]
-    return [Finding(title, Level.OK, f"{what}: the ground truth earns 1.0", "", report.notes, details)]
+    return [
+        Finding(title, Level.OK, f"{what}: the ground truth earns 1.0", "", report.notes, details)
+    ]
 
 
 def tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:

@@ -1,4 +1,6 @@
-"""Runs a check under a time limit. What a check raises becomes its finding, so no check can end another."""
+"""Runs a check under a time limit. What a check raises becomes its finding, so no check can end
+another.
+"""
 
 import threading
 import time
@@ -17,7 +19,9 @@ class Limited:
     """A check that runs in a thread of its own from now on."""
 
     def __init__(self, name: str, check: Check, limit_s: float, remedy: str) -> None:
-        """`name` is that of the finding if the check itself finds nothing, and `remedy` what to do then."""
+        """`name` is that of the finding if the check itself finds nothing, and `remedy` what to do
+        then.
+        """
         self._name, self._check, self._limit_s, self._remedy = name, check, limit_s, remedy
         self._until = time.monotonic() + limit_s
         self._found: Sequence[Finding] = ()
@@ -27,7 +31,9 @@ class Limited:
         self._thread.start()
 
     def findings(self) -> Sequence[Finding]:
-        """What it found. Waits for it, but not longer than the limit. Raises ModuleNotFoundError."""
+        """What it found. Waits for it, but not longer than the limit. Raises
+        ModuleNotFoundError.
+        """
         self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
             return [self._failed(f"not checked: the check did not end within {self._limit_s:g} s")]

@@ -1,4 +1,6 @@
-"""What `rollq doctor` says of the ledger's Redis and of the live workers that are registered there."""
+"""What `rollq doctor` says of the ledger's Redis and of the live workers that are
+registered there.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +37,12 @@ def check_redis(settings: Settings) -> list[Finding]:
     try:
         answers = Finding("redis", Level.OK, f"{mask_url(settings.redis_url)} answers")
         told = health.findings(client)
-        return [*([] if told[0].name == "redis" else [answers]), *told, health.latency(client), _rights(client)]
+        return [
+            *([] if told[0].name == "redis" else [answers]),
+            *told,
+            health.latency(client),
+            _rights(client),
+        ]
     finally:
         client.close()
 
@@ -54,9 +61,13 @@ def rights(name: str, lacking: dict[Part, list[str]]) -> Finding:
     lines = [f"{part} lacks {_some(missing)}" for part, missing in lacking.items() if missing]
     details = {"missing": lacking}
     if lacking[Part.WORKER]:
-        says = "this user may not do what a worker does" + (f", only what a {' and a '.join(may)} does" if may else "")
+        says = "this user may not do what a worker does" + (
+            f", only what a {' and a '.join(may)} does" if may else ""
+        )
         return Finding(name, Level.FAIL, says, redis_rights.REMEDY, lines, details)
-    return Finding(name, Level.OK, f"this user may do what a {' and a '.join(may)} does", "", lines, details)
+    return Finding(
+        name, Level.OK, f"this user may do what a {' and a '.join(may)} does", "", lines, details
+    )
 
 
 def _some(missing: Sequence[str]) -> str:
@@ -65,7 +76,9 @@ def _some(missing: Sequence[str]) -> str:
 
 
 def check_workers(settings: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
-    """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
+    """Whether the live workers are heard of, are of this version, and may play what this machine's
+    settings say.
+    """
     client = connect(settings.redis_url, patience_s=0)
     try:
         fleet = read_workers(client)
@@ -87,7 +100,9 @@ def check_workers(settings: Settings, tokenizer: Tokenizer | None) -> list[Findi
         return [Finding(WORKERS, Level.OK, says, details=details)]
     remedies = list(dict.fromkeys(remedy for _, remedy in problems))
     lines = [problem for problem, _ in problems]
-    return [Finding(WORKERS, Level.WARN, f"{says}; {lines[0]}", "; ".join(remedies), lines[1:], details)]
+    return [
+        Finding(WORKERS, Level.WARN, f"{says}; {lines[0]}", "; ".join(remedies), lines[1:], details)
+    ]
 
 
 def _problems(worker: LiveWorker, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
@@ -102,16 +117,22 @@ def _problems(worker: LiveWorker, tokenizer: Tokenizer | None) -> list[tuple[str
         problems.append((f"nothing was heard of {worker.name} for {worker.age_s:g} s", remedy))
     if tokenizer is not None and not worker.plays(tokenizer.hash, tokenizer.template_hash):
         remedy = "give all workers of a run the same --tokenizer and --template"
-        problems.append((f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy))
+        problems.append(
+            (f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy)
+        )
     problems += [
-        (f"{worker.name} cannot play run {run}: {why}", "give it what it lacks") for run, why in worker.left_alone
+        (f"{worker.name} cannot play run {run}: {why}", "give it what it lacks")
+        for run, why in worker.left_alone
     ]
     if worker.engine == AWAY:
-        problems.append((f"the engine of {worker.name} is away", "start it, or correct that worker's --engine"))
+        problems.append(
+            (f"the engine of {worker.name} is away", "start it, or correct that worker's --engine")
+        )
     else:
         states = {engine.url: engine.state for engine in worker.engines if engine.state != READY}
         problems += [
-            (f"{url} is {state}, as {worker.name} says", "see the engine's line") for url, state in states.items()
+            (f"{url} is {state}, as {worker.name} says", "see the engine's line")
+            for url, state in states.items()
         ]
     return problems
 

@@ -1,7 +1,9 @@
-"""What is wrong with an environment: its tasks are played by the worker's own agent loop, without a model.
+"""What is wrong with an environment: its tasks are played by the worker's own agent loop, without a
+model.
 
-Engine and renderer are the fakes that ship with rollq, so the loop's own checks of tools, observations and rewards are
-the checks here. A second play from the first one's journal shows whether another worker could continue the episode.
+Engine and renderer are the fakes that ship with rollq, so the loop's own checks of tools,
+observations and rewards are the checks here. A second play from the first one's journal shows
+whether another worker could continue the episode.
 """
 
 import contextlib
@@ -18,7 +20,17 @@ from typing import Any, TypeVar
 
 import rollq
 import rollq_worker
-from rollq.env import RESPOND, STOP_MARKER, Action, Domain, Environment, Grade, Observation, Task, User
+from rollq.env import (
+    RESPOND,
+    STOP_MARKER,
+    Action,
+    Domain,
+    Environment,
+    Grade,
+    Observation,
+    Task,
+    User,
+)
 from rollq.errors import EnvironmentFailure, RollqError
 from rollq.events import Stop
 from rollq.job import Budget, Job, Json
@@ -32,7 +44,9 @@ from rollq_worker.users.scripted import ScriptedUser
 T = TypeVar("T")
 
 OURS = (*(str(Path(package.__path__[0])) for package in (rollq, rollq_worker)), contextlib.__file__)
-"""Where the lines of a traceback are not the author's. What `open()` raises passes through contextlib."""
+"""Where the lines of a traceback are not the author's. What `open()` raises passes through
+contextlib.
+"""
 SMALL_TALK = "Is there anything else that I can do for you?"
 SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
@@ -77,10 +91,14 @@ class Report:
 
 
 def check_environment(
-    domain: Domain, split: str, tasks: Sequence[int], played: Callable[[int], object] = lambda tasks: None
+    domain: Domain,
+    split: str,
+    tasks: Sequence[int],
+    played: Callable[[int], object] = lambda tasks: None,
 ) -> Report:
-    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `played` is told how many of
-    them have been."""
+    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `played`
+    is told how many of them have been.
+    """
     openings: dict[str, int] = {}
     report, began = Report(), _programs_s()
     for one in _reports(partial(_check_index, domain, split, openings), tasks, began):
@@ -91,9 +109,12 @@ def check_environment(
     return report
 
 
-def _reports(check: Callable[[int], Report], tasks: Sequence[int], began: float) -> Iterator[Report]:
-    """In the order of the tasks. An environment that starts programs waits for them, so some of its tasks are played at
-    once, after the first one. Then only that one tells what a turn costs."""
+def _reports(
+    check: Callable[[int], Report], tasks: Sequence[int], began: float
+) -> Iterator[Report]:
+    """In the order of the tasks. An environment that starts programs waits for them, so some of its
+    tasks are played at once, after the first one. Then only that one tells what a turn costs.
+    """
     yield from map(check, tasks[:1])
     if _programs_s() == began:
         yield from map(check, tasks[1:])
@@ -118,9 +139,13 @@ def _check_index(domain: Domain, split: str, openings: dict[str, int], index: in
             report.problems.append(f"task {index}: {wrong}")
             return report
         if task != again:
-            report.problems.append(f"task {index}: task({split!r}, {index}) returns another task the second time")
+            report.problems.append(
+                f"task {index}: task({split!r}, {index}) returns another task the second time"
+            )
         if (first := openings.setdefault(task.opening, index)) != index:
-            report.problems.append(f"tasks {first} and {index} have the same opening, and it must be unique")
+            report.problems.append(
+                f"tasks {first} and {index} have the same opening, and it must be unique"
+            )
         report.judged = int(bool(task.assertions))
         _check_task(domain, split, index, task, report)
     except RollqError as e:
@@ -132,9 +157,15 @@ def _check_index(domain: Domain, split: str, openings: dict[str, int], index: in
 
 def _place(error: BaseException) -> str:
     """The author's line that raised it, and the call that it was raised in."""
-    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(OURS)
+    ]
     # The innermost line of the author's own folder: what it calls may be a library's.
-    own = [frame for frame in theirs if Path(frame.filename).parent == Path(theirs[0].filename).parent]
+    own = [
+        frame for frame in theirs if Path(frame.filename).parent == Path(theirs[0].filename).parent
+    ]
     lines = [f"{own[-1].filename}:{own[-1].lineno}"] if own else []
     facts = ", ".join([*lines, *getattr(error, "__notes__", ())])
     return f" ({facts})" if facts else ""
@@ -172,14 +203,19 @@ def _check_task(domain: Domain, split: str, index: int, task: Task, report: Repo
         report.rewards.append(first.reward or 0.0)
         if first.stop is not Stop.DONE:
             report.problems.append(
-                f"task {index}: the episode does not end within {SPARE_TURNS} turns of its last move"
+                f"task {index}: the episode does not end within {SPARE_TURNS} "
+                "turns of its last move"
             )
         elif first.reward != 1.0:
             why = json.dumps(dict(first.info), default=str)
-            report.problems.append(f"task {index}: the ground truth earns {first.reward}, not 1.0: {why:.300}")
+            report.problems.append(
+                f"task {index}: the ground truth earns {first.reward}, not 1.0: {why:.300}"
+            )
         again = player.play([_as_turn(move) for move in task.moves], recorded=first)
         if again.reward != first.reward:
-            report.problems.append(f"task {index}: the same actions earn {first.reward}, and then {again.reward}")
+            report.problems.append(
+                f"task {index}: the same actions earn {first.reward}, and then {again.reward}"
+            )
     report.idle_rewards.append(player.play([SMALL_TALK]).reward or 0.0)
     player.play([_as_turn(call) for call in _wrong_calls(player.tools)], group="mistakes")
 
@@ -197,15 +233,32 @@ class _Player:
     """Plays one task."""
 
     def __init__(self, domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
-        self._domain, self._split, self._index, self._task, self._report = domain, split, index, task, report
+        self._domain, self._split, self._index, self._task, self._report = (
+            domain,
+            split,
+            index,
+            task,
+            report,
+        )
         with self._opened() as environment, errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(environment)
         report.tools.append(len(self.tools))
 
-    def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
+    def play(
+        self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves"
+    ) -> Trajectory:
         """An episode in which the policy says these turns, and then small talk."""
-        budget = Budget(max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST)
-        job = Job(run="check", group=group, env="checked", split=self._split, task=self._index, budget=budget)
+        budget = Budget(
+            max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST
+        )
+        job = Job(
+            run="check",
+            group=group,
+            env="checked",
+            split=self._split,
+            task=self._index,
+            budget=budget,
+        )
         events = recorded.events[:-1] if recorded else ()
         with self._opened() as environment:
             return loop.play(
@@ -242,7 +295,10 @@ class _Typed:
             observation = _of_type("step() returns", self.environment.step(action), (Observation,))
             _of_type("Observation.done is", observation.done, (bool,))
         except (Exception, SystemExit) as e:  # other people's code
-            e.add_note(f"in the call {action.name}({json.dumps(dict(action.arguments), ensure_ascii=False):.200})")
+            e.add_note(
+                "in the call "
+                f"{action.name}({json.dumps(dict(action.arguments), ensure_ascii=False):.200})"
+            )
             raise
         return observation
 
@@ -254,7 +310,9 @@ class _Typed:
 
 def _of_type(what: str, value: T, kinds: tuple[type, ...]) -> T:
     if not isinstance(value, kinds):
-        raise TypeError(f"{what} a {type(value).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}")
+        raise TypeError(
+            f"{what} a {type(value).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}"
+        )
     return value
 
 
@@ -267,10 +325,15 @@ def _as_turn(action: Action) -> str:
 
 
 def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
-    """Calls that a policy may make by mistake: no arguments, unknown ones, wrong types, an unknown tool."""
+    """Calls that a policy may make by mistake: no arguments, unknown ones, wrong types, an unknown
+    tool.
+    """
     calls = [Action("no_such_tool", {})]
     for tool in tools:
-        name, known = tool["function"]["name"], tool["function"].get("parameters", {}).get("properties", {})
+        name, known = (
+            tool["function"]["name"],
+            tool["function"].get("parameters", {}).get("properties", {}),
+        )
         calls += [Action(name, {}), Action(name, {"no_such_argument": 1})]
         odd: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
         calls += [Action(name, dict.fromkeys(known, value)) for value in odd]
@@ -280,14 +343,18 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
 def _sum_up(report: Report) -> None:
     if report.idle_rewards and not report.rewards:
         report.notes.append(
-            "no task has moves: whether a perfect agent earns the reward cannot be seen here (the replay engine makes"
+            "no task has moves: whether a perfect agent earns the reward cannot be seen "
+            "here (the replay engine makes"
             " random calls)"
         )
     if report.judged:
         report.notes.append(
-            f"{report.judged} of these tasks have assertions that a model must judge: here they count as met"
+            f"{report.judged} of these tasks have assertions that a model must judge: "
+            "here they count as met"
         )
     idle = [reward for reward in report.idle_rewards if reward > 0]
     if idle:
         share = len(idle) / len(report.idle_rewards)
-        report.notes.append(f"an agent that only talks earns a reward in {share:.0%} of these tasks")
+        report.notes.append(
+            f"an agent that only talks earns a reward in {share:.0%} of these tasks"
+        )

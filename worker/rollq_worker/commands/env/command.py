@@ -30,7 +30,9 @@ TEMPLATE = Path(__file__).with_name("new")
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "env",
-        description="Lists the environments of this machine, checks one by playing its tasks without a model, or writes"
+        description="Lists the environments of this machine, checks one by playing "
+        "its tasks without "
+        "a model, or writes"
         " a new one to begin with.",
     )
     kinds = parser.add_commands(title="commands")
@@ -44,7 +46,8 @@ def add(commands: Commands) -> None:
     checked = kinds.add_parser(
         "check",
         help="play some tasks of one without a model, and say what is wrong with it",
-        description="Plays some tasks by ground truth, by wrong calls and by small talk, and each ground truth a second"
+        description="Plays some tasks by ground truth, by wrong calls and by small talk, and each "
+        "ground truth a second"
         " time from its journal. Exit code 1: something is wrong.",
     )
     checked.add_argument(
@@ -54,7 +57,12 @@ def add(commands: Commands) -> None:
         help="environment to check: a name, FILE.py:FUNCTION, or a dataset, FILE.jsonl:GRADER",
     )
     checked.add_argument("--split", help="one of the environment's task lists (the first)")
-    checked.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (20 from all over the split)")
+    checked.add_argument(
+        "--tasks",
+        type=tasks,
+        metavar="A-B",
+        help="tasks A to B, or one (20 from all over the split)",
+    )
     add_json(checked, "print one JSON object: env, version, split, tasks, problems, notes, costs")
     checked.set_defaults(run=_check)
     new = kinds.add_parser(
@@ -62,7 +70,9 @@ def add(commands: Commands) -> None:
         help="write a small one to begin with",
         description="Writes a package with a small environment that passes its own tests.",
     )
-    new.add_argument("name", type=_new_name, metavar="NAME", help="name of the environment and of its folder")
+    new.add_argument(
+        "name", type=_new_name, metavar="NAME", help="name of the environment and of its folder"
+    )
     new.set_defaults(run=_new)
 
 
@@ -92,10 +102,15 @@ def _check(args: argparse.Namespace) -> int:
         count = task_count(args.env, split)
         indices: Sequence[int] = args.tasks or chosen(count)
         if indices[-1] >= count:
-            raise SettingsError(f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}")
+            raise SettingsError(
+                f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}"
+            )
         with open_progress(sys.stderr) as progress:
             report = check_environment(
-                domain, split, indices, lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"})
+                domain,
+                split,
+                indices,
+                lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"}),
             )
     if args.json:
         costs = {"step_ms": _step_ms(report), "programs_s": _programs_s(report)}
@@ -114,7 +129,9 @@ def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") 
     if report.steps:
         lines.append(f"a turn costs {_step_ms(report):.2f} ms of CPU, opening and grade included")
     if report.programs_s:
-        lines.append(f"an episode costs {_programs_s(report):.2f} s of CPU in the programs that it starts")
+        lines.append(
+            f"an episode costs {_programs_s(report):.2f} s of CPU in the programs that it starts"
+        )
     if not report.problems:
         lines.append(f"next: rollq demo --env {env} --set split={split}")
     return lines
@@ -132,7 +149,8 @@ def _new_name(text: str) -> str:
     """An argument type: a name that Python can import."""
     if not (NAME.fullmatch(text) and text.isidentifier() and text.islower()) or iskeyword(text):
         raise argparse.ArgumentTypeError(
-            f"expected a name of small letters, digits and _ that begins with a letter, and no word of Python's, not"
+            "expected a name of small letters, digits and _ that begins with a letter, "
+            "and no word of Python's, not"
             f" {text!r}"
         )
     return text
@@ -144,12 +162,15 @@ def _new(args: argparse.Namespace) -> int:
         raise SettingsError(f"{folder} exists already; choose another name, or remove it")
     if find_spec(args.name):
         raise SettingsError(
-            f"Python has a module {args.name!r} already, which {args.name}.py would hide; choose another"
+            f"Python has a module {args.name!r} already, which {args.name}.py would "
+            "hide; choose another"
         )
     with needs("worker"):
         from rollq_worker.environments import names
     if args.name in names():
-        raise SettingsError(f"there is an environment {args.name!r} already (rollq env list); choose another name")
+        raise SettingsError(
+            f"there is an environment {args.name!r} already (rollq env list); choose another name"
+        )
     folder.mkdir()
     for source in sorted(TEMPLATE.iterdir()):
         written = folder / source.name.replace("NAME", args.name).removesuffix(".txt")

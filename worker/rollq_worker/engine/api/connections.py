@@ -1,8 +1,9 @@
 """Kept connections to one engine.
 
-They are urllib3's, without its pool: a pool takes a connection back before its user knows, and a user's wait may be cut
-from another thread. So here a connection belongs to one thread from `take` to `give_back`. A connection that lay idle
-for long is not used: SGLang closes it after 5 s, and loses what is sent at that moment. No request is sent twice.
+They are urllib3's, without its pool: a pool takes a connection back before its user knows, and a
+user's wait may be cut from another thread. So here a connection belongs to one thread from `take`
+to `give_back`. A connection that lay idle for long is not used: SGLang closes it after 5 s, and
+loses what is sent at that moment. No request is sent twice.
 """
 
 import socket
@@ -25,8 +26,8 @@ CONNECT_TIMEOUT_S = 3.0
 MAX_IDLE_S = 3.0
 """Longest time in seconds that a connection may lie idle."""
 KEEPALIVE = [
-    # A machine that vanished never resets its connections. Keepalive notices within half a minute, long before the read
-    # timeout.
+    # A machine that vanished never resets its connections. Keepalive notices within half a minute,
+    # long before the read timeout.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
         (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -38,16 +39,24 @@ HEADERS = {"Accept": "*/*", "User-Agent": "rollq", "Content-Type": "application/
 
 
 class EngineConnections:
-    """Connections to the engine at an address, which may have a login. The one that was used last is used next."""
+    """Connections to the engine at an address, which may have a login. The one that was used last
+    is used next.
+    """
 
     def __init__(self, url: str, max_bytes: int) -> None:
         parts = parse_url(url)
         self._headers = dict(HEADERS)
         if parts.auth:
-            self._headers["Authorization"] = make_headers(basic_auth=unquote(parts.auth))["authorization"]
+            self._headers["Authorization"] = make_headers(basic_auth=unquote(parts.auth))[
+                "authorization"
+            ]
         self._prefix = (parts.path or "").rstrip("/")
         self._max_bytes = max_bytes
-        self._class, tls = (HTTPSConnection, {"ca_certs": where()}) if parts.scheme == "https" else (HTTPConnection, {})
+        self._class, tls = (
+            (HTTPSConnection, {"ca_certs": where()})
+            if parts.scheme == "https"
+            else (HTTPConnection, {})
+        )
         self._options: dict[str, Any] = {
             "host": (parts.host or "").strip("[]"),
             "port": parts.port,
@@ -85,8 +94,9 @@ class EngineConnections:
             connection.close()
 
     def close_idle(self, max_idle_s: float) -> None:
-        """Close those that lay idle for longer. The server has closed its ends, and a quiet worker would keep ours
-        open."""
+        """Close those that lay idle for longer. The server has closed its ends, and a quiet worker
+        would keep ours open.
+        """
         with suppress(IndexError):  # until none is left
             while time.monotonic() - self._idle[0][1] > max_idle_s:
                 self._idle.popleft()[0].close()
@@ -105,7 +115,8 @@ class EngineConnections:
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> tuple[Response, bool]:
-        """The answer, and whether the connection may be used again. Raises NoResponse, after which it may not.
+        """The answer, and whether the connection may be used again. Raises NoResponse, after which
+        it may not.
 
         `timeout_s` limits each read and each write.
         """
@@ -114,11 +125,18 @@ class EngineConnections:
             # It may answer before it has read everything. If not, reading says so.
             with suppress(BrokenPipeError, ConnectionResetError):
                 headers = {**self._headers, **headers}
-                connection.request(method, self._prefix + path, body, headers, preload_content=False)
+                connection.request(
+                    method, self._prefix + path, body, headers, preload_content=False
+                )
             answer = connection.getresponse()
             content = read_body(answer, self._max_bytes)
-            # After another status the server may say more. What the server will close is closed by now.
-            reusable = answer.status == 200 and len(content) <= self._max_bytes and not connection.is_closed
+            # After another status the server may say more. What the server will close is closed by
+            # now.
+            reusable = (
+                answer.status == 200
+                and len(content) <= self._max_bytes
+                and not connection.is_closed
+            )
             return Response(answer.status, content, answer.headers.get("Retry-After", "")), reusable
         except (OSError, HTTPError, HTTPException, ValueError) as e:
             failure = failure_of(e)

@@ -1,4 +1,5 @@
-"""Everything that an engine is asked except to generate: whether it is ready, whether it hangs, to abort a request.
+"""Everything that an engine is asked except to generate: whether it is ready, whether it hangs, to
+abort a request.
 
 The invariant: every question has a timeout. It knows nothing of jobs.
 """
@@ -12,7 +13,9 @@ from rollq_worker.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
 SCHEDULER_TIMEOUT_S = 25.0
-"""Seconds to wait for what SGLang's scheduler answers, between two of its steps. /health gives up after 20 s."""
+"""Seconds to wait for what SGLang's scheduler answers, between two of its steps. /health gives up
+after 20 s.
+"""
 LOAD_TIMEOUT_S = 2.0
 """Seconds to wait for an engine's load. One thread asks all engines in turn."""
 ABORT_TIMEOUT_S = 1.0
@@ -23,11 +26,13 @@ class EngineControl:
         self._http = http
 
     def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
-        """Why the engine takes no requests, and whether it is unreachable; ("", False) when it takes them.
+        """Why the engine takes no requests, and whether it is unreachable; ("", False) when it
+        takes them.
 
-        One that hung, or calls itself unhealthy, must also pass SGLang's health check: until then /ready of 0.5.23
-        answers 503, although it generates again. Its scheduler is asked before, because a check that fails makes SGLang
-        unhealthy. A router has none of these paths, and answers 503 when it has no engine.
+        One that hung, or calls itself unhealthy, must also pass SGLang's health check: until then
+        /ready of 0.5.23 answers 503, although it generates again. Its scheduler is asked before,
+        because a check that fails makes SGLang unhealthy. A router has none of these paths, and
+        answers 503 when it has no engine.
         """
         try:
             if not hung:
@@ -45,9 +50,9 @@ class EngineControl:
     def hangs(self) -> bool:
         """Whether the engine's scheduler answers nothing although it is not paused.
 
-        While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers /server_info between
-        two steps, also in a pause, unless it loads weights. /health would prove more, but a step of over 20 s fails it,
-        and then SGLang takes itself for unhealthy.
+        While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers
+        /server_info between two steps, also in a pause, unless it loads weights. /health would
+        prove more, but a step of over 20 s fails it, and then SGLang takes itself for unhealthy.
         """
         try:
             ready = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
@@ -58,9 +63,14 @@ class EngineControl:
             return True
 
     def paused(self) -> bool:
-        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say; see `load_watch.Idle`."""
+        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say; see
+        `load_watch.Idle`.
+        """
         try:
-            return self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503 and not self._unhealthy()
+            return (
+                self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503
+                and not self._unhealthy()
+            )
         except NoResponse:
             return False
 
@@ -69,7 +79,9 @@ class EngineControl:
         return self._http.get("/ping", timeout_s=LOAD_TIMEOUT_S).status == 503
 
     def abort(self, rid: str) -> bool:
-        """Have the engine end this request with what it has sampled. False when it could not be asked."""
+        """Have the engine end this request with what it has sampled. False when it could not be
+        asked.
+        """
         try:
             body = json.dumps({"rid": rid}).encode()
             return self._http.post("/abort_request", body, timeout_s=ABORT_TIMEOUT_S).status < 400
@@ -77,16 +89,22 @@ class EngineControl:
             return False
 
     def tokenize(self, text: str) -> object:
-        """The reply of /tokenize; None if the server has no such path. Raises NoResponse while the engine is away."""
+        """The reply of /tokenize; None if the server has no such path. Raises NoResponse while the
+        engine is away.
+        """
         body = json.dumps({"prompt": text}).encode()
         return _json("/tokenize", self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S))
 
     def load(self) -> EngineLoad | None:
-        """How busy the engine is; None when it does not tell. Raises NoResponse while it is away."""
+        """How busy the engine is; None when it does not tell. Raises NoResponse while it
+        is away.
+        """
         return read_load(_json(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
 
     def get_json(self, path: str) -> object:
-        """The JSON at the path; None if the server does not have it. Raises NoResponse while the engine is away."""
+        """The JSON at the path; None if the server does not have it. Raises NoResponse while the
+        engine is away.
+        """
         return _json(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))
 
 

@@ -22,9 +22,13 @@ class EngineLoad:
     waiting: int
     """Requests in its own queue."""
     token_usage: float
-    """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted is not in it."""
+    """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted
+    is not in it.
+    """
     used_tokens: int = 0
-    """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not tell."""
+    """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not
+    tell.
+    """
 
     @property
     def shows_progress(self) -> bool:

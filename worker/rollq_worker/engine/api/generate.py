@@ -1,4 +1,5 @@
-"""POST /generate of one server: a request, and what its answer means. Also whether the server has it at all.
+"""POST /generate of one server: a request, and what its answer means. Also whether the server has
+it at all.
 
 It sends a request once, and never waits for an engine or chooses one: `SGLangEngine` does.
 """
@@ -14,7 +15,13 @@ from rollq.errors import JobFailure
 from rollq.events import VersionSpan
 from rollq_worker.engine.api.control import EngineControl
 from rollq_worker.engine.api.http import ROUTING_KEY, EngineHttp, WaitCut
-from rollq_worker.engine.api.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
+from rollq_worker.engine.api.reply import (
+    EngineAborted,
+    EngineUnavailable,
+    RequestFailed,
+    read_refusal,
+    read_reply,
+)
 from rollq_worker.engine.api.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.engine.limits import ANY_ID
 from rollq_worker.http_client import ConnectFailed, NoResponse, ResponseTimeout
@@ -25,7 +32,9 @@ PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
 PROBES = 3
-"""Number of unreadable answers that say what a server is. A single one may be a connection that broke."""
+"""Number of unreadable answers that say what a server is. A single one may be a connection that
+broke.
+"""
 
 
 class ConnectionLost(RequestFailed):
@@ -33,7 +42,9 @@ class ConnectionLost(RequestFailed):
 
 
 class OtherServer(Exception):
-    """The server is not an SGLang server. The message names what rollq needs, and not the server."""
+    """The server is not an SGLang server. The message names what rollq needs, and not
+    the server.
+    """
 
     def __init__(self, answer: str) -> None:
         super().__init__(f"POST {PATH} {answer}; rollq needs SGLang's native API (docs/engine.md)")
@@ -50,11 +61,14 @@ def sample_once(
     vocabulary: int,
     adapter: Adapter | None = None,
 ) -> Generated:
-    """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are sampled are below.
+    """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are
+    sampled are below.
 
-    The versions of a reply that `adapter` sampled are the adapter's: the engine tells those of the model below it.
+    The versions of a reply that `adapter` sampled are the adapter's: the engine tells those of the
+    model below it.
 
-    Raises WaitCut, ContextExceeded, AdapterMissing, and what `read_refusal` and `read_reply` say of the answer.
+    Raises WaitCut, ContextExceeded, AdapterMissing, and what `read_refusal` and `read_reply` say of
+    the answer.
     """
     if request.images is not None:
         prompt = write_ids(collapsed(request.ids, request.images.token))
@@ -72,7 +86,9 @@ def sample_once(
         response = http.generate(PATH, body, rid=rid, key=request.key, routing_key=group)
     except WaitCut as e:
         if not e.hung:
-            EngineControl(http).abort(rid)  # a server may take seconds to notice that the connection has gone
+            EngineControl(http).abort(
+                rid
+            )  # a server may take seconds to notice that the connection has gone
         raise
     except ConnectFailed as e:
         raise EngineUnavailable(str(e), unreachable=True) from e
@@ -98,15 +114,24 @@ def sample_once(
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
-    """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""
+    """How many tokens of this prompt each of some requests of one group found in a cache. Raises
+    NoResponse.
+    """
     prompt, group, found = write_ids(array("I", ids)), {ROUTING_KEY: uuid.uuid4().hex}, []
-    for _ in range(6):  # of so many, two engines that take turns or draw lots serve some each nearly always
+    for _ in range(
+        6
+    ):  # of so many, two engines that take turns or draw lots serve some each nearly always
         rid = f"{PROBE}/{uuid.uuid4().hex}"
         body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
         response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
         try:
             sampled = read_reply(
-                response.body, rid=rid, key=PROBE, prompt=len(ids), max_new_tokens=1, vocabulary=ANY_ID
+                response.body,
+                rid=rid,
+                key=PROBE,
+                prompt=len(ids),
+                max_new_tokens=1,
+                vocabulary=ANY_ID,
             )
         except (EngineUnavailable, RequestFailed, JobFailure) as e:
             raise NoResponse(str(e)) from e
@@ -117,7 +142,8 @@ def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
 def probe(http: EngineHttp, ids: Sequence[int]) -> str:
     """Ask for one token after these ids. Returns why there was none, or "".
 
-    Raises OtherServer when the answer is none of SGLang's. A server that is busy, hangs or wants a key may be one.
+    Raises OtherServer when the answer is none of SGLang's. A server that is busy, hangs or wants a
+    key may be one.
     """
     prompt = write_ids(array("I", ids))
     for tries in range(1, PROBES + 1):
@@ -134,7 +160,14 @@ def probe(http: EngineHttp, ids: Sequence[int]) -> str:
         if response.status != 200:
             return str(read_refusal(response, PROBE))
         try:
-            read_reply(response.body, rid=rid, key=PROBE, prompt=len(ids), max_new_tokens=1, vocabulary=ANY_ID)
+            read_reply(
+                response.body,
+                rid=rid,
+                key=PROBE,
+                prompt=len(ids),
+                max_new_tokens=1,
+                vocabulary=ANY_ID,
+            )
         except (EngineUnavailable, EngineAborted, JobFailure) as e:
             return str(e)
         except RequestFailed as e:

@@ -1,7 +1,7 @@
 """HTTP to one engine, in which the wait for a generation can be ended from another thread.
 
-The invariant: a socket is only shut down while the thread that it is shut down for uses it. It knows nothing of what is
-sent.
+The invariant: a socket is only shut down while the thread that it is shut down for uses it. It
+knows nothing of what is sent.
 """
 
 import socket
@@ -15,15 +15,21 @@ from rollq_worker.engine.api.connections import MAX_IDLE_S, EngineConnections
 from rollq_worker.http_client import NoResponse, Response
 
 READ_TIMEOUT_S = 900.0
-"""Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine long before."""
+"""Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine
+long before.
+"""
 MAX_BYTES = 256 << 20
-"""Longest response in bytes. 100,000 sampled tokens take about 5 MB, routed experts of 48 layers 2 kB a token."""
+"""Longest response in bytes. 100,000 sampled tokens take about 5 MB, routed experts of 48 layers 2
+kB a token.
+"""
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router keeps a group's jobs on one server."""
 
 
 class WaitCut(Exception):
-    """This process ended the wait for a response. `hung` says that it did so because the engine hangs."""
+    """This process ended the wait for a response. `hung` says that it did so because the engine
+    hangs.
+    """
 
     def __init__(self, hung: bool) -> None:
         super().__init__("the engine does not answer" if hung else "the wait was ended")
@@ -41,12 +47,16 @@ class EngineHttp:
         """Raises NoResponse."""
         return self._ask("GET", path, None, {}, timeout_s)
 
-    def post(self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Response:
+    def post(
+        self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Response:
         """Raises NoResponse."""
         return self._ask("POST", path, body, headers or {}, timeout_s)
 
     def generate(self, path: str, body: bytes, *, rid: str, key: str, routing_key: str) -> Response:
-        """POST the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut, NoResponse."""
+        """POST the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
+        NoResponse.
+        """
         request = self.in_flight.add(rid, key)
         try:
             headers = {ROUTING_KEY: routing_key}
@@ -71,7 +81,9 @@ class EngineHttp:
         try:
             if request is not None:
                 self.in_flight.use(request, connection.sock)
-            response, reusable = self._connections.exchange(connection, method, path, body, headers, timeout_s)
+            response, reusable = self._connections.exchange(
+                connection, method, path, body, headers, timeout_s
+            )
             return response
         finally:
             if request is not None:
@@ -131,18 +143,25 @@ class RequestsInFlight:
             return [request.rid for request in self._by_thread.values()]
 
     def cut(self, key: str | None, *, hung: bool) -> int:
-        """End the wait for that job's response; with None, all waits. Returns how many were ended. One that still
-        connects ends when it has connected, or failed to."""
+        """End the wait for that job's response; with None, all waits. Returns how many were ended.
+        One that still connects ends when it has connected, or failed to.
+        """
         with self._lock:  # held, so that no socket passes to another thread meanwhile
-            requests = [request for request in self._by_thread.values() if key in (None, request.key)]
+            requests = [
+                request for request in self._by_thread.values() if key in (None, request.key)
+            ]
             for request in requests:
                 request.cut = WaitCut(hung)
                 if request.sock is not None:
                     with suppress(OSError):  # it may be closed by now
-                        # Not the TLS socket's own shutdown: it drops the state that the other thread reads with.
+                        # Not the TLS socket's own shutdown: it drops the state that the other
+                        # thread reads with.
                         socket.socket.shutdown(request.sock, socket.SHUT_RDWR)
         return len(requests)
 
     def longest_wait_s(self) -> float:
         with self._lock:
-            return max((time.monotonic() - request.since for request in self._by_thread.values()), default=0.0)
+            return max(
+                (time.monotonic() - request.since for request in self._by_thread.values()),
+                default=0.0,
+            )

@@ -1,7 +1,9 @@
-"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that says what to do about it.
+"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that says what to
+do about it.
 
-The invariants: a `Generated` has one finite logprob for each id, and version spans that tile the ids. A job is blamed
-only if the engine looked at its request and refused it. It knows nothing of connections or retries.
+The invariants: a `Generated` has one finite logprob for each id, and version spans that tile the
+ids. A job is blamed only if the engine looked at its request and refused it. It knows nothing of
+connections or retries.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -26,22 +28,35 @@ MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
-CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
-CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
-PROMPT_TOKENS = re.compile(r"input(?: length)? \((\d+) tokens|(\d+) tokens from the input", re.IGNORECASE)
-ADAPTER_MISSING = re.compile(
-    "Got LoRA adapter that has never been loaded|The following requested LoRA adapters are not loaded"
-    "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but LoRA is not enabled"
+CONTEXT_FULL = re.compile(
+    r"context length|maximum allowed length|token count exceeds", re.IGNORECASE
 )
-"""How the messages begin. A name that was unloaded is loaded again by the engine itself, which may fail."""
+CONTEXT_TOKENS = re.compile(
+    r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE
+)
+PROMPT_TOKENS = re.compile(
+    r"input(?: length)? \((\d+) tokens|(\d+) tokens from the input", re.IGNORECASE
+)
+ADAPTER_MISSING = re.compile(
+    "Got LoRA adapter that has never been loaded|The following requested LoRA "
+    "adapters are not loaded"
+    "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but "
+    "LoRA is not enabled"
+)
+"""How the messages begin. A name that was unloaded is loaded again by the engine itself, which may
+fail.
+"""
 BUSY = frozenset({429, 503})
 NOT_THE_REQUEST = BUSY | {401, 403, 404, 405, 407}
-"""Statuses that say something about the engine or the way to it, as redirects do, and nothing about this request."""
+"""Statuses that say something about the engine or the way to it, as redirects do, and nothing about
+this request.
+"""
 
 
 class EngineUnavailable(Exception):
-    """The engine takes no requests now: wait for it. `unreachable`: no server answers at its address. `foreign`: the
-    answer may be another server's, such as a proxy's."""
+    """The engine takes no requests now: wait for it. `unreachable`: no server answers at its
+    address. `foreign`: the answer may be another server's, such as a proxy's.
+    """
 
     def __init__(self, message: str, *, unreachable: bool = False, foreign: bool = False) -> None:
         super().__init__(message)
@@ -50,7 +65,9 @@ class EngineUnavailable(Exception):
 
 
 class RequestFailed(Exception):
-    """The engine did not answer this request as it should: send it again, a bounded number of times."""
+    """The engine did not answer this request as it should: send it again, a bounded number of
+    times.
+    """
 
 
 class EngineAborted(RequestFailed):
@@ -86,7 +103,9 @@ def read_refusal(
         return AdapterMissing(message)
     if CONTEXT_FULL.search(message):
         limit, prompt = CONTEXT_TOKENS.search(message), PROMPT_TOKENS.search(message)
-        return ContextExceeded(message, int(limit[1]) if limit else 0, int(prompt[1] or prompt[2]) if prompt else 0)
+        return ContextExceeded(
+            message, int(limit[1]) if limit else 0, int(prompt[1] or prompt[2]) if prompt else 0
+        )
     return JobFailure(f"{key}: {message}")
 
 
@@ -102,10 +121,11 @@ def read_reply(
 ) -> Generated:
     """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
 
-    Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids and finish ABORT.
-    So has one that was aborted without the routed experts that `routing` asks for: what it sampled could not be
-    replayed. Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
-    JobFailure; for routed experts what `read_routed_experts` raises.
+    Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids
+    and finish ABORT. So has one that was aborted without the routed experts that `routing` asks
+    for: what it sampled could not be replayed. Raises RequestFailed and, if the engine aborted it
+    for a reason of its own, EngineUnavailable or JobFailure; for routed experts what
+    `read_routed_experts` raises.
     """
     try:
         reply = _parse(body)
@@ -113,7 +133,9 @@ def read_reply(
         finish = Finish(meta["finish_reason"]["type"])
         ids = _ids(reply["output_ids"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise RequestFailed(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
+        raise RequestFailed(
+            f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}"
+        ) from e
     if meta.get("id", rid) != rid:
         raise RequestFailed(f"this answers another request: {_clip(meta['id'])}")
     if not ids and finish is Finish.ABORT:
@@ -128,9 +150,13 @@ def read_reply(
     if len(ids) > max_new_tokens:
         raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
     if max(ids) >= vocabulary:
-        raise RequestFailed(f"token id {max(ids)} was sampled, which no model of this tokenizer has")
+        raise RequestFailed(
+            f"token id {max(ids)} was sampled, which no model of this tokenizer has"
+        )
     if meta.get("completion_tokens", len(ids)) != len(ids):
-        raise RequestFailed(f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}")
+        raise RequestFailed(
+            f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}"
+        )
     experts = None
     if routing is not None:
         if finish is Finish.ABORT and FIELD not in meta:
@@ -149,7 +175,9 @@ def read_reply(
 
 
 def _parse(body: bytes) -> Any:
-    """Parses JSON. Raises ValueError, RecursionError. orjson is seven times as fast, but rejects lone surrogates."""
+    """Parses JSON. Raises ValueError, RecursionError. orjson is seven times as fast, but rejects
+    lone surrogates.
+    """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -163,12 +191,16 @@ def _ids(value: object) -> array[int]:
 
 
 def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
-    """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a full queue and a queue
-    timeout."""
+    """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a
+    full queue and a queue timeout.
+    """
     status, kind = reason.get("status_code"), reason.get("err_type")
     if status is None and not kind:
         return
-    message = f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, {_clip(kind)})"
+    message = (
+        f"the engine aborted the request: {_clip(reason.get('message'))} (status "
+        f"{_clip(status)}, {_clip(kind)})"
+    )
     if isinstance(status, int) and 400 <= status < 500:
         raise JobFailure(f"{key}: {message}")
     raise (EngineUnavailable if status == 503 else EngineAborted)(message)
@@ -184,23 +216,35 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
     if scored_ids != ids.tolist():
-        raise RequestFailed(f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids")
+        raise RequestFailed(
+            f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids"
+        )
     if not math.isfinite(sum(logprobs)):  # the sum of numbers of 32 bits is finite
         raise RequestFailed("a logprob is not finite")
     # Rounding may put a logprob this far above 0.
     if max(logprobs) > 1e-6:
         raise RequestFailed(f"a logprob is above 0: {max(logprobs)}")
-    # No softmax lets a sampler draw a token this unlikely: such numbers (-9999, the lowest float) mark masked tokens.
+    # No softmax lets a sampler draw a token this unlikely: such numbers (-9999, the lowest float)
+    # mark masked tokens.
     if min(logprobs) < -1000.0:
-        raise RequestFailed(f"a sampled token has the logprob {min(logprobs):g}, which marks a masked one")
+        raise RequestFailed(
+            f"a sampled token has the logprob {min(logprobs):g}, which marks a masked one"
+        )
     return logprobs
 
 
 def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
-    """The reported version spans, without empty ones. Older servers only report the last version."""
+    """The reported version spans, without empty ones. Older servers only report the last
+    version.
+    """
     try:
-        spans = [(span["version"], span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
-        if not all(type(name) is str and type(start) is type(end) is int for name, start, end in spans):
+        spans = [
+            (span["version"], span["start"], span["end"])
+            for span in meta.get("weight_versions") or ()
+        ]
+        if not all(
+            type(name) is str and type(start) is type(end) is int for name, start, end in spans
+        ):
             raise TypeError("a span needs a name and two integers")
         kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
     except (TypeError, LookupError) as e:
@@ -237,5 +281,7 @@ def read_error(body: bytes) -> str:
 
 def _clip(value: object) -> str:
     """A value from an engine as one line of bounded length."""
-    text = " ".join((value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).split())
+    text = " ".join(
+        (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).split()
+    )
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."

@@ -1,12 +1,12 @@
 """The body of a request to an SGLang server's `/generate`.
 
-A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a turn adds one,
-nothing is compared, and they are joined only to be sent. The pieces of first prompts are shared by all jobs whose
-prompts begin alike.
+A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a
+turn adds one, nothing is compared, and they are joined only to be sent. The pieces of first prompts
+are shared by all jobs whose prompts begin alike.
 
-SGLang wants one placeholder an image and makes as many of it as its own image processor says. A prompt with all of them
-is never answered (0.5.23). Its count of prompt tokens is that of the whole prompt, so a processor that counts otherwise
-than ours is noticed.
+SGLang wants one placeholder an image and makes as many of it as its own image processor says. A
+prompt with all of them is never answered (0.5.23). Its count of prompt tokens is that of the whole
+prompt, so a processor that counts otherwise than ours is noticed.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -41,9 +41,11 @@ class Prompt:
 
 
 class PromptWriter:
-    """Writes prompts, for all threads. An array that has grown since it was last written costs what is new.
+    """Writes prompts, for all threads. An array that has grown since it was last written costs what
+    is new.
 
-    An array of ids that was written must only grow, as a trace does. What was written is kept as long as the array is.
+    An array of ids that was written must only grow, as a trace does. What was written is kept as
+    long as the array is.
     """
 
     def __init__(self) -> None:
@@ -71,10 +73,15 @@ def write_ids(ids: array[int]) -> Prompt:
     """The ids, at least one, written from the first to the last."""
     blocks = [_block(ids[at : at + BLOCK].tobytes()) for at in range(1, len(ids), BLOCK)]
     highest = max((highest for _, highest in blocks), default=0)
-    return Prompt((b"%d" % ids[0], *(digits for digits, _ in blocks)), len(ids), ids[-1], max(highest, ids[0]))
+    return Prompt(
+        (b"%d" % ids[0], *(digits for digits, _ in blocks)), len(ids), ids[-1], max(highest, ids[0])
+    )
 
 
-_NOT_WRITTEN: tuple[Callable[[], array[int] | None], Prompt] = (lambda: None, write_ids(array("I", [0])))
+_NOT_WRITTEN: tuple[Callable[[], array[int] | None], Prompt] = (
+    lambda: None,
+    write_ids(array("I", [0])),
+)
 
 
 def _extended(before: Prompt, ids: array[int]) -> Prompt:
@@ -83,7 +90,9 @@ def _extended(before: Prompt, ids: array[int]) -> Prompt:
     if at > len(ids) or ids[at - 1] != before.last:  # it did not only grow
         return write_ids(ids)
     new = [ids[start : start + BLOCK].tolist() for start in range(at, len(ids), BLOCK)]
-    return Prompt((*before.pieces, *map(_digits, new)), len(ids), ids[-1], max(before.highest, *map(max, new)))
+    return Prompt(
+        (*before.pieces, *map(_digits, new)), len(ids), ids[-1], max(before.highest, *map(max, new))
+    )
 
 
 @lru_cache(1024)  # blocks of first prompts: 2.7 MB, the beginnings of some fifty system prompts
@@ -111,8 +120,8 @@ def write_request(
 ) -> bytes:
     """The body of a request for at most `max_new_tokens` tokens after the prompt.
 
-    `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the prompt has one
-    placeholder for each.
+    `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the
+    prompt has one placeholder for each.
     """
     stops = list(dict.fromkeys((*stop_ids, *(sampling.get("stop_token_ids") or ()))))
     params: dict[str, Any] = {
@@ -122,7 +131,8 @@ def write_request(
         "skip_special_tokens": False,  # the text is only for people, who get all of it
     }
     if sampling.get("min_new_tokens"):
-        # A server refuses a minimum above max_new_tokens, which is small for the rest of an interrupted turn.
+        # A server refuses a minimum above max_new_tokens, which is small for the rest of an
+        # interrupted turn.
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
     fields: dict[str, Any] = {"rid": rid, "sampling_params": params, "return_logprob": True}
     if routing is not None:
@@ -135,7 +145,9 @@ def write_request(
 
 
 def _json(fields: dict[str, Any]) -> bytes:
-    """JSON. orjson is eight times as fast, but rejects integers beyond 64 bits and lone surrogates."""
+    """JSON. orjson is eight times as fast, but rejects integers beyond 64 bits and lone
+    surrogates.
+    """
     try:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError:

@@ -1,7 +1,9 @@
-"""Reads the routed experts in a reply: 32-bit ids in base64, for the tokens from `routed_experts_start_len` on.
+"""Reads the routed experts in a reply: 32-bit ids in base64, for the tokens from
+`routed_experts_start_len` on.
 
-The invariant: what is returned has a row for each token that was asked for but the last one sampled, of the shape that
-the job names, and every id is an expert's. SGLang says nothing of the shape.
+The invariant: what is returned has a row for each token that was asked for but the last one
+sampled, of the shape that the job names, and every id is an expert's. SGLang says nothing of the
+shape.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -23,14 +25,16 @@ ID_BYTES = 4
 
 
 def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, length: int) -> Extra:
-    """The part in a reply's `meta_info`, for a request of the job `key` that makes its trace `length` tokens long.
+    """The part in a reply's `meta_info`, for a request of the job `key` that makes its trace
+    `length` tokens long.
 
     Raises EngineFailure when there is none, EngineBreach when it is not what was asked for.
     """
     text, shape = meta.get(FIELD), routing.shape
     if text is None:
         raise EngineFailure(
-            f"{key}: the engine reports no routed experts: start SGLang with {FLAG}. sglang-router drops the wish for"
+            f"{key}: the engine reports no routed experts: start SGLang with {FLAG}. "
+            "sglang-router drops the wish for"
             " them; smg does not"
         )
     where = f"{key}: the engine's routed experts"
@@ -43,7 +47,10 @@ def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, len
     if len(ids) != rows * width * ID_BYTES:
         found, rest = divmod(len(ids), rows * ID_BYTES)
         have = f"{found} a token" if not rest else f"{len(ids) // ID_BYTES} for {rows} tokens"
-        raise EngineBreach(f"{where} are {have}, and the job says {shape.layers} layers x top {shape.top_k} = {width}")
+        raise EngineBreach(
+            f"{where} are {have}, and the job says {shape.layers} layers x top "
+            f"{shape.top_k} = {width}"
+        )
     return shape.part(_compact(ids, shape, where))
 
 
@@ -64,17 +71,24 @@ def _compact(ids: bytes, shape: ExpertShape, where: str) -> bytes:
         highest = max(numbers)
     if highest >= shape.experts:
         number = "above 255" if shape.dtype == "uint8" and highest == 256 else str(highest)
-        raise EngineBreach(f"{where} name expert {number}, and the job says {shape.experts} experts")
+        raise EngineBreach(
+            f"{where} name expert {number}, and the job says {shape.experts} experts"
+        )
     _check_captured(data, shape, where)
     return data
 
 
 def _check_captured(data: bytes, shape: ExpertShape, where: str) -> None:
-    """A forward pass picks different experts in a layer, so a row of nothing but 0 was never written."""
+    """A forward pass picks different experts in a layer, so a row of nothing but 0 was never
+    written.
+    """
     empty = bytes(shape.row_bytes)
     if shape.top_k < 2 or empty not in data:
         return
     for at in range(0, len(data), len(empty)):
         if data[at : at + len(empty)] == empty:
             row = at // len(empty)
-            raise EngineBreach(f"{where} were not recorded: row {row} has nothing but 0, as no forward pass writes it")
+            raise EngineBreach(
+                f"{where} were not recorded: row {row} has nothing but 0, as no "
+                "forward pass writes it"
+            )

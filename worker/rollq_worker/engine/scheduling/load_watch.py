@@ -1,7 +1,8 @@
-"""Looks at how busy the engines are, now and then, in one thread of the process, and at which of them generate nothing.
+"""Looks at how busy the engines are, now and then, in one thread of the process, and at which of
+them generate nothing.
 
-An engine is asked only while episodes of this process are on it. All of it is for people: nothing is decided by it.
-It knows nothing of HTTP.
+An engine is asked only while episodes of this process are on it. All of it is for people: nothing
+is decided by it. It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ INTERVAL_S = 2.0
 SLOW_S = 5.0
 """Seconds without a reply to a request after which an engine is asked whether it is paused."""
 STALLED_S = 10.0
-"""Seconds for which a load stays the same before the engine counts as stalled. On a GPU a step takes less, and so does
-a page of the KV cache."""
+"""Seconds for which a load stays the same before the engine counts as stalled. On a GPU a step
+takes less, and so does a page of the KV cache.
+"""
 UNANSWERED_S = 4.0
 """Seconds for which an engine answers no question before it counts as stalled: two questions."""
 
@@ -55,7 +57,9 @@ class LoadWatch:
         self._idle: dict[str, Idle] = {}
         self._loads: dict[str, EngineLoad] = {}
         self._told: dict[str, tuple[EngineLoad | None, float]] = {}
-        """What each engine told last, None when it did not answer, and since when it tells the same."""
+        """What each engine told last, None when it did not answer, and since when it tells the
+        same.
+        """
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-load-watch", daemon=True)
 
@@ -114,7 +118,8 @@ class LoadWatch:
         try:
             load = engine.control.load()
         except Exception as e:
-            # Whether the engine is away is for others to find; the looks at the other engines must go on.
+            # Whether the engine is away is for others to find; the looks at the other engines must
+            # go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
             self._note(url, None, asked)
             return

@@ -1,11 +1,13 @@
 """Which engine an episode plays on.
 
-A group has an order of the engines, by rendezvous hashing (Thaler and Ravishankar, 1998), and its episodes go to the
-first one that has not more than its share: consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam,
-2016). So siblings find their common prefix in one engine's cache, all workers choose alike, and no engine queues while
-another idles. An episode stays where it began, because its history is in that engine's cache.
+A group has an order of the engines, by rendezvous hashing (Thaler and Ravishankar, 1998), and its
+episodes go to the first one that has not more than its share: consistent hashing with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam, 2016). So siblings find their common prefix in one engine's
+cache, all workers choose alike, and no engine queues while another idles. An episode stays where it
+began, because its history is in that engine's cache.
 
-The invariant: an episode is on one engine at a time. It knows no clock and no HTTP; it may be used from all threads.
+The invariant: an episode is on one engine at a time. It knows no clock and no HTTP; it may be used
+from all threads.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class EnginePlacement:
         return len(fit) > 1 and self._episodes[url] > self._bound(2.0, fit, 0)
 
     def _bound(self, times: float, fit: Sequence[str], more: int) -> int:
-        """So many times an engine's share, if all episodes and `more` were spread over the engines that fit."""
+        """So many times an engine's share, if all episodes and `more` were spread over the engines
+        that fit.
+        """
         share = (sum(self._episodes[url] for url in fit) + more) / len(fit)
         return max(NEVER_FULL, math.ceil(times * share))
 

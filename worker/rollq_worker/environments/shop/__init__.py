@@ -1,4 +1,5 @@
-"""The shop: a small retail environment that needs nothing but rollq. Deterministic, generated from fixed seeds.
+"""The shop: a small retail environment that needs nothing but rollq. Deterministic, generated from
+fixed seeds.
 
 records   what there is before an episode
 tools     what the agent can do

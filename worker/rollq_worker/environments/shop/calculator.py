@@ -1,7 +1,7 @@
 """A calculator that cannot be made to hang.
 
-Its input is sampled text, so it evaluates no Python: only numbers, + - * / and parentheses. It has no powers, because
-one sampled `9**9**9` would stop every episode of the process.
+Its input is sampled text, so it evaluates no Python: only numbers, + - * / and parentheses. It has
+no powers, because one sampled `9**9**9` would stop every episode of the process.
 """
 
 import ast
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from fractions import Fraction
 
 LONGEST = 100
-"""Longest expression in characters. This also bounds the size of the numbers and the depth of the tree."""
+"""Longest expression in characters. This also bounds the size of the numbers and the depth of the
+tree.
+"""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -21,7 +23,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def calculate(expression: str) -> str:
-    """The value with two decimals, exact until it is rounded. Raises ValueError in words for the policy."""
+    """The value with two decimals, exact until it is rounded. Raises ValueError in words for the
+    policy.
+    """
     if len(expression) > LONGEST:
         raise ValueError(f"the expression is longer than {LONGEST} characters")
     if not expression.strip() or set(expression) - set("0123456789.+-*/() "):

@@ -1,11 +1,12 @@
 """The service desk: the shop's smallest tasks, for small models. `shop:desk` is its name.
 
-The data, the tools and the grading are the shop's. A customer makes one request in the first message. The desk has the
-customer's order open, so no tool takes an order id. The first message of the agent to the customer ends the
-conversation. It has to say what came of the request: a call that fails changes as little as a refusal does. A prompt
-has about a quarter of the tokens of the shop's.
+The data, the tools and the grading are the shop's. A customer makes one request in the first
+message. The desk has the customer's order open, so no tool takes an order id. The first message of
+the agent to the customer ends the conversation. It has to say what came of the request: a call that
+fails changes as little as a refusal does. A prompt has about a quarter of the tokens of the shop's.
 
-Task i of a split is a pure function of (split, i). Tasks i and j concern the same order if i // KINDS == j // KINDS.
+Task i of a split is a pure function of (split, i). Tasks i and j concern the same order if i //
+KINDS == j // KINDS.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,20 +21,37 @@ from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
 
 VERSION = "3"
-"""Version of policy and tasks. Rewards are comparable only within one version. A test pins their digest under it."""
+"""Version of policy and tasks. Rewards are comparable only within one version. A test pins their
+digest under it.
+"""
 DONE, REFUSED = OUTCOMES = ("It is done.", "I am sorry, I cannot do that.")
 """What an agent says when it ends a conversation: exactly one of them."""
 POLICY = f"""\
-You are the service desk of an online shop, with the customer's order on your screen. Do with one tool call what the \
-customer asks for, then say: {DONE} An order can be cancelled only as {CANCEL_REASONS[0]} or {CANCEL_REASONS[1]}. Hand \
-over who does not recognise a charge or closes the account. Refuse everything else, and say: {REFUSED}
+You are the service desk of an online shop, with the customer's order on your screen. Do with one \
+tool call what the \
+customer asks for, then say: {DONE} An order can be cancelled only as {CANCEL_REASONS[0]} or \
+{CANCEL_REASONS[1]}. Hand \
+over who does not recognise a charge or closes the account. Refuse everything else, and say: \
+{REFUSED}
 """
 
 REQUESTS: Sequence[tuple[str, Action | None]] = (
-    ("I no longer need my order. Please cancel it.", Action("cancel_order", {"reason": CANCEL_REASONS[0]})),
-    ("I ordered by mistake. Please cancel my order.", Action("cancel_order", {"reason": CANCEL_REASONS[1]})),
-    ("My order is a present. Please have it gift-wrapped.", Action("set_gift_wrap", {"wrapped": True})),
-    ("My card was charged and I do not know for what.", Action(TRANSFER, {"summary": "Unknown charge."})),
+    (
+        "I no longer need my order. Please cancel it.",
+        Action("cancel_order", {"reason": CANCEL_REASONS[0]}),
+    ),
+    (
+        "I ordered by mistake. Please cancel my order.",
+        Action("cancel_order", {"reason": CANCEL_REASONS[1]}),
+    ),
+    (
+        "My order is a present. Please have it gift-wrapped.",
+        Action("set_gift_wrap", {"wrapped": True}),
+    ),
+    (
+        "My card was charged and I do not know for what.",
+        Action(TRANSFER, {"summary": "Unknown charge."}),
+    ),
     ("I want my account to be closed.", Action(TRANSFER, {"summary": "Closing the account."})),
     ("I have found it cheaper in another shop. Please cancel my order.", None),
     ("Please cancel the order of my friend, who has no time.", None),
@@ -43,12 +61,18 @@ REQUESTS: Sequence[tuple[str, Action | None]] = (
 KINDS = len(REQUESTS)
 ORDERS = 2
 """Number of pending orders of each customer."""
-SPLITS: Mapping[str, int] = {split: customers * ORDERS * KINDS for split, customers in CUSTOMERS.items()}
+SPLITS: Mapping[str, int] = {
+    split: customers * ORDERS * KINDS for split, customers in CUSTOMERS.items()
+}
 
 
 def _without_order(schema: Json) -> Json:
     function = schema["function"]
-    properties = {name: value for name, value in function["parameters"]["properties"].items() if name != "order_id"}
+    properties = {
+        name: value
+        for name, value in function["parameters"]["properties"].items()
+        if name != "order_id"
+    }
     parameters = {**function["parameters"], "properties": properties, "required": list(properties)}
     return {**schema, "function": {**function, "parameters": parameters}}
 
@@ -96,7 +120,9 @@ def make_case(split: str, index: int) -> Case:
     """Task `index` of a split. The caller has checked both."""
     task = make_task(split, index)
     order_id = order_of(split, index)["order_id"]
-    return Case(task=task, calls=[on_order(move, order_id) for move in task.moves if move.name != RESPOND])
+    return Case(
+        task=task, calls=[on_order(move, order_id) for move in task.moves if move.name != RESPOND]
+    )
 
 
 def make_task(split: str, index: int) -> Task:

@@ -1,7 +1,7 @@
 """The shop as a Domain: a backend for customer-service conversations, and its tasks.
 
-It is graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves it and the user was told every output,
-else 0.0. Tasks are made when they are first asked for.
+It is graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves it and the user was
+told every output, else 0.0. Tasks are made when they are first asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,24 @@ from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
 
 VERSION = "2"
-"""Version of the shop's rules, data and tasks; the desk has its own, desk.VERSION. Rewards are comparable only within
-one version. A test pins their digest under it."""
+"""Version of the shop's rules, data and tasks; the desk has its own, desk.VERSION. Rewards are
+comparable only within one version. A test pins their digest under it.
+"""
 
 
 def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure for a variant that does not exist."""
     if variant == "desk":
         cases = {split: _Cases(split, size, desk.make_case) for split, size in desk.SPLITS.items()}
-        return desk.DeskDomain("shop:desk", f"shop:desk {desk.VERSION}", DeskBackend(desk.POLICY, desk.TOOLS), cases)
+        return desk.DeskDomain(
+            "shop:desk", f"shop:desk {desk.VERSION}", DeskBackend(desk.POLICY, desk.TOOLS), cases
+        )
     if variant is not None:
         raise JobFailure(f"environment 'shop' has no variant {variant!r}; it has 'desk'")
     cases = {split: _Cases(split, size, _shop_case) for split, size in SPLITS.items()}
-    return ConversationDomain("shop", f"shop {VERSION}", ShopBackend(SYSTEM_PROMPT, tools.SCHEMAS), cases)
+    return ConversationDomain(
+        "shop", f"shop {VERSION}", ShopBackend(SYSTEM_PROMPT, tools.SCHEMAS), cases
+    )
 
 
 class ShopBackend(DatabaseBackend):
@@ -53,7 +58,9 @@ class ShopBackend(DatabaseBackend):
 
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         plain = [_plain(message) for message in messages]
-        return [output for output in outputs if not any(_plain(output) in message for message in plain)]
+        return [
+            output for output in outputs if not any(_plain(output) in message for message in plain)
+        ]
 
 
 class DeskBackend(ShopBackend):
@@ -61,7 +68,9 @@ class DeskBackend(ShopBackend):
 
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         missing = super().missing_outputs
-        return missing(outputs, [message for message in messages if missing(desk.OUTCOMES, [message])])
+        return missing(
+            outputs, [message for message in messages if missing(desk.OUTCOMES, [message])]
+        )
 
 
 class _Cases(Sequence[Case]):

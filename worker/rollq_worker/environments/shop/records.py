@@ -1,7 +1,9 @@
-"""What the shop knows before any episode: its products, customers and their orders, as the tools show them.
+"""What the shop knows before any episode: its products, customers and their orders, as the tools
+show them.
 
-All of it is made from fixed seeds, the same in every process. The customer of task i of a split is a pure function of
-(split, i) and belongs to that task alone. Amounts of money are text with two decimals.
+All of it is made from fixed seeds, the same in every process. The customer of task i of a split is
+a pure function of (split, i) and belongs to that task alone. Amounts of money are text with two
+decimals.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +38,11 @@ class Records:
 @cache
 def records() -> Records:
     products = {product["product_id"]: product for product in map(_product, range(len(_RANGE)))}
-    customers, orders, task_customers = dict[str, Json](), dict[str, Json](), dict[tuple[str, int], str]()
+    customers, orders, task_customers = (
+        dict[str, Json](),
+        dict[str, Json](),
+        dict[tuple[str, int], str](),
+    )
     names = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
     Random("shop names").shuffle(names)
     for split, index in ((split, index) for split, size in SPLITS.items() for index in range(size)):
@@ -44,9 +50,15 @@ def records() -> Records:
         customers[customer["customer_id"]] = customer
         orders |= {order["order_id"]: order for order in _orders(customer, list(products.values()))}
         task_customers[split, index] = customer["customer_id"]
-    ids = {customer[key].lower(): id for id, customer in customers.items() for key in ("email", "name")}
+    ids = {
+        customer[key].lower(): id for id, customer in customers.items() for key in ("email", "name")
+    }
     return Records(
-        products=products, customers=customers, customer_ids=ids, orders=orders, task_customers=task_customers
+        products=products,
+        customers=customers,
+        customer_ids=ids,
+        orders=orders,
+        task_customers=task_customers,
     )
 
 
@@ -64,7 +76,12 @@ def bought(product: Json, item: Json) -> dict[str, Json]:
 def new_address(random: Random) -> dict[str, str]:
     city, state, prefix = random.choice(_CITIES)
     street = f"{random.randrange(2, 990)} {random.choice(_STREETS)}"
-    return {"street": street, "city": city, "state": state, "zip": f"{prefix}{random.randrange(100):02d}"}
+    return {
+        "street": street,
+        "city": city,
+        "state": state,
+        "zip": f"{prefix}{random.randrange(100):02d}",
+    }
 
 
 def _product(index: int) -> dict[str, Json]:
@@ -87,13 +104,16 @@ def _product(index: int) -> dict[str, Json]:
 
 def _customer(number: int, name: str) -> dict[str, Json]:
     random, code = Random(f"shop customer {number}"), 1000 + _permuted(number, 9000)
-    payments = {f"card-{code}": f"{random.choice(('Visa', 'Mastercard'))} ending in {random.randrange(1000, 9999)}"}
+    payments = {
+        f"card-{code}": f"{random.choice(('Visa', 'Mastercard'))} ending in "
+        f"{random.randrange(1000, 9999)}"
+    }
     if random.random() < 0.6:
         payments[f"credit-{code}"] = "store credit"
     return {
         "customer_id": f"C-{code}",
         "name": name,
-        "email": f"{name.replace(' ', '.')}@{random.choice(('example.com', 'example.org'))}".lower(),
+        "email": f"{name.replace(' ', '.')}@{random.choice(('example.com', 'example.org'))}".lower(),  # noqa: E501
         "gold_member": random.random() < 0.3,
         "address": new_address(random),
         "payment_methods": payments,
@@ -102,7 +122,8 @@ def _customer(number: int, name: str) -> dict[str, Json]:
 
 
 def _orders(customer: Json, products: list[Json]) -> Iterable[Json]:
-    """Four orders in random sequence: two pending, one delivered lately, one delivered too long ago to go back.
+    """Four orders in random sequence: two pending, one delivered lately, one delivered too long ago
+    to go back.
 
     No product occurs twice among them, so a customer may say "the order with the desk lamp".
     """
@@ -112,7 +133,10 @@ def _orders(customer: Json, products: list[Json]) -> Iterable[Json]:
     random.shuffle(ages)
     for order_id, age in zip(customer["orders"], ages, strict=True):
         chosen = [products.pop() for _ in range(random.choice((1, 2, 2, 3)))]
-        items = [bought(one, random.choice([item for item in one["items"] if item["in_stock"]])) for one in chosen]
+        items = [
+            bought(one, random.choice([item for item in one["items"] if item["in_stock"]]))
+            for one in chosen
+        ]
         delivered = None if age is None else TODAY - timedelta(days=age)
         yield {
             "order_id": order_id,
@@ -135,29 +159,69 @@ def _permuted(number: int, size: int) -> int:
 
 
 _RANGE: tuple[tuple[str, str, int, dict[str, tuple[str, ...]]], ...] = (
-    ("Trail Backpack", "outdoor", 74, {"colour": ("green", "grey", "orange"), "volume": ("20 l", "30 l")}),
+    (
+        "Trail Backpack",
+        "outdoor",
+        74,
+        {"colour": ("green", "grey", "orange"), "volume": ("20 l", "30 l")},
+    ),
     ("Camping Stove", "outdoor", 52, {"fuel": ("gas", "spirit"), "burners": ("one", "two")}),
-    ("Sleeping Bag", "outdoor", 118, {"season": ("summer", "winter"), "side": ("left zip", "right zip")}),
+    (
+        "Sleeping Bag",
+        "outdoor",
+        118,
+        {"season": ("summer", "winter"), "side": ("left zip", "right zip")},
+    ),
     ("Rain Jacket", "clothing", 96, {"colour": ("blue", "red"), "size": ("S", "M", "L")}),
     ("Running Shoes", "clothing", 109, {"colour": ("black", "white"), "size": ("8", "9", "10")}),
     ("Desk Lamp", "home", 44, {"colour": ("black", "brass"), "base": ("clamp", "stand")}),
     ("Bookshelf", "home", 137, {"wood": ("oak", "walnut"), "shelves": ("three", "five")}),
     ("Wall Clock", "home", 39, {"face": ("white", "black"), "diameter": ("25 cm", "35 cm")}),
-    ("Espresso Maker", "kitchen", 148, {"colour": ("steel", "red"), "pressure": ("9 bar", "15 bar")}),
+    (
+        "Espresso Maker",
+        "kitchen",
+        148,
+        {"colour": ("steel", "red"), "pressure": ("9 bar", "15 bar")},
+    ),
     ("Chef Knife", "kitchen", 67, {"blade": ("15 cm", "20 cm"), "handle": ("wood", "resin")}),
     ("Water Kettle", "kitchen", 41, {"colour": ("steel", "white"), "volume": ("1 l", "1.7 l")}),
-    ("Wireless Headphones", "electronics", 163, {"colour": ("black", "silver"), "fit": ("on ear", "over ear")}),
-    ("Mechanical Keyboard", "electronics", 112, {"keys": ("linear", "tactile"), "layout": ("full", "small")}),
+    (
+        "Wireless Headphones",
+        "electronics",
+        163,
+        {"colour": ("black", "silver"), "fit": ("on ear", "over ear")},
+    ),
+    (
+        "Mechanical Keyboard",
+        "electronics",
+        112,
+        {"keys": ("linear", "tactile"), "layout": ("full", "small")},
+    ),
     ("E-Reader", "electronics", 129, {"storage": ("8 GB", "32 GB"), "colour": ("black", "white")}),
     ("Chess Set", "games", 61, {"wood": ("maple", "rosewood"), "board": ("folding", "solid")}),
     ("Yoga Mat", "sports", 36, {"colour": ("plum", "sand"), "thickness": ("4 mm", "6 mm")}),
 )
 _FIRST = (
-    "Ada Amara Anton Bela Carla Chidi Dina Elif Emil Farid Freya Hana Hugo Ines Ivan Kofi Lena Malik Mina Noor Omar"
+    "Ada Amara Anton Bela Carla Chidi Dina Elif Emil Farid Freya Hana Hugo Ines Ivan Kofi "
+    "Lena Malik Mina Noor Omar"
 )
 _LAST = (
-    "Abara Almeida Bauer Castillo Chandra Daly Eriksen Falk Gallo Haddad Ibarra Jansen Kaya Keller Laurent Lind Marino "
+    "Abara Almeida Bauer Castillo Chandra Daly Eriksen Falk Gallo Haddad Ibarra Jansen "
+    "Kaya Keller Laurent Lind Marino "
     "Mbeki Nagy Novak Okafor Olsen Park Petrov Quist Ramos Sato Silva Tanaka Ueda Vargas Weber"
 )
-_STREETS = ("Maple Street", "Harbor Road", "Mill Lane", "Cedar Avenue", "Station Road", "Park Row", "Lake Drive")
-_CITIES = (("Portland", "OR", "972"), ("Austin", "TX", "787"), ("Denver", "CO", "802"), ("Boston", "MA", "021"))
+_STREETS = (
+    "Maple Street",
+    "Harbor Road",
+    "Mill Lane",
+    "Cedar Avenue",
+    "Station Road",
+    "Park Row",
+    "Lake Drive",
+)
+_CITIES = (
+    ("Portland", "OR", "972"),
+    ("Austin", "TX", "787"),
+    ("Denver", "CO", "802"),
+    ("Boston", "MA", "021"),
+)

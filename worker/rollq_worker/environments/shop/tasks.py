@@ -1,7 +1,9 @@
-"""The shop's tasks: a customer with one to three requests, as instruction, script and moves of a perfect agent.
+"""The shop's tasks: a customer with one to three requests, as instruction, script and moves of a
+perfect agent.
 
-Task i of a split is a pure function of (split, i). A request concerns one order, as it is before the episode, so
-requests about different orders combine freely. Reply k of the script answers the k-th message among the moves.
+Task i of a split is a pure function of (split, i). A request concerns one order, as it is before
+the episode, so requests about different orders combine freely. Reply k of the script answers the
+k-th message among the moves.
 """
 
 import json
@@ -20,7 +22,9 @@ from rollq_worker.environments.shop.tools import CANCEL_REASONS, TRANSFER, WRAP_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """It is carried out (`writes`), answered (no writes), refused (`refused`) or handed over (TRANSFER)."""
+    """It is carried out (`writes`), answered (no writes), refused (`refused`) or handed over
+    (TRANSFER).
+    """
 
     want: str
     """What the customer wants; the text follows "I would like to"."""
@@ -52,7 +56,8 @@ def cancel(random: Random, customer: Json, order: Json) -> Request:
         question="Which order should be cancelled, and for what reason?",
         details=f"It is {which}, and {why}. Please tell me how much I get back.",
         reads=reads,
-        proposal=f"I would cancel order {order['order_id']} as {reason} and refund {order['total']}.",
+        proposal=f"I would cancel order {order['order_id']} as {reason} and refund "
+        f"{order['total']}.",
         writes=[_on(order, "cancel_order", reason=reason)],
         result=f"Order {order['order_id']} is cancelled. Your refund is ${order['total']}.",
         outputs=[order["total"]],
@@ -95,7 +100,9 @@ def change_item(random: Random, customer: Json, order: Json) -> Request:
     old = random.choice(order["items"])
     which, reads = _mention(random, customer, order, old)
     variants = records().products[old["product_id"]]["items"]
-    new = random.choice([item for item in variants if item["in_stock"] and item["item_id"] != old["item_id"]])
+    new = random.choice(
+        [item for item in variants if item["in_stock"] and item["item_id"] != old["item_id"]]
+    )
     payment, label = random.choice(list(customer["payment_methods"].items()))
     difference = Decimal(new["price"]) - Decimal(old["price"])
     amount, what = str(abs(difference)), "charge" if difference > 0 else "refund"
@@ -103,10 +110,17 @@ def change_item(random: Random, customer: Json, order: Json) -> Request:
     ids = {"item_id": old["item_id"], "new_item_id": new["item_id"], "payment_method_id": payment}
     return Request(
         want="change an item of an order",
-        question="Which item of which order is it, what should come instead, and how do you settle the difference?",
-        details=f"The {old['name']} of {which}: I want {wanted}. Settle it with my {label}. What is the amount?",
-        reads=[*reads, _get_customer(customer), Action("get_product", {"product_id": old["product_id"]})],
-        proposal=f"I would change the {old['name']} for {wanted} and {what} {amount} with your {label}.",
+        question="Which item of which order is it, what should come instead, and how do you "
+        "settle the difference?",
+        details=f"The {old['name']} of {which}: I want {wanted}. Settle it with my {label}. "
+        "What is the amount?",
+        reads=[
+            *reads,
+            _get_customer(customer),
+            Action("get_product", {"product_id": old["product_id"]}),
+        ],
+        proposal=f"I would change the {old['name']} for {wanted} and {what} {amount} "
+        f"with your {label}.",
         writes=[_on(order, "change_item", **ids)],
         result=f"That is done: the {what} on your {label} is ${amount}.",
         outputs=[amount],
@@ -119,7 +133,10 @@ def return_items(random: Random, customer: Json, order: Json) -> Request:
     payment, label = random.choice(list(customer["payment_methods"].items()))
     refund, names = str(total(items)), " and ".join(item["name"] for item in items)
     if len(items) > 1:
-        reads = [*reads, Action("calculate", {"expression": " + ".join(item["price"] for item in items)})]
+        reads = [
+            *reads,
+            Action("calculate", {"expression": " + ".join(item["price"] for item in items)}),
+        ]
     item_ids = [item["item_id"] for item in items]
     return Request(
         want="return something",
@@ -153,7 +170,8 @@ def late_return(random: Random, customer: Json, order: Json) -> Request:
         question="Which items of which order should go back?",
         details=f"The {item['name']} of {which}, please.",
         reads=reads,
-        result=f"I am sorry: it came on {order['delivered']}, and items can go back within {RETURN_DAYS} days only.",
+        result=f"I am sorry: it came on {order['delivered']}, and items can go back within "
+        f"{RETURN_DAYS} days only.",
         refused=True,
     )
 
@@ -165,29 +183,45 @@ def cheaper_elsewhere(random: Random, customer: Json, order: Json) -> Request:
         question="Which order should be cancelled, and for what reason?",
         details=f"It is {which}. I have found it cheaper in another shop.",
         reads=reads,
-        result="I am sorry: a better price elsewhere is no reason for which an order can be cancelled.",
+        result="I am sorry: a better price elsewhere is no reason for which an "
+        "order can be cancelled.",
         refused=True,
     )
 
 
 def hand_over(random: Random, customer: Json, order: Json) -> Request:
     want, details = random.choice(
-        [("report a charge", "My card was charged and I do not know for what."), ("close my account", "I am leaving.")]
+        [
+            ("report a charge", "My card was charged and I do not know for what."),
+            ("close my account", "I am leaving."),
+        ]
     )
     summary = {"summary": f"{customer['name']} would like to {want}."}
-    return Request(want=want, question="What has happened?", details=details, writes=[Action(TRANSFER, summary)])
+    return Request(
+        want=want,
+        question="What has happened?",
+        details=details,
+        writes=[Action(TRANSFER, summary)],
+    )
 
 
 def _on(order: Json, tool: str, **arguments: Json) -> Action:
     return Action(tool, {"order_id": order["order_id"], **arguments})
 
 
-def _mention(random: Random, customer: Json, order: Json, *beside: Json) -> tuple[str, Sequence[Action]]:
-    """How the customer names the order, by its id or by an item not in `beside`, and the calls that find it."""
+def _mention(
+    random: Random, customer: Json, order: Json, *beside: Json
+) -> tuple[str, Sequence[Action]]:
+    """How the customer names the order, by its id or by an item not in `beside`, and the calls that
+    find it.
+    """
     others = [item["name"] for item in order["items"] if item not in beside]
     if not others or random.random() < 0.6:
         return f"order {order['order_id']}", [_on(order, "get_order")]
-    return f"the order with the {random.choice(others)}", [_get_customer(customer), _on(order, "get_order")]
+    return f"the order with the {random.choice(others)}", [
+        _get_customer(customer),
+        _on(order, "get_order"),
+    ]
 
 
 def _get_customer(customer: Json) -> Action:
@@ -202,14 +236,28 @@ def make_task(split: str, index: int) -> Task:
     about = random.sample(orders, random.choices((1, 2, 3), weights=(5, 4, 2))[0])
     chosen = [_maker(random, order)(random, customer, order) for order in about]
     if random.random() < 0.08:
-        chosen[-1] = hand_over(random, customer, about[-1])  # last, because it ends the conversation
+        chosen[-1] = hand_over(
+            random, customer, about[-1]
+        )  # last, because it ends the conversation
     opening, replies, moves = _script(random, customer, chosen)
-    instruction = [f"You are {customer['name']}, {customer['email']}, zip code {customer['address']['zip']}."]
-    instruction += [f"You would like to {one.want.replace('my', 'your')}: {one.details}" for one in chosen]
+    instruction = [
+        f"You are {customer['name']}, {customer['email']}, zip code {customer['address']['zip']}."
+    ]
+    instruction += [
+        f"You would like to {one.want.replace('my', 'your')}: {one.details}" for one in chosen
+    ]
     instruction.append(
-        "If the agent refuses, you ask once for an exception, then give in. If it asks to go ahead, agree."
+        "If the agent refuses, you ask once for an exception, then give in. If it asks "
+        "to go ahead, agree."
     )
-    content = [instruction, replies, [[move.name, move.arguments] for move in moves], customer, orders, SYSTEM_PROMPT]
+    content = [
+        instruction,
+        replies,
+        [[move.name, move.arguments] for move in moves],
+        customer,
+        orders,
+        SYSTEM_PROMPT,
+    ]
     return Task(
         id=f"shop/{split}/{index}",
         hash=sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
@@ -233,7 +281,9 @@ def _maker(random: Random, order: Json) -> Maker:
     return random.choices(list(makers), weights=list(makers.values()))[0]
 
 
-def _script(random: Random, customer: Json, chosen: Sequence[Request]) -> tuple[str, list[str], list[Action]]:
+def _script(
+    random: Random, customer: Json, chosen: Sequence[Request]
+) -> tuple[str, list[str], list[Action]]:
     who, look_up = _identify(random, customer)
     moves, replies = [look_up], list[str]()
     say = f"Thank you, {customer['name']}, I have found your account."
@@ -246,7 +296,10 @@ def _script(random: Random, customer: Json, chosen: Sequence[Request]) -> tuple[
         if place == 0:
             exchange(f"{say} {one.question}", one.details)
         else:
-            exchange(f"{say} Is there anything else?", f"Yes, I would also like to {one.want}. {one.details}")
+            exchange(
+                f"{say} Is there anything else?",
+                f"Yes, I would also like to {one.want}. {one.details}",
+            )
         moves.extend(read for read in one.reads if read not in moves)
         if one.proposal:
             exchange(f"{one.proposal} Shall I go ahead?", "Yes, please go ahead.")
@@ -256,12 +309,20 @@ def _script(random: Random, customer: Json, chosen: Sequence[Request]) -> tuple[
             exchange(say, "Can you not make an exception, just this once?")
             say = "I am sorry, I cannot make an exception."
     if moves[-1].name == TRANSFER:  # for an agent that goes on talking instead
-        replies += ["I would like to talk to somebody who can take care of it.", "Is there nobody else?"]
+        replies += [
+            "I would like to talk to somebody who can take care of it.",
+            "Is there nobody else?",
+        ]
     else:
         if len(replies) < 2:  # so that an agent that only chats also plays several turns
-            exchange(f"{say} Is there anything else?", "Good to know. Let me think whether there was something else.")
+            exchange(
+                f"{say} Is there anything else?",
+                "Good to know. Let me think whether there was something else.",
+            )
             say = "Of course, take your time."
-        moves.append(Action(RESPOND, {"content": f"{say} Is there anything else I can do for you?"}))
+        moves.append(
+            Action(RESPOND, {"content": f"{say} Is there anything else I can do for you?"})
+        )
     return (
         f"Hello, {who} I would like to {chosen[0].want}.",
         [*replies, f"Thank you, that is all. {STOP_MARKER}"],
@@ -273,6 +334,8 @@ def _identify(random: Random, customer: Json) -> tuple[str, Action]:
     """How customers say who they are, and the call that finds them."""
     name, email, zip_code = customer["name"], customer["email"], customer["address"]["zip"]
     if random.random() < 0.5:
-        return f"this is {name}, my e-mail address is {email}.", Action("find_customer_by_email", {"email": email})
+        return f"this is {name}, my e-mail address is {email}.", Action(
+            "find_customer_by_email", {"email": email}
+        )
     look_up = Action("find_customer_by_name", {"name": name, "zip": zip_code})
     return f"my name is {name} and my zip code is {zip_code}.", look_up

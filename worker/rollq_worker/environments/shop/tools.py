@@ -1,7 +1,8 @@
 """The agent's tools in the shop: schemas in OpenAI's form and the functions behind them.
 
-`call` never raises for what the policy did: unknown tools, wrong arguments and impossible changes come back as "Error:
-...". The tools keep the data consistent. They do not enforce most rules of the policy, such as who may ask for what.
+`call` never raises for what the policy did: unknown tools, wrong arguments and impossible changes
+come back as "Error: ...". The tools keep the data consistent. They do not enforce most rules of the
+policy, such as who may ask for what.
 """
 
 import json
@@ -67,7 +68,9 @@ def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
 
 def _fits(value: Json, schema: Mapping[str, Json]) -> bool:
     if schema["type"] == "array":
-        return isinstance(value, list) and bool(value) and all(isinstance(part, str) for part in value)
+        return (
+            isinstance(value, list) and bool(value) and all(isinstance(part, str) for part in value)
+        )
     if schema["type"] == "boolean":
         return isinstance(value, bool)
     return isinstance(value, str) and value in schema.get("enum", (value,))
@@ -82,7 +85,9 @@ def _expected(schema: Mapping[str, Json]) -> str:
 
 
 def _shorten(text: str) -> str:
-    """The value as quoted, plain ASCII text of limited length, because the policy may have sampled a very long one."""
+    """The value as quoted, plain ASCII text of limited length, because the policy may have sampled
+    a very long one.
+    """
     shown = ascii(text[:80])
     return shown if len(text) <= 80 and len(shown) <= 80 else f"{shown[:80]}..."
 
@@ -137,7 +142,10 @@ def _held(order: Json, item_id: str) -> Json:
 def _settle(order: Json, payment_id: str, amount: Decimal) -> None:
     """Charge a payment method of the order's customer; refunds are negative."""
     if payment_id not in records().customers[order["customer_id"]]["payment_methods"]:
-        raise CallError(f"the customer of order {order['order_id']} has no payment method {_shorten(payment_id)}")
+        raise CallError(
+            f"the customer of order {order['order_id']} has no payment method "
+            f"{_shorten(payment_id)}"
+        )
     order.setdefault("settled", []).append({"payment_method_id": payment_id, "amount": str(amount)})
 
 
@@ -172,7 +180,11 @@ def _get_customer(data: View, customer_id: str) -> Json:
     customer = _known(records().customers, "customer", customer_id)
     orders = [data["orders"].peek(order_id) for order_id in customer["orders"]]
     shown = [
-        {"order_id": order["order_id"], "status": order["status"], "items": [item["name"] for item in order["items"]]}
+        {
+            "order_id": order["order_id"],
+            "status": order["status"],
+            "items": [item["name"] for item in order["items"]],
+        }
         for order in orders
     ]
     return {**customer, "orders": shown}
@@ -237,18 +249,26 @@ def _set_gift_wrap(data: View, order_id: str, wrapped: bool) -> Json:
     "Change one item of a pending order for another variant of its product.",
     order_id=_ORDER_ID,
     item_id=_text("The item in the order, such as 'P-24-3'."),
-    new_item_id=_text("The item wanted instead: another variant of the same product that is in stock."),
+    new_item_id=_text(
+        "The item wanted instead: another variant of the same product that is in stock."
+    ),
     payment_method_id=_text("One of the customer's payment methods, such as 'card-4821'."),
 )
-def _change_item(data: View, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+def _change_item(
+    data: View, order_id: str, item_id: str, new_item_id: str, payment_method_id: str
+) -> Json:
     order = _order(data, order_id, PENDING)
     old = _held(order, item_id)
     product = records().products[old["product_id"]]
     variant = next((item for item in product["items"] if item["item_id"] == new_item_id), None)
     if variant is None:
-        raise CallError(f"{_shorten(new_item_id)} is not a variant of the same product as {item_id}")
+        raise CallError(
+            f"{_shorten(new_item_id)} is not a variant of the same product as {item_id}"
+        )
     if new_item_id == item_id or not variant["in_stock"]:
-        raise CallError(f"{new_item_id} is {'the item in the order' if new_item_id == item_id else 'sold out'}")
+        raise CallError(
+            f"{new_item_id} is {'the item in the order' if new_item_id == item_id else 'sold out'}"
+        )
     difference = Decimal(variant["price"]) - Decimal(old["price"])
     _settle(order, payment_method_id, difference)
     new = bought(product, variant)
@@ -264,10 +284,18 @@ def _total(order: Json) -> str:
 @_tool(
     "Return items of a delivered order for a refund. Possible once per order.",
     order_id=_ORDER_ID,
-    item_ids={"type": "array", "items": {"type": "string"}, "description": "All items to be returned."},
-    payment_method_id=_text("Where the refund goes: the order's own payment method or a store credit."),
+    item_ids={
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "All items to be returned.",
+    },
+    payment_method_id=_text(
+        "Where the refund goes: the order's own payment method or a store credit."
+    ),
 )
-def _return_items(data: View, order_id: str, item_ids: Sequence[str], payment_method_id: str) -> Json:
+def _return_items(
+    data: View, order_id: str, item_ids: Sequence[str], payment_method_id: str
+) -> Json:
     order = _order(data, order_id, DELIVERED)
     refund = total(_held(order, item_id) for item_id in item_ids)
     if len(set(item_ids)) != len(item_ids):

@@ -1,10 +1,12 @@
 """An attempt: one claimed job, which the agent loop sees as its journal.
 
-Events are held back until their turn has ended and then written in one call. When that takes longer than HELD_BACK_S,
-another thread writes them (`Leases`). So a turn costs one call to Redis, and a kill costs the turn in flight at most.
+Events are held back until their turn has ended and then written in one call. When that takes longer
+than HELD_BACK_S, another thread writes them (`Leases`). So a turn costs one call to Redis, and a
+kill costs the turn in flight at most.
 
-A write renews a lease when a third of it is over. The ledger only takes writes under a lease in its set, so an attempt
-that lost its lease can write nothing more. It knows nothing of what is played or of other attempts.
+A write renews a lease when a third of it is over. The ledger only takes writes under a lease in its
+set, so an attempt that lost its lease can write nothing more. It knows nothing of what is played or
+of other attempts.
 """
 
 import logging
@@ -15,7 +17,14 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
-from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
+from rollq.errors import (
+    ContractError,
+    FailureClass,
+    Fenced,
+    JournalConflict,
+    LedgerError,
+    Unwritable,
+)
 from rollq.events import Event, Observed, Prompt
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
@@ -35,10 +44,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLUSTER_WAIT_S = 30.0
-"""Seconds for which an attempt waits for its server in a cluster. Then its slot plays a run of another server, and the
-job goes on later at no cost."""
+"""Seconds for which an attempt waits for its server in a cluster. Then its slot plays a run of
+another server, and the job goes on later at no cost.
+"""
 OPENING = 2
-"""Number of entries before the first turn: the header and the first prompt. They may travel with it."""
+"""Number of entries before the first turn: the header and the first prompt. They may travel with
+it.
+"""
 HELD_BACK_S = 0.2
 """Seconds for which an event waits for the end of its turn. Then another thread writes it."""
 SHORT_WAIT_S = 1.0
@@ -48,7 +60,9 @@ SHORT_WAIT_S = 1.0
 class Attempt:
     """One claimed job as its journal. The heartbeat's thread watches it through `Leases`."""
 
-    def __init__(self, ledger: Ledger, claim: Claim, draining: threading.Event, outage_s: Callable[[], float]) -> None:
+    def __init__(
+        self, ledger: Ledger, claim: Claim, draining: threading.Event, outage_s: Callable[[], float]
+    ) -> None:
         self.ledger = ledger
         self.job = claim.job
         self.number = claim.attempt
@@ -68,7 +82,9 @@ class Attempt:
         self.written_bytes = 0
         """Bytes of journal entries that this attempt wrote to Redis."""
         self._held_since = inf
-        """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
+        """Monotonic time since when the oldest event is held back. Only the attempt's own thread
+        brings it forward.
+        """
         self._writing = threading.Lock()
         self._draining = draining
         self._outage_s = outage_s
@@ -82,8 +98,9 @@ class Attempt:
 
     @property
     def stopped_s(self) -> float:
-        """Seconds for which the deadline's clock stood still, because the engine, Redis or the model of a user or judge
-        was away."""
+        """Seconds for which the deadline's clock stood still, because the engine, Redis or the
+        model of a user or judge was away.
+        """
         since = self._calling_since
         waiting = 0.0 if since is None else time.monotonic() - since
         redis_away_s = self._redis_away_s + (waiting if waiting > SHORT_WAIT_S else 0.0)
@@ -134,7 +151,9 @@ class Attempt:
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
         self.hold_back(event)
-        another_turn_follows = len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
+        another_turn_follows = (
+            len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
+        )
         if another_turn_follows and len(self._blobs) > OPENING:
             self.write()
 
@@ -149,7 +168,9 @@ class Attempt:
         self._call(lambda: self._write(self.ledger.append))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
-        """Append what is held back and the closing event, and end the job, in one step. Extras are kept before."""
+        """Append what is held back and the closing event, and end the job, in one step. Extras are
+        kept before.
+        """
         closed = trajectory.closed
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
@@ -162,7 +183,9 @@ class Attempt:
         )
         last = encode_event(closed, self.job.id)
         if trajectory.extras:
-            self._call(lambda: save_extras(self.ledger.scripts, self.job.id, self.lease, trajectory.extras))
+            self._call(
+                lambda: save_extras(self.ledger.scripts, self.job.id, self.lease, trajectory.extras)
+            )
         self._call(lambda: self._write(end, [last]))
 
     @property
@@ -176,7 +199,8 @@ class Attempt:
     def write_behind(self) -> None:
         """Write what has been held back for too long. For another thread than the attempt's own.
 
-        Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at its next call.
+        Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at
+        its next call.
         """
         if not self.holds_back:
             return
@@ -191,7 +215,9 @@ class Attempt:
             log.info("%s: not journaled in time: %s", self.job.id, e)
 
     def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
-        """Write what is held back and fail the attempt. Returns the job's state then: `queued` or `dead`."""
+        """Write what is held back and fail the attempt. Returns the job's state then: `queued` or
+        `dead`.
+        """
 
         def end() -> str:
             self._write_before_end()
@@ -200,19 +226,29 @@ class Attempt:
         return self._call(end)
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
-        """Fail the attempt while its thread is in foreign code. What the thread writes later is refused."""
+        """Fail the attempt while its thread is in foreign code. What the thread writes later is
+        refused.
+        """
         self.time_limits.give_up()
         try:
             self._write_before_end()
             self.ledger.fail(self.job.id, self.lease, failure, reason)
         except Unwritable:
             raise
-        except LedgerError as e:  # the lease is gone already, or a key cannot be read and the lease will expire
+        except (
+            LedgerError
+        ) as e:  # the lease is gone already, or a key cannot be read and the lease will expire
             log.info("%s: its failure was not taken: %s", self.job.id, e)
         self.lost.set()
         self.abandoned_why = f"{failure}: {reason}"
         self.abandoned_at = time.monotonic()
-        log.warning("%s: attempt %d: %s: %s; its thread is abandoned", self.job.id, self.number, failure, reason)
+        log.warning(
+            "%s: attempt %d: %s: %s; its thread is abandoned",
+            self.job.id,
+            self.number,
+            failure,
+            reason,
+        )
 
     def release(self) -> None:
         """Write what is held back and give the job back at no cost."""
@@ -221,7 +257,9 @@ class Attempt:
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
         """Whether these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
-        return self._call(lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest))
+        return self._call(
+            lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest)
+        )
 
     def published(self) -> str | None:
         """The version of the run's weights that was published last; None before the first."""
@@ -246,7 +284,9 @@ class Attempt:
         self._blobs.append(blob)
         self._recorded_at = time.monotonic()
 
-    def _write(self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()) -> None:
+    def _write(
+        self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()
+    ) -> None:
         """Write everything that is held back, and `last`, in one call. Raises Fenced.
 
         If a restarted Redis lost the journal's tail, the tail is written again with it.
@@ -265,11 +305,15 @@ class Attempt:
                     return
 
     def _kept(self, conflict: JournalConflict) -> int:
-        """Number of entries that are left of this journal in Redis. Raises Fenced when they are not this attempt's.
+        """Number of entries that are left of this journal in Redis. Raises Fenced when they are not
+        this attempt's.
 
         A journal never gets entries of two attempts that played on without each other.
         """
-        other = f"{self.job.id}: Redis holds another journal than attempt {self.number} wrote ({conflict})"
+        other = (
+            f"{self.job.id}: Redis holds another journal than attempt {self.number} "
+            f"wrote ({conflict})"
+        )
         try:
             stored = self.ledger.journal(self.job.id)
         except ContractError as e:  # an entry cannot be read, so it is not this attempt's
@@ -290,16 +334,19 @@ class Attempt:
     def _call(self, call: Callable[[], T]) -> T:
         """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.
 
-        Raises Drained or Fenced when the attempt must stop meanwhile: Drained also when it has waited for one server of
-        a cluster for long, because runs of the others need the slot.
+        Raises Drained or Fenced when the attempt must stop meanwhile: Drained also when it has
+        waited for one server of a cluster for long, because runs of the others need the slot.
         """
         self._calling_since = began = time.monotonic()
         try:
-            return self._retry(call, CLUSTER_WAIT_S if isinstance(self.ledger.redis, ClusterClient) else inf)
+            return self._retry(
+                call, CLUSTER_WAIT_S if isinstance(self.ledger.redis, ClusterClient) else inf
+            )
         except (Unwritable, *CONNECTION_ERRORS) as e:
             raise Drained(f"{self.job.id}: its Redis is away: {e}") from e
         finally:
-            # The order matters: the heartbeat reads both, and must never see a deadline that is too early.
+            # The order matters: the heartbeat reads both, and must never see a deadline that is too
+            # early.
             if (waited := time.monotonic() - began) > SHORT_WAIT_S:
                 self._redis_away_s += waited
             self._calling_since = None

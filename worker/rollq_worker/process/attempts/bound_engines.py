@@ -23,10 +23,12 @@ def bound_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
 
 
 class AdapterEngine:
-    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under the version that the
-    job is pinned to, else under the one that the run has published. That is as new as a bound on staleness asks.
+    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under
+    the version that the job is pinned to, else under the one that the run has published. That is as
+    new as a bound on staleness asks.
 
-    A turn that waits for an engine with that version goes on with the one that is published meanwhile.
+    A turn that waits for an engine with that version goes on with the one that is published
+    meanwhile.
     """
 
     def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
@@ -60,11 +62,12 @@ class AdapterEngine:
 
 
 class BoundEngine:
-    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it names one, and only
-    those of the `oldest` step or a later one, if its run has a bound on staleness.
+    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it
+    names one, and only those of the `oldest` step or a later one, if its run has a bound on
+    staleness.
 
-    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the step that was published
-    when its job was claimed, and of later steps, keep the run's bound.
+    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the
+    step that was published when its job was claimed, and of later steps, keep the run's bound.
     """
 
     def __init__(self, engine: Engine, attempt: Attempt, oldest: int | None) -> None:

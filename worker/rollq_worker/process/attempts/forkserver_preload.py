@@ -1,5 +1,6 @@
-"""Imported by the fork server. It loads the environments once, so that the processes forked from it share their
-data."""
+"""Imported by the fork server. It loads the environments once, so that the processes forked from it
+share their data.
+"""
 
 import os
 from contextlib import suppress
@@ -12,4 +13,6 @@ end_with_worker()
 for _name in os.environ.get(PRELOAD_VARIABLE, "").split():
     with suppress(Exception):  # an attempt that opens it meets the same error and reports it
         _domain = domain(_name)
-        _domain.task(next(iter(_domain.splits())), 0)  # so that what the domain caches is there before the fork
+        _domain.task(
+            next(iter(_domain.splits())), 0
+        )  # so that what the domain caches is there before the fork

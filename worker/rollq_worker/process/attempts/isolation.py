@@ -1,11 +1,11 @@
 """Environments in their own processes, for code that may hang, crash or take all memory.
 
-Each episode gets a process, forked from a server that has loaded the environments once. At worst the process is killed
-and the attempt fails. The worker only waits on a pipe, so it stays responsive. The user stays in the worker: the
-environment's messages to it come over the pipe.
+Each episode gets a process, forked from a server that has loaded the environments once. At worst
+the process is killed and the attempt fails. The worker only waits on a pipe, so it stays
+responsive. The user stays in the worker: the environment's messages to it come over the pipe.
 
-These processes end with the worker, however it ends. A process whose interpreter is locked would never see its pipe
-close, so the kernel kills it (Linux only).
+These processes end with the worker, however it ends. A process whose interpreter is locked would
+never see its pipe close, so the kernel kills it (Linux only).
 """
 
 import contextlib
@@ -40,7 +40,9 @@ CHECK_S = 0.25
 MAX_ANSWER_BYTES = 1 << 24
 """Longest answer of an environment, in bytes of its pickle."""
 CLOSE_LIMIT_S = 5.0
-"""Longest close of an environment in seconds. It is short, because a step that hangs takes all of it."""
+"""Longest close of an environment in seconds. It is short, because a step that hangs takes all of
+it.
+"""
 PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
@@ -52,8 +54,9 @@ _server = 0
 
 
 class Isolation:
-    """Opens environments in their own processes. `patterns` are environment names, in which `*` stands for any
-    characters."""
+    """Opens environments in their own processes. `patterns` are environment names, in which `*`
+    stands for any characters.
+    """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)
@@ -72,7 +75,9 @@ class Isolation:
         if sys.platform == "linux":
             os.environ[WORKER_VARIABLE] = str(os.getpid())
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["rollq_worker.process.attempts.forkserver_preload", "rollq.cli"])
+        self._context.set_forkserver_preload(
+            ["rollq_worker.process.attempts.forkserver_preload", "rollq.cli"]
+        )
         self._server.start()
         self._server.ensure()
 
@@ -80,7 +85,8 @@ class Isolation:
     def open(
         self, name: str, split: str, task: int, args: Mapping[str, Json], check: Callable[[], None]
     ) -> Iterator["IsolatedEnvironment"]:
-        """An episode's environment. Its process ends with the block. `check` is called while waiting and may raise.
+        """An episode's environment. Its process ends with the block. `check` is called while
+        waiting and may raise.
 
         Raises what opening the environment raises.
         """
@@ -89,7 +95,9 @@ class Isolation:
             self._server.ensure()
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
-                target=_serve, args=(theirs, attempt_labels(), name, split, task, dict(args)), daemon=True
+                target=_serve,
+                args=(theirs, attempt_labels(), name, split, task, dict(args)),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -107,7 +115,8 @@ class Isolation:
 class _ForkServerStarter(Thread):
     """Starts the fork server, and starts it again when it has died.
 
-    Linux ends the server with the thread that started it, so this thread lives as long as the worker.
+    Linux ends the server with the thread that started it, so this thread lives as long as the
+    worker.
     """
 
     def __init__(self) -> None:
@@ -131,8 +140,9 @@ class _ForkServerStarter(Thread):
 
 
 class IsolatedEnvironment:
-    """Implements rollq.env.Environment on the worker's side of the pipe. Every call waits for the answer until `check`
-    raises."""
+    """Implements rollq.env.Environment on the worker's side of the pipe. Every call waits for the
+    answer until `check` raises.
+    """
 
     def __init__(self, pipe: Connection, process: Any, check: Callable[[], None]) -> None:
         self._pipe = pipe
@@ -159,13 +169,17 @@ class IsolatedEnvironment:
         return grade
 
     def close(self) -> None:
-        """Its process closes the environment at the end of the pipe. There is no answer: it may be in a step."""
+        """Its process closes the environment at the end of the pipe. There is no answer: it may be
+        in a step.
+        """
         self._pipe.close()
         if self._closes:
             wait([self._process.sentinel], CLOSE_LIMIT_S)
 
     def _ask(self, what: str, argument: Any, name: str) -> Any:
-        with contextlib.suppress(OSError):  # its process is gone; _wait reads its last answer, or the end of the pipe
+        with contextlib.suppress(
+            OSError
+        ):  # its process is gone; _wait reads its last answer, or the end of the pipe
             self._pipe.send((what, argument))
         return self._wait(name)
 
@@ -177,7 +191,9 @@ class IsolatedEnvironment:
                 kind, value = self._pipe.recv()
             except (EOFError, OSError) as e:
                 self._process.join(1.0)
-                raise EnvironmentFailure(f"{name}: its process ended with exit code {self._process.exitcode}") from e
+                raise EnvironmentFailure(
+                    f"{name}: its process ended with exit code {self._process.exitcode}"
+                ) from e
             if kind == "user":
                 with contextlib.suppress(OSError):
                     self._pipe.send(self._reply(*value))
@@ -193,7 +209,9 @@ class IsolatedEnvironment:
 
 
 class _RemoteTraceback(Exception):
-    """The cause of an exception that came over the pipe; its text is the traceback in the other process."""
+    """The cause of an exception that came over the pipe; its text is the traceback in the other
+    process.
+    """
 
 
 class _PipedUser:
@@ -217,9 +235,17 @@ class _PipedUser:
         return answer
 
 
-def _serve(pipe: Connection, labels: AttemptLabels, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
-    """The main function of the environment's process, until the worker closes the pipe or something fails.
-    Then the environment is closed."""
+def _serve(
+    pipe: Connection,
+    labels: AttemptLabels,
+    name: str,
+    split: str,
+    task: int,
+    args: Mapping[str, Json],
+) -> None:
+    """The main function of the environment's process, until the worker closes the pipe or something
+    fails. Then the environment is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:
         _end_with_parent(_server)
@@ -238,7 +264,9 @@ def _serve(pipe: Connection, labels: AttemptLabels, name: str, split: str, task:
 
 def _answer(pipe: Connection, environment: Environment) -> None:
     """Do what the worker asks for. Raises EOFError or OSError once it has closed the pipe."""
-    limits = {limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)}
+    limits = {
+        limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)
+    }
     _send(pipe, "done", (list(environment.tools), limits, hasattr(environment, "close")))
     while True:
         what, argument = pipe.recv()
@@ -283,8 +311,9 @@ def _offer_to_oom_killer() -> None:
 
 
 def end_with_worker() -> None:
-    """Have the fork server end with its worker, and its forks with it. It is called before the server loads
-    anything."""
+    """Have the fork server end with its worker, and its forks with it. It is called before the
+    server loads anything.
+    """
     global _server
     if worker := os.environ.pop(WORKER_VARIABLE, ""):
         _end_with_parent(int(worker))

@@ -1,9 +1,10 @@
 """All attempts of this worker, and two threads for all of them: the heartbeat and the late writer.
 
-The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next `check`. If it
-cannot check, because it waits for the engine or is in foreign code, the heartbeat ends it. The late writer journals
-what an attempt holds back while its turn takes long. Both call each run's ledger in a thread of its own (`PerRun`),
-because the ledgers may lie on several servers, and one may be away.
+The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next
+`check`. If it cannot check, because it waits for the engine or is in foreign code, the heartbeat
+ends it. The late writer journals what an attempt holds back while its turn takes long. Both call
+each run's ledger in a thread of its own (`PerRun`), because the ledgers may lie on several servers,
+and one may be away.
 """
 
 import logging
@@ -31,7 +32,8 @@ RENEW_EVERY_S = LEASE_S / 3
 TICK_S = 1.0
 """Seconds between two looks at what the attempts are doing."""
 REPORT_S = 5.0
-"""Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for."""
+"""Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for.
+"""
 LOOK_EVERY_S = 0.2
 """Seconds between two looks for events that are held back for too long."""
 AWAY_PAUSE_S = 1.0
@@ -39,7 +41,9 @@ AWAY_PAUSE_S = 1.0
 CALL_WAIT_S = 1.0
 """Most seconds that the heartbeat waits for its calls. Those that take longer go on without it."""
 LOST_THREAD_S = 10.0
-"""Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt was abandoned for."""
+"""Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt
+was abandoned for.
+"""
 
 
 class Played(NamedTuple):
@@ -56,9 +60,9 @@ class Played(NamedTuple):
 class Leases:
     """Holds this worker's attempts.
 
-    `stopped_s(run)` counts the seconds for which engines stopped the deadlines of that run. `end_engine_wait(job_id)`
-    ends a job's wait for the engine. `on_slots_lost` is called once, when more than half of the `slots` are lost to
-    threads that do not come back.
+    `stopped_s(run)` counts the seconds for which engines stopped the deadlines of that run.
+    `end_engine_wait(job_id)` ends a job's wait for the engine. `on_slots_lost` is called once, when
+    more than half of the `slots` are lost to threads that do not come back.
     """
 
     def __init__(
@@ -88,7 +92,9 @@ class Leases:
         self._tending = PerRun("rollq-lease")
         self._writing = PerRun("rollq-late-write")
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
-        self._late_writer = threading.Thread(target=self._write_late, name="rollq-late-writer", daemon=True)
+        self._late_writer = threading.Thread(
+            target=self._write_late, name="rollq-late-writer", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -112,7 +118,9 @@ class Leases:
                 was_lost = attempt in self._lost_threads
                 self._lost_threads.discard(attempt)
             if was_lost:
-                log.warning("%s: the thread of attempt %d came back", attempt.job.id, attempt.number)
+                log.warning(
+                    "%s: the thread of attempt %d came back", attempt.job.id, attempt.number
+                )
 
     def held(self) -> list[Attempt]:
         with self._lock:
@@ -146,7 +154,9 @@ class Leases:
 
     def _loop(self) -> None:
         while not self._stop.wait(TICK_S):
-            with self._logged("all"):  # this thread alone keeps every lease alive, whatever one tick raises
+            with self._logged(
+                "all"
+            ):  # this thread alone keeps every lease alive, whatever one tick raises
                 self.tick()
 
     def _write_late(self) -> None:
@@ -155,7 +165,9 @@ class Leases:
                 self.write_behind()
 
     def write_behind(self) -> None:
-        """Write what attempts hold back for too long, except for runs whose last such write still waits for Redis."""
+        """Write what attempts hold back for too long, except for runs whose last such write still
+        waits for Redis.
+        """
 
         def write(attempts: list[Attempt]) -> None:
             for attempt in attempts:
@@ -169,7 +181,9 @@ class Leases:
         self._writing(_by_run(attempt for attempt in self.held() if attempt.holds_back), write)
 
     def tick(self) -> None:
-        """Renew what is due and watch all attempts, except those of runs whose last tick still waits for Redis."""
+        """Renew what is due and watch all attempts, except those of runs whose last tick still
+        waits for Redis.
+        """
         runs = _by_run(self.held())
         self._renewed = {run: at for run, at in self._renewed.items() if run in runs}
         self._tending(runs, self._tend)
@@ -181,19 +195,26 @@ class Leases:
         near = {a for a in attempts if a.left_s < LEASE_S}
         with self._logged(run):
             all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
-            # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
+            # A lease never outlasts its job's deadline by much, so one with a near deadline is
+            # renewed at every tick.
             self.renew(attempts if all_due else [*near])
             if all_due:
                 self._renewed[run] = now
-        for attempt in attempts:  # after the renewals, so that an error of one attempt costs no other its lease
+        for attempt in (
+            attempts
+        ):  # after the renewals, so that an error of one attempt costs no other its lease
             # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
             if attempt in near or attempt.lost.is_set() or attempt.time_limits.current is not None:
                 with self._logged(attempt.job.id):
                     self._watch(attempt)
 
     def renew(self, attempts: list[Attempt]) -> None:
-        """Renew these leases of one run. Leases of attempts past their deadline are left to expire."""
-        members = [attempt for attempt in attempts if not attempt.overdue and not attempt.lost.is_set()]
+        """Renew these leases of one run. Leases of attempts past their deadline are left
+        to expire.
+        """
+        members = [
+            attempt for attempt in attempts if not attempt.overdue and not attempt.lost.is_set()
+        ]
         if not members:
             return
         left = [a.left_s + REPORT_S for a in members]
@@ -203,48 +224,70 @@ class Leases:
                 attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
-        """End an attempt that is overdue or has lost its lease, if its thread cannot check by itself."""
+        """End an attempt that is overdue or has lost its lease, if its thread cannot check by
+        itself.
+        """
         call = attempt.time_limits.current
         if attempt.abandoned_at is not None:
             if call is not None and call.overdue:
                 attempt.time_limits.give_up()
-            attempt.time_limits.interrupt()  # repeated at every tick, because foreign code may have caught the last one
+            # repeated at every tick, because foreign code may have caught the last one
+            attempt.time_limits.interrupt()
         elif call is not None and call.overdue:
             attempt.abandon(*call.blame(f"nothing in {call.limit_s:g} s"))
         elif call is not None and attempt.overdue:
-            attempt.abandon(*call.blame(f"past the deadline of {attempt.job.budget.deadline_s:g} s"))
+            attempt.abandon(
+                *call.blame(f"past the deadline of {attempt.job.budget.deadline_s:g} s")
+            )
         elif attempt.overdue or attempt.lost.is_set():
             self._end_engine_wait(attempt.job.id)
 
     @contextmanager
     def _logged(self, what: str) -> Iterator[None]:
-        """In this block, log an error about one run or job, whatever it is, so that the others go on."""
+        """In this block, log an error about one run or job, whatever it is, so that the others go
+        on.
+        """
         try:
             yield
         except (RollqError, *CONNECTION_ERRORS) as e:
             if self._is_new(what, type(e)):
                 remedy = f". {then}" if (then := no_answer(e)) else ""
-                log.warning("heartbeat: %s: %s: %s%s", what, type(e).__name__, str(e).rstrip("."), remedy)
+                log.warning(
+                    "heartbeat: %s: %s: %s%s", what, type(e).__name__, str(e).rstrip("."), remedy
+                )
         except Exception:
             log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)
 
     def _is_new(self, what: str, error: type[Exception]) -> bool:
-        """Whether it was not warned of for WARN_EVERY_S seconds. Else every tick would say the same."""
+        """Whether it was not warned of for WARN_EVERY_S seconds. Else every tick would say the
+        same.
+        """
         now = time.monotonic()
         with self._lock:
-            self._warned = {known: at for known, at in self._warned.items() if now - at < WARN_EVERY_S}
+            self._warned = {
+                known: at for known, at in self._warned.items() if now - at < WARN_EVERY_S
+            }
             return self._warned.setdefault((what, error), now) == now
 
     def _count_lost_threads(self) -> None:
         now = time.monotonic()
         with self._lock:
-            abandoned = {a for a in self._held if a.abandoned_at is not None and now - a.abandoned_at > LOST_THREAD_S}
+            abandoned = {
+                a
+                for a in self._held
+                if a.abandoned_at is not None and now - a.abandoned_at > LOST_THREAD_S
+            }
             lost = {a for a in abandoned if a.time_limits.stuck_s > LOST_THREAD_S}
             new = lost - self._lost_threads
             self._lost_threads = lost
         if new:
             names = ", ".join(self.lost_threads())
-            log.error("%d of %d slots are lost to steps that do not end: %s", len(lost), self._slots, names)
+            log.error(
+                "%d of %d slots are lost to steps that do not end: %s",
+                len(lost),
+                self._slots,
+                names,
+            )
         if len(lost) * 2 > self._slots and self._on_slots_lost is not None:
             on_slots_lost, self._on_slots_lost = self._on_slots_lost, None
             on_slots_lost()
@@ -260,8 +303,8 @@ def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
 class PerRun:
     """Calls to the ledgers of several runs: one at a time for each run, in a thread of its own.
 
-    A call waits for half a minute or more while its server is away, and each of a cluster's servers has some of the
-    runs.
+    A call waits for half a minute or more while its server is away, and each of a cluster's servers
+    has some of the runs.
     """
 
     def __init__(self, name: str) -> None:
@@ -270,7 +313,9 @@ class PerRun:
         self._threads: dict[str, threading.Thread] = {}
 
     def __call__(self, runs: Mapping[str, T], call: Callable[[T], object]) -> None:
-        """Make the call for each of these runs, except for those whose last call has not ended. It raises nothing."""
+        """Make the call for each of these runs, except for those whose last call has not ended. It
+        raises nothing.
+        """
         until = time.monotonic() + CALL_WAIT_S
         self._threads = {run: thread for run, thread in self._threads.items() if thread.is_alive()}
         started = {

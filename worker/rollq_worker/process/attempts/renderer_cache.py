@@ -1,4 +1,5 @@
-"""A worker's renderers: one for each set of tools, each set of arguments for the template and each need of a job.
+"""A worker's renderers: one for each set of tools, each set of arguments for the template and each
+need of a job.
 
 Each is self-checked once, before its first use. The check holds up only the jobs that wait for it.
 """
@@ -19,7 +20,9 @@ from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 MAX_RENDERERS = 64
-"""Number of renderers that are kept, those used last. Environments may make up tools for every task."""
+"""Number of renderers that are kept, those used last. Environments may make up tools for every
+task.
+"""
 
 
 _Key = tuple[bytes, bytes, tuple[Edge, ...], bool]
@@ -41,14 +44,20 @@ class RendererCache:
         self._slots: dict[_Key, _Slot] = {}
         self._lock = threading.Lock()
 
-    def get(self, job: Job, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> ChatRenderer:
+    def get(
+        self, job: Job, tools: Sequence[Json], *, several: bool = False, cut: bool = False
+    ) -> ChatRenderer:
         """The renderer for a job whose environment has these tools.
 
-        `several` results of one turn are needed as well, or what follows a turn that was `cut`. Raises JobFailure
-        naming an edge that is needed and cannot be had, or an argument that the template does not read.
+        `several` results of one turn are needed as well, or what follows a turn that was `cut`.
+        Raises JobFailure naming an edge that is needed and cannot be had, or an argument that the
+        template does not read.
         """
         more = [edge for edge, needed in ((Edge.CALLS, several), (Edge.TRUNCATED, cut)) if needed]
-        edges, rerender = tuple(dict.fromkeys((*needed_edges(job), *more))), job.history is History.TEMPLATE
+        edges, rerender = (
+            tuple(dict.fromkeys((*needed_edges(job), *more))),
+            job.history is History.TEMPLATE,
+        )
         if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
         shown = key_of_schemas(tools), marshal.dumps(dict(job.template_kwargs), 2)

@@ -1,8 +1,9 @@
-"""Time limits on foreign code: an attempt notes every call that its thread makes into an environment or a user.
+"""Time limits on foreign code: an attempt notes every call that its thread makes into an
+environment or a user.
 
-A thread cannot be killed. An exception that is raised in it ends code that loops, but not code that blocks. So the
-heartbeat interrupts the thread of an overdue call until it comes back, and after a while counts it as lost. This module
-knows nothing of ledgers or leases.
+A thread cannot be killed. An exception that is raised in it ends code that loops, but not code that
+blocks. So the heartbeat interrupts the thread of an overdue call until it comes back, and after a
+while counts it as lost. This module knows nothing of ledgers or leases.
 """
 
 import threading
@@ -14,7 +15,13 @@ from math import inf
 from typing import Any
 
 from rollq.env import Action, Environment, Grade, Observation, RewardFunction, Sandbox, User
-from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
+from rollq.errors import (
+    EnvironmentFailure,
+    FailureClass,
+    RewardFailure,
+    RolloutFailure,
+    UserFailure,
+)
 from rollq.events import Message
 from rollq.job import Json
 from rollq.trajectory import Trajectory
@@ -23,18 +30,21 @@ from rollq_worker.protocols import Context
 from rollq_worker.whole_text import whole
 
 STEP_LIMIT_S = 60.0
-"""Longest reset, step or grade of an environment in seconds, without the time that its user takes. An environment may
-have a `longest_step_s` and a `longest_grade_s` of its own."""
+"""Longest reset, step or grade of an environment in seconds, without the time that its user takes.
+An environment may have a `longest_step_s` and a `longest_grade_s` of its own.
+"""
 OPEN_LIMIT_S = 300.0
-"""Longest opening of an environment in seconds. The first one in a process imports packages and reads data. A domain
-may have a `longest_open_s` of its own."""
+"""Longest opening of an environment in seconds. The first one in a process imports packages and
+reads data. A domain may have a `longest_open_s` of its own.
+"""
 MAX_OBSERVATION_CHARS = 1 << 22
 """Longest observation in characters: more than any context holds. Every copy takes memory."""
 
 
 class ThreadAbandoned(BaseException):
-    """Raised in a thread whose attempt was failed while it was in foreign code. It is no Exception, so that such code
-    does not catch it."""
+    """Raised in a thread whose attempt was failed while it was in foreign code. It is no Exception,
+    so that such code does not catch it.
+    """
 
 
 @dataclass
@@ -50,7 +60,9 @@ class ForeignCall:
     """What is away for which the call waits, so that its clock stands still."""
     away_since: float = 0.0
     given_up_at: float = inf
-    """Monotonic time at which its attempt was failed under it, or at which it overran its limit after that."""
+    """Monotonic time at which its attempt was failed under it, or at which it overran its limit
+    after that.
+    """
 
     @property
     def overdue(self) -> bool:
@@ -72,16 +84,22 @@ class TimeLimits:
 
     @contextmanager
     def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
-        """A block around foreign code that may take `limit_s` seconds. Its errors become `failure`."""
+        """A block around foreign code that may take `limit_s` seconds. Its errors become
+        `failure`.
+        """
         began = time.monotonic()
         with self._lock:
             self._thread = threading.get_ident()
             self._calls.append(ForeignCall(failure, what, limit_s, began))
         try:
             yield
-        except (ThreadAbandoned, GeneratorExit):  # the latter where ThreadAbandoned was raised as the block ended
+        except (
+            ThreadAbandoned,
+            GeneratorExit,
+        ):  # the latter where ThreadAbandoned was raised as the block ended
             raise
-        except BaseException as e:  # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
+        # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
+        except BaseException as e:
             if (became := typed(e, failure, what)) is None:
                 raise
             raise became from e
@@ -93,7 +111,9 @@ class TimeLimits:
 
     @contextmanager
     def away(self, what: str) -> Iterator[None]:
-        """A block in which the innermost call waits for something that is away. Its clock stands still."""
+        """A block in which the innermost call waits for something that is away. Its clock stands
+        still.
+        """
         with self._lock:
             call = self._calls[-1]
             call.away, call.away_since = what, time.monotonic()
@@ -111,7 +131,9 @@ class TimeLimits:
         """Seconds so far in which something was away that a call waited for."""
         with self._lock:  # the end of a wait moves its seconds from one term to the other
             call = self._calls[-1] if self._calls else None
-            return self._away_s + (time.monotonic() - call.away_since if call is not None and call.away else 0.0)
+            return self._away_s + (
+                time.monotonic() - call.away_since if call is not None and call.away else 0.0
+            )
 
     @property
     def current(self) -> ForeignCall | None:
@@ -122,7 +144,9 @@ class TimeLimits:
             return self._calls[-1] if self._calls else None
 
     def give_up(self) -> None:
-        """The calls that the thread is in are to end. Those that it begins later are not: closing takes its time."""
+        """The calls that the thread is in are to end. Those that it begins later are not: closing
+        takes its time.
+        """
         with self._lock:
             for call in self._calls:
                 call.given_up_at = min(call.given_up_at, time.monotonic())
@@ -131,20 +155,30 @@ class TimeLimits:
     def stuck_s(self) -> float:
         """Seconds for which the thread has been in a call that was given up."""
         with self._lock:
-            return max(0.0, time.monotonic() - min((call.given_up_at for call in self._calls), default=inf))
+            return max(
+                0.0, time.monotonic() - min((call.given_up_at for call in self._calls), default=inf)
+            )
 
     def interrupt(self) -> None:
         """Raise ThreadAbandoned in the thread if it is still in a call that was given up."""
-        with self._lock:  # the thread cannot leave the call meanwhile, so this never hits our own code
+        with (
+            self._lock
+        ):  # the thread cannot leave the call meanwhile, so this never hits our own code
             if any(call.given_up_at < inf for call in self._calls):
                 raise_in(self._thread, ThreadAbandoned)
 
 
 class TimedEnvironment:
-    """An environment and its user, with a limit on every call. `tools` are the environment's, read before."""
+    """An environment and its user, with a limit on every call. `tools` are the environment's, read
+    before.
+    """
 
     def __init__(
-        self, environment: Environment, limits: TimeLimits, user_limit_s: float, tools: Sequence[Json]
+        self,
+        environment: Environment,
+        limits: TimeLimits,
+        user_limit_s: float,
+        tools: Sequence[Json],
     ) -> None:
         self.tools = tools
         self.sandbox: Sandbox | None = getattr(environment, "sandbox", None)
@@ -165,11 +199,16 @@ class TimedEnvironment:
             return opening
 
     def step(self, action: Action) -> Observation:
-        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", self._longest_s("step")):
+        with self._limits.call(
+            EnvironmentFailure, f"environment.step({action.name})", self._longest_s("step")
+        ):
             observation: Observation = _whole(self._environment.step(action))
             size = len(observation.text) if isinstance(observation.text, str) else 0
             if size > MAX_OBSERVATION_CHARS:
-                raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
+                raise ValueError(
+                    f"an observation of {size} characters; at most "
+                    f"{MAX_OBSERVATION_CHARS} are allowed"
+                )
             return observation
 
     def grade(self) -> Grade:
@@ -181,7 +220,9 @@ class TimedEnvironment:
 
 
 def _whole(said: Any) -> Any:
-    """What an environment says, as `whole` text. What it may not say is refused where it is read."""
+    """What an environment says, as `whole` text. What it may not say is refused where it
+    is read.
+    """
     if isinstance(said, Observation):
         return replace(said, text=_whole(said.text))
     return whole(said) if isinstance(said, str) else said
@@ -200,7 +241,9 @@ def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> 
 def timed_context(context: Context, limits: TimeLimits) -> Context:
     """The context, with a limit on the time that it takes to shorten a conversation."""
 
-    def timed(opening: Sequence[Message], messages: Sequence[Message], tokens: int) -> Sequence[Message] | None:
+    def timed(
+        opening: Sequence[Message], messages: Sequence[Message], tokens: int
+    ) -> Sequence[Message] | None:
         with limits.call(context.failure, "the context", context.longest_s):
             return context.shorten(opening, messages, tokens)
 

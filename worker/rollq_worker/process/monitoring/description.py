@@ -1,4 +1,5 @@
-"""What a worker says of itself when it registers: slots, queues, waits, engines, and how fast it plays.
+"""What a worker says of itself when it registers: slots, queues, waits, engines, and how fast it
+plays.
 
 It reads what the process counts already. Nothing that is said here decides about a job.
 """
@@ -39,7 +40,9 @@ class _Counted(NamedTuple):
 class Description:
     """Calling it gives what the worker says now. It may be called from all threads."""
 
-    def __init__(self, runner: JobRunner, engine: EnginePool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, runner: JobRunner, engine: EnginePool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._runner = runner
         self._engine = engine
@@ -50,7 +53,10 @@ class Description:
     def __call__(self) -> LiveWorker:
         runner = self._runner
         held = runner.leases.held()
-        waits = sorted((Wait(attempt.job.id, *attempt.waits_for) for attempt in held), key=lambda wait: -wait.seconds)
+        waits = sorted(
+            (Wait(attempt.job.id, *attempt.waits_for) for attempt in held),
+            key=lambda wait: -wait.seconds,
+        )
         turns_s, tokens_s = self._rates()
         return LiveWorker(
             name=runner.name,
@@ -72,9 +78,17 @@ class Description:
         found = []
         for use in self._engine.usage()[:MAX_ENGINES]:
             state = (
-                AWAY if not use.engine.available else OUTDATED if use.engine.policies.outdated else use.idle or READY
+                AWAY
+                if not use.engine.available
+                else OUTDATED
+                if use.engine.policies.outdated
+                else use.idle or READY
             )
-            load = (use.load.running, use.load.waiting, round(use.load.token_usage, 3)) if use.load else ()
+            load = (
+                (use.load.running, use.load.waiting, round(use.load.token_usage, 3))
+                if use.load
+                else ()
+            )
             found.append(EngineUse(use.engine.name, state, use.episodes, *load))
         return found
 
@@ -94,4 +108,6 @@ class Description:
         passed_s = now.at - first.at
         if passed_s < 1.0:
             return 0.0, 0.0
-        return round((now.turns - first.turns) / passed_s, 2), round((now.tokens - first.tokens) / passed_s, 1)
+        return round((now.turns - first.turns) / passed_s, 2), round(
+            (now.tokens - first.tokens) / passed_s, 1
+        )

@@ -1,6 +1,7 @@
 """The metrics of one worker process, for `rollq worker --metrics`.
 
-They are read from what the worker counts anyway, when Prometheus asks. All totals begin at 0 with the process.
+They are read from what the worker counts anyway, when Prometheus asks. All totals begin at 0 with
+the process.
 """
 
 from collections import Counter
@@ -20,29 +21,52 @@ AFTER_FAILURE = (State.QUEUED, State.DEAD)
 
 IN_FLIGHT = gauge("rollq_worker_in_flight", "Episodes that are being played.")
 SLOTS = gauge("rollq_worker_slots", "Episodes that can be played at once.")
-SLOTS_LOST = gauge("rollq_worker_slots_lost", "Slots lost to code of environments or users that does not end.")
-ENGINE_AVAILABLE = gauge("rollq_worker_engine_available", "1 when an engine takes requests, else 0.")
+SLOTS_LOST = gauge(
+    "rollq_worker_slots_lost", "Slots lost to code of environments or users that does not end."
+)
+ENGINE_AVAILABLE = gauge(
+    "rollq_worker_engine_available", "1 when an engine takes requests, else 0."
+)
 OUTAGE = counter("rollq_worker_engine_outage_seconds", "Seconds in which no engine was there.")
 ROLLOUTS = counter("rollq_worker_rollouts", "Graded rollouts by why they ended.", "stop")
 FAILED = counter(
-    "rollq_worker_failed_attempts", "Failed attempts by class; then the job is queued again or dead.", "class", "then"
+    "rollq_worker_failed_attempts",
+    "Failed attempts by class; then the job is queued again or dead.",
+    "class",
+    "then",
 )
 UNFINISHED_ATTEMPTS = counter(
     "rollq_worker_unfinished_attempts",
-    "Attempts that ended otherwise: they lost their lease (fenced), their thread did not come back in time (abandoned),"
+    "Attempts that ended otherwise: they lost their lease (fenced), their thread did not "
+    "come back in time (abandoned),"
     " or they were given back at no cost (released).",
     "why",
 )
 TURNS = counter("rollq_worker_turns", "Turns that were sampled and acted on.")
-REQUESTS = counter("rollq_worker_requests", "Replies of engines by how the generation ended.", "finish")
+REQUESTS = counter(
+    "rollq_worker_requests", "Replies of engines by how the generation ended.", "finish"
+)
 SAMPLED = counter("rollq_worker_sampled_tokens", "Tokens that engines sampled for this worker.")
 PROMPT = counter("rollq_worker_prompt_tokens", "Tokens that were sent to engines as prompts.")
-CACHED = counter("rollq_worker_cached_tokens", "Prompt tokens that engines had in their prefix cache.")
+CACHED = counter(
+    "rollq_worker_cached_tokens", "Prompt tokens that engines had in their prefix cache."
+)
 JOURNAL = counter("rollq_worker_journal_bytes", "Bytes of journals that were written to Redis.")
-SECONDS = counter("rollq_worker_episode_seconds", "Seconds of episodes by what they waited for.", "waiting_for")
+SECONDS = counter(
+    "rollq_worker_episode_seconds", "Seconds of episodes by what they waited for.", "waiting_for"
+)
 
 WORKER_METRICS = (
-    *(IN_FLIGHT, SLOTS, SLOTS_LOST, ENGINE_AVAILABLE, OUTAGE, ROLLOUTS, FAILED, UNFINISHED_ATTEMPTS),
+    *(
+        IN_FLIGHT,
+        SLOTS,
+        SLOTS_LOST,
+        ENGINE_AVAILABLE,
+        OUTAGE,
+        ROLLOUTS,
+        FAILED,
+        UNFINISHED_ATTEMPTS,
+    ),
     *(TURNS, REQUESTS, SAMPLED, PROMPT, CACHED, JOURNAL, SECONDS),
 )
 """All of them."""

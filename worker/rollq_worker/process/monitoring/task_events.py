@@ -1,7 +1,9 @@
-"""What Flower shows of a rollout: Celery's events of its task, with what was played and how it ended in words.
+"""What Flower shows of a rollout: Celery's events of its task, with what was played and how it
+ended in words.
 
-For Celery a task has succeeded when its function has returned. Here a task succeeds when its rollout is graded, fails
-when its job is dead, and is retried when its job is queued again. Nothing that is said here decides about a job.
+For Celery a task has succeeded when its function has returned. Here a task succeeds when its
+rollout is graded, fails when its job is dead, and is retried when its job is queued again. Nothing
+that is said here decides about a job.
 """
 
 import time
@@ -15,7 +17,9 @@ from rollq_worker.process.job_task import Summary
 STARTED, SUCCEEDED, FAILED = "task-started", "task-succeeded", "task-failed"
 RETRIED = "task-retried"
 REFUSED = "task-refused"
-"""The job could not be claimed. Celery knows no such event, so that Flower shows it in grey, as REFUSED."""
+"""The job could not be claimed. Celery knows no such event, so that Flower shows it in grey, as
+REFUSED.
+"""
 FENCED = "task-fenced"
 """The attempt lost its lease to another."""
 LONGEST_WHY = 200
@@ -34,7 +38,9 @@ class TaskEvents:
         """The job is claimed."""
         self._began_at = time.monotonic()
         job = attempt.job
-        self._send(STARTED, args=f"{job.env} {job.split}/{job.task}, {job.id}, attempt {attempt.number}")
+        self._send(
+            STARTED, args=f"{job.env} {job.split}/{job.task}, {job.id}, attempt {attempt.number}"
+        )
 
     def ended(self, summary: Summary) -> tuple[str, dict[str, Any]]:
         """The event that tells how the message's job ended, and its fields."""
@@ -52,7 +58,10 @@ def outcome(summary: Summary) -> tuple[str, str]:
     stop = summary["stop"]
     if "reward" in summary:
         turns = "1 turn" if summary["turns"] == 1 else f"{summary['turns']} turns"
-        return SUCCEEDED, f"reward {round(summary['reward'], 4)}, {stop}, {turns}, {summary['tokens']:,} tokens"
+        return (
+            SUCCEEDED,
+            f"reward {round(summary['reward'], 4)}, {stop}, {turns}, {summary['tokens']:,} tokens",
+        )
     why = summary.get("why", "").split("\n", 1)[0][:LONGEST_WHY]
     if stop == "failed":
         return RETRIED if summary["then"] == State.QUEUED else FAILED, why

@@ -1,8 +1,9 @@
-"""What the replay engine says: the next ground-truth move of the task that the prompt is about, as token ids.
+"""What the replay engine says: the next ground-truth move of the task that the prompt is about, as
+token ids.
 
-Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends only on the prompt's
-text and on randomly drawn mistakes. Conversations are cached by prefix, so a turn costs only the decoding of what is
-new. No reply depends on the cache.
+Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends
+only on the prompt's text and on randomly drawn mistakes. Conversations are cached by prefix, so a
+turn costs only the decoding of what is new. No reply depends on the cache.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -21,7 +22,12 @@ from rollq.env import RESPOND, Action
 from rollq.errors import SettingsError
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.replay_engine.images import without_images
-from rollq_worker.replay_engine.policy.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
+from rollq_worker.replay_engine.policy.mistakes import (
+    Mistake,
+    chance_per_turn,
+    draw_mistake,
+    spoiled_move,
+)
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -33,13 +39,18 @@ START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
 """The reply to what is no conversation, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
-UNKNOWN = "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its environment."
+UNKNOWN = (
+    "I am rollq's replay engine and do not play this task: start `rollq engine --env` "
+    "with its environment."
+)
 """The reply in conversations about no known task, so that a rollout shows why it earned nothing."""
 _UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
 CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""
 LOOKED_UP = 8
-"""Number of a prompt's prefixes that are looked up in the cache: those that end before its last messages."""
+"""Number of a prompt's prefixes that are looked up in the cache: those that end before its last
+messages.
+"""
 _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 
@@ -52,15 +63,17 @@ class PlannedTurn:
 
 
 class GroundTruth:
-    """Plays the moves of `tasks` through one ChatML tokenizer. `mistakes` is the chance that an episode has at least
-    one."""
+    """Plays the moves of `tasks` through one ChatML tokenizer. `mistakes` is the chance that an
+    episode has at least one.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tasks: TaskIndex, mistakes: float = 0.0) -> None:
         """Raises SettingsError for a vocabulary without ChatML's tokens."""
         if missing := [token for token in (START, END) if token not in tokenizer.added_tokens]:
             raise SettingsError(
                 f"the replay engine writes ChatML, and the vocabulary of {tokenizer.name} has no"
-                f" {' and no '.join(missing)}: start engine and workers with a ChatML model, or play this one on SGLang"
+                f" {' and no '.join(missing)}: start engine and workers with a ChatML "
+                "model, or play this one on SGLang"
             )
         self.tokenizer = tokenizer
         self._tasks = tasks
@@ -81,14 +94,20 @@ class GroundTruth:
         starts = _positions(ids, self._start)
         last = starts[-1] if starts else 0
         progress, cached = self._progress(ids, starts)
-        begun = ids[last + len(self._header) :] if ids[last : last + len(self._header)] == self._header else array("I")
+        begun = (
+            ids[last + len(self._header) :]
+            if ids[last : last + len(self._header)] == self._header
+            else array("I")
+        )
         return PlannedTurn(self._rest(progress, begun, rng), cached)
 
     def flush_cache(self) -> None:
         self._cache.clear()
 
     def _progress(self, ids: array[int], starts: list[int]) -> tuple[TaskProgress, int]:
-        """How far the messages before the last header have come, and how many of their tokens were read before."""
+        """How far the messages before the last header have come, and how many of their tokens were
+        read before.
+        """
         view = memoryview(ids).cast("B")
         keys = [(start, hash(bytes(view[: 4 * start]))) for start in reversed(starts[-LOOKED_UP:])]
         progress, cached, unread = TaskProgress(), 0, starts
@@ -121,7 +140,9 @@ class GroundTruth:
         form = progress.form
         if thought := _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun)) if begun else None:
             # The template opened the reasoning; there is nothing to reason about.
-            return self.encode_turn(self._choose(progress, rng), form, "" if thought[1] else "\n</think>\n\n")
+            return self.encode_turn(
+                self._choose(progress, rng), form, "" if thought[1] else "\n</think>\n\n"
+            )
         if not begun:
             return self.encode_turn(self._choose(progress, rng), form)
         for choice in self._choices(progress):
@@ -135,7 +156,11 @@ class GroundTruth:
         if task is None and progress.opened:
             if not self._warned:
                 self._warned = True
-                log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", UNKNOWN)
+                log.warning(
+                    "a conversation is about no task that this engine plays (see "
+                    "--env); it gets %r",
+                    UNKNOWN,
+                )
             return _UNKNOWN_MOVE
         if progress.summing_up:
             return progress.summary
@@ -154,7 +179,9 @@ class GroundTruth:
         spoiled = [spoiled_move(kind, task, progress.made) for kind in Mistake]
         return [move, *(choice for choice in spoiled if choice is not None)]
 
-    def encode_turn(self, said: Action | str, form: TextForm | None = None, before: str = "") -> array[int]:
+    def encode_turn(
+        self, said: Action | str, form: TextForm | None = None, before: str = ""
+    ) -> array[int]:
         """array('I'): the turn as sampled tokens, stop token included."""
         text = before + (said if isinstance(said, str) else turn_text(said, form))
         ids = self._encoded.get(text)
@@ -166,7 +193,9 @@ class GroundTruth:
 
 
 def turn_text(move: Action, form: TextForm | None = None) -> str:
-    """A move as the policy writes it: an action in that form, else plain text or one call in Hermes' form."""
+    """A move as the policy writes it: an action in that form, else plain text or one call in
+    Hermes' form.
+    """
     if form is not None:
         return write_action(move, form)
     if move.name == RESPOND:

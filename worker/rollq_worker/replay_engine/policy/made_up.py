@@ -1,7 +1,8 @@
 """Logprobs and routed experts for tokens that no model sampled or read.
 
-The invariant: a token's logprob depends only on itself and the token before it, and its experts only on itself and its
-place. So scoring a sequence again gives exactly what generating it gave, as from SGLang's cache.
+The invariant: a token's logprob depends only on itself and the token before it, and its experts
+only on itself and its place. So scoring a sequence again gives exactly what generating it gave, as
+from SGLang's cache.
 """
 
 import base64
@@ -33,7 +34,8 @@ def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
 
 
 def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:
-    """The `count` highest logprobs of `token` and of some others in its place, with their ids, the best first.
+    """The `count` highest logprobs of `token` and of some others in its place, with their ids, the
+    best first.
 
     Scoring the whole vocabulary in Python would take 0.1 s per token.
     """
@@ -43,7 +45,9 @@ def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, i
 
 
 def experts(tokens: Sequence[int], start: int, shape: ExpertShape) -> str:
-    """Those of `tokens[start:]` but for the last token, as SGLang reports them: 32-bit ids in base64."""
+    """Those of `tokens[start:]` but for the last token, as SGLang reports them: 32-bit ids in
+    base64.
+    """
     ids = array("i")
     for place in range(start, len(tokens) - 1):
         ids.extend(experts_of(tokens[place], place, shape))

@@ -1,8 +1,9 @@
-"""Moves for tasks without ground truth: random calls with arguments that fit the tools' schemas, and a last word.
+"""Moves for tasks without ground truth: random calls with arguments that fit the tools' schemas,
+and a last word.
 
-The invariant: the moves follow from the task and its tools alone, so any server plays the same. They earn nothing on
-purpose: they are there to try an environment. References and bounds in schemas are passed over, and so is what is no
-schema.
+The invariant: the moves follow from the task and its tools alone, so any server plays the same.
+They earn nothing on purpose: they are there to try an environment. References and bounds in schemas
+are passed over, and so is what is no schema.
 """
 
 import random
@@ -23,7 +24,9 @@ def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
     """Up to CALLS calls, each of a random tool, and then words to the user."""
     rng = random.Random(f"{task.id} {task.hash}")
     calls = (rng.choice(tools)["function"] for _ in range(CALLS if tools else 0))
-    moves = [Action(call["name"], _object(call.get("parameters") or {}, rng, DEEPEST)) for call in calls]
+    moves = [
+        Action(call["name"], _object(call.get("parameters") or {}, rng, DEEPEST)) for call in calls
+    ]
     return *moves, Action(RESPOND, {"content": LAST_WORD})
 
 
@@ -31,7 +34,9 @@ def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[s
     """An object with all required properties, and some of the others."""
     known, required = _part(schema, "properties", dict), _part(schema, "required", list)
     return {
-        name: _value(each, rng, depth - 1) for name, each in known.items() if name in required or rng.random() < 0.5
+        name: _value(each, rng, depth - 1)
+        for name, each in known.items()
+        if name in required or rng.random() < 0.5
     }
 
 

@@ -1,7 +1,8 @@
 """Mistakes of an imperfect policy, said in place of the next move.
 
-The invariant: for one task and move, a mistake of one kind is always the same text. So any server can finish a turn
-that was interrupted in the middle of a mistake. Half of the mistakes cost the reward.
+The invariant: for one task and move, a mistake of one kind is always the same text. So any server
+can finish a turn that was interrupted in the middle of a mistake. Half of the mistakes cost the
+reward.
 """
 
 import json
@@ -32,13 +33,17 @@ CHATTER = "One moment, please, I am looking into that for you."
 
 
 def chance_per_turn(rate: float, task: Task) -> float:
-    """The chance of a mistake in each turn, so that an episode has at least one with chance `rate`."""
+    """The chance of a mistake in each turn, so that an episode has at least one with
+    chance `rate`.
+    """
     places = last_call(task) + 1
     return 1.0 - math.pow(1.0 - rate, 1.0 / places) if places else 0.0
 
 
 def last_call(task: Task) -> int:
-    """The index of the last move that is a tool call, after which nothing can go wrong; -1 without tool calls."""
+    """The index of the last move that is a tool call, after which nothing can go wrong; -1 without
+    tool calls.
+    """
     return max((index for index, move in enumerate(task.moves) if move.name != RESPOND), default=-1)
 
 
@@ -58,8 +63,9 @@ def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | No
 
 
 def spoiled_move(kind: Mistake, task: Task, made: int) -> Action | str | None:
-    """The move number `made` with that mistake: an action, or a text to sample as it is. None when the mistake is
-    impossible."""
+    """The move number `made` with that mistake: an action, or a text to sample as it is. None when
+    the mistake is impossible.
+    """
     move, last = task.moves[made], last_call(task)
     if made > last:
         return None
@@ -74,7 +80,9 @@ def spoiled_move(kind: Mistake, task: Task, made: int) -> Action | str | None:
     if kind is Mistake.UNKNOWN:
         return Action(f"{move.name}_now", move.arguments)
     if kind is Mistake.MALFORMED:
-        whole = json.dumps({"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False)
+        whole = json.dumps(
+            {"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False
+        )
         return f"<tool_call>\n{whole[: max(len(whole) - 4, len(whole) // 2)]}\n</tool_call>"
     return _wrong_argument(move)
 

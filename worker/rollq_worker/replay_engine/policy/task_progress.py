@@ -1,7 +1,8 @@
 """Which task a conversation is about, and how many of its ground-truth moves have been made.
 
-The invariant: progress is read from the conversation alone. So a server that restarted, or that sees only some requests
-behind a router, continues where the conversation is. It knows texts, never token ids.
+The invariant: progress is read from the conversation alone. So a server that restarted, or that
+sees only some requests behind a router, continues where the conversation is. It knows texts, never
+token ids.
 """
 
 from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
@@ -42,16 +43,19 @@ class TaskProgress:
         return replace(self, form=form_of(prompt))
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
-        """The progress after a user message. The first one that has the opening of a task names it, because some agents
-        put messages of their own before. Those behind it, tool results among them, change nothing, but for one that
-        asks for a summary. A summary says how far the conversation had come that it stands for."""
+        """The progress after a user message. The first one that has the opening of a task names it,
+        because some agents put messages of their own before. Those behind it, tool results among
+        them, change nothing, but for one that asks for a summary. A summary says how far the
+        conversation had come that it stands for.
+        """
         known = _MADE.search(text.partition(HEADING)[2])
         made, task = int(known[1]) if known else self.made, self.task or tasks.by_opening(text)
         return replace(self, task=task, opened=True, made=made, summing_up=ASK in text)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
-        """The progress after a turn. The turn counts as the first remaining move that it makes; moves before that stay
-        skipped."""
+        """The progress after a turn. The turn counts as the first remaining move that it makes;
+        moves before that stay skipped.
+        """
         turn = turn if self.form is None else _as_call(turn)
         if self.task is None or self.summing_up or (turn.errors and not turn.calls):
             return self
@@ -59,7 +63,8 @@ class TaskProgress:
         for index in range(self.made, len(moves)):
             if _is_move(turn, moves[index]):
                 return replace(self, made=index + 1)
-        # Where a message is due any text counts, because the scripted user's k-th reply answers the k-th message.
+        # Where a message is due any text counts, because the scripted user's k-th reply answers the
+        # k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
         return replace(self, made=self.made + 1) if spoken else self
 
@@ -71,26 +76,36 @@ class TaskProgress:
     @property
     def next_move(self) -> Action | None:
         """The next move; None when the task is unknown or all its moves are made."""
-        return self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
+        return (
+            self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
+        )
 
 
 def _as_call(turn: ReadTurn) -> ReadTurn:
-    """A turn with its action written as text, read as the tool call or the words to the user that it stands for."""
+    """A turn with its action written as text, read as the tool call or the words to the user that
+    it stands for.
+    """
     action = read_action(turn.content)
     if isinstance(action, str):
         return ReadTurn(turn.content, errors=(action,))
-    return ReadTurn(action.arguments["content"]) if action.name == RESPOND else ReadTurn("", (action,))
+    return (
+        ReadTurn(action.arguments["content"]) if action.name == RESPOND else ReadTurn("", (action,))
+    )
 
 
 def _is_move(turn: ReadTurn, move: Action) -> bool:
     if turn.calls:
         call = turn.calls[0]  # only the first call of a turn is carried out
         return call.name == move.name and dict(call.arguments) == dict(move.arguments)
-    return move.name == RESPOND and _plain(turn.content) == _plain(str(move.arguments.get("content", "")))
+    return move.name == RESPOND and _plain(turn.content) == _plain(
+        str(move.arguments.get("content", ""))
+    )
 
 
 class TaskIndex:
-    """The tasks of some domains, by their scripted user's first message and by a simulated user's instruction."""
+    """The tasks of some domains, by their scripted user's first message and by a simulated user's
+    instruction.
+    """
 
     def __init__(self, domains: Iterable[Domain]) -> None:
         self._by_opening: dict[str, Task] = {}
@@ -108,7 +123,9 @@ class TaskIndex:
 
     @classmethod
     def load(cls, env: str) -> TaskIndex:
-        """The tasks of one environment, of several with commas between them, or of `all` that are installed."""
+        """The tasks of one environment, of several with commas between them, or of `all` that are
+        installed.
+        """
         if env != "all":
             return cls(domain(name.strip()) for name in env.split(","))
         found: list[Domain] = []

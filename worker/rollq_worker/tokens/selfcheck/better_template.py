@@ -1,8 +1,8 @@
 """Finds the training template that fits a model's own chat template.
 
-It fits when it writes the same first prompts, id for id. Where only the training template lists tools, the model is
-recognised by the prompt without tools, to which the training template may add lines, or by an image in it. It does not
-know what a model was trained on.
+It fits when it writes the same first prompts, id for id. Where only the training template lists
+tools, the model is recognised by the prompt without tools, to which the training template may add
+lines, or by an image in it. It does not know what a model was trained on.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,24 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.training_templates import template_text, training_templates
 
 _USER: Message = {"role": "user", "content": "Where is it?"}
-_OPENINGS: Sequence[Sequence[Message]] = ([{"role": "system", "content": "Be brief."}, _USER], [_USER])
-_IMAGE: Message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Where is it?"}]}
+_OPENINGS: Sequence[Sequence[Message]] = (
+    [{"role": "system", "content": "Be brief."}, _USER],
+    [_USER],
+)
+_IMAGE: Message = {
+    "role": "user",
+    "content": [{"type": "image"}, {"type": "text", "text": "Where is it?"}],
+}
 _OWN_WORDS = 200
-"""Number of characters of a template's own text in a first prompt that tell its model from others."""
+"""Number of characters of a template's own text in a first prompt that tell its model from others.
+"""
 
 
 def better_template(
     tokenizer: Tokenizer, tools: Sequence[Json], found: SelfCheck | None
 ) -> tuple[str, SelfCheck] | None:
-    """The training template that makes more edges exact than the tokenizer's own template, with its self-check.
+    """The training template that makes more edges exact than the tokenizer's own template, with its
+    self-check.
 
     `found` is the self-check of the own template; None: it was refused.
     """
@@ -53,7 +61,10 @@ def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool
     if shows_tools(own) == shows_tools(other):
         shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
         return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
-    lines, more = _prompt(own, [_USER], None).splitlines(), iter(_prompt(other, [_USER], None).splitlines())
+    lines, more = (
+        _prompt(own, [_USER], None).splitlines(),
+        iter(_prompt(other, [_USER], None).splitlines()),
+    )
     known = len("".join(lines)) > _OWN_WORDS or _shows_same_image(own, other)
     return known and all(line in more for line in lines)
 

@@ -1,8 +1,9 @@
-"""Compares bridges with what a chat template itself writes, over the conversations of the self-check.
+"""Compares bridges with what a chat template itself writes, over the conversations of the
+self-check.
 
-The sampled history plus the bridge is compared, id for id, with the full render of the same conversation. Where the
-template rewrites the history once more follows, the bridge must still be the end of the full render. It does not know
-which edges a job needs.
+The sampled history plus the bridge is compared, id for id, with the full render of the same
+conversation. Where the template rewrites the history once more follows, the bridge must still be
+the end of the full render. It does not know which edges a job needs.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -37,25 +38,38 @@ class Match(StrEnum):
     SAME_TEXT = "same text"
     """The same text, in other ids where the assistant header and the turn meet."""
     REWRITE = "rewrite"
-    """The template writes earlier turns differently once more follows; the bridge keeps them as they were sampled."""
+    """The template writes earlier turns differently once more follows; the bridge keeps them as
+    they were sampled.
+    """
     UNSUPPORTED = "unsupported"
     """There is no bridge, or the template writes another text there."""
 
 
-MOVED = "the template moves the tools or the system prompt behind earlier turns; the bridge leaves them where they are"
+MOVED = (
+    "the template moves the tools or the system prompt behind earlier turns; the bridge "
+    "leaves them where they are"
+)
 UNLIKE_FIRST = (
-    "the template writes this turn and its answer otherwise than a plain first turn's; the bridge is the latter's"
+    "the template writes this turn and its answer otherwise than a plain first turn's; the "
+    "bridge is the latter's"
 )
 LEFT_OUT = "the template leaves out the reasoning of a turn, the words beside its call, or a call"
-ONE_CALL = "the template writes one call a turn: when rendered again, each call is a turn of its own"
-OTHER_IDS = "the header's last characters and the turn's first ones are other ids when they are encoded together"
+ONE_CALL = (
+    "the template writes one call a turn: when rendered again, each call is a turn of its own"
+)
+OTHER_IDS = (
+    "the header's last characters and the turn's first ones are other ids when they "
+    "are encoded together"
+)
 _RANK = tuple(Match)
 _LONGEST_END = 100
 """Number of characters; no token that ends turns is longer."""
 _LONGEST_HEADER = 1000
 """Number of characters; a header that is longer is encoded with all that precedes it."""
 _LAST_TURNS = 3
-"""Number of turns, at the end of the last long conversation, at which edges that rewrite are compared."""
+"""Number of turns, at the end of the last long conversation, at which edges that rewrite are
+compared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +79,18 @@ class Finding:
     match: Match
     why: str = ""
     renders: bool = True
-    """Whether the template renders this conversation in full, so that rendering it again can replace a bridge."""
+    """Whether the template renders this conversation in full, so that rendering it again can
+    replace a bridge.
+    """
 
 
 class BridgeComparison:
     """Compares the bridges of one renderer."""
 
     def __init__(self, renderer: ChatRenderer, rerender: bool = False) -> None:
-        """`rerender`: the conversation is rendered again, with all reasoning under its key and none in tags."""
+        """`rerender`: the conversation is rendered again, with all reasoning under its key and none
+        in tags.
+        """
         self.renderer = renderer
         self._rerender = rerender
         self._tokenizer = renderer.tokenizer
@@ -80,12 +98,15 @@ class BridgeComparison:
         think = readers()[renderer.family.parser].think
         self._conversations = Conversations(renderer.tools, renderer.complaint_role(None), think)
         self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
-        """What was rendered, by the identities of the messages; the messages too, so that no other one gets theirs."""
+        """What was rendered, by the identities of the messages; the messages too, so that no other
+        one gets theirs.
+        """
         self._ids: dict[str, array[int]] = {}
         self._bridges: dict[str, tuple[array[int], str]] = {}
         self._exact: set[tuple[str, str, str]] = set()
-        """Headers, each with the texts that the template writes after it and the bridge that ends them, that were
-        compared as ids."""
+        """Headers, each with the texts that the template writes after it and the bridge that ends
+        them, that were compared as ids.
+        """
 
     def find_in_short(self) -> dict[Edge, Finding]:
         """The classes of all edges that an episode may take, each in a short conversation."""
@@ -96,7 +117,9 @@ class BridgeComparison:
         if edge is Edge.OPEN:
             return self._compare_prompt()
         first: Finding | None = None
-        for form in self._conversations.forms(edge, tags=not (self._rerender or self._takes_reasoning)):
+        for form in self._conversations.forms(
+            edge, tags=not (self._rerender or self._takes_reasoning)
+        ):
             findings = map(self._compare, self._conversations.short(edge, form))
             finding = max(findings, key=lambda one: _RANK.index(one.match))
             if finding.match is not Match.UNSUPPORTED and finding.why != LEFT_OUT:
@@ -109,7 +132,9 @@ class BridgeComparison:
         """The findings of short conversations, made worse by those of long ones."""
         findings = dict(short)
         if short[Edge.OPEN].match is not Match.UNSUPPORTED:
-            conversations = [[edge for edge in edges if edge in short] for edges in LONG_CONVERSATIONS]
+            conversations = [
+                [edge for edge in edges if edge in short] for edges in LONG_CONVERSATIONS
+            ]
             for edges in conversations:
                 self._go_through_exact(edges, findings)
             self._go_through_supported(conversations[-1], findings)
@@ -117,7 +142,9 @@ class BridgeComparison:
 
     @cached_property
     def _takes_reasoning(self) -> bool:
-        """Whether the template takes reasoning under its key. Another template may know tags in the content."""
+        """Whether the template takes reasoning under its key. Another template may know tags in the
+        content.
+        """
         conversations = self._conversations
         for turn in (conversations.call(), conversations.reply()):
             with contextlib.suppress(JobFailure):
@@ -127,13 +154,17 @@ class BridgeComparison:
         return False
 
     def _go_through_exact(self, edges: Sequence[Edge], findings: dict[Edge, Finding]) -> None:
-        """Compares a long conversation of edges that are exact or the same text, after a first call that need not be.
+        """Compares a long conversation of edges that are exact or the same text, after a first call
+        that need not be.
 
-        An exchange that is neither is left out of the history, so that it does not spoil the following ones.
+        An exchange that is neither is left out of the history, so that it does not spoil the
+        following ones.
         """
         history = list(self._conversations.opening)
         for edge in edges:
-            exchange = self._conversations.after(history, edge, "key" if self._takes_reasoning else "tags")
+            exchange = self._conversations.after(
+                history, edge, "key" if self._takes_reasoning else "tags"
+            )
             counts_for = self._conversations.edges_of(edge, exchange)
             match = max((findings[one].match for one in counts_for), key=_RANK.index)
             if match in (Match.EXACT, Match.SAME_TEXT):
@@ -149,7 +180,9 @@ class BridgeComparison:
             history = exchange.messages
 
     def _go_through_supported(self, edges: Sequence[Edge], findings: dict[Edge, Finding]) -> None:
-        """Compares a long conversation of all supported edges. Those that rewrite are compared near its end."""
+        """Compares a long conversation of all supported edges. Those that rewrite are compared near
+        its end.
+        """
         history = list(self._conversations.opening)
         for n, edge in enumerate(edges):
             exchange = self._conversations.after(history, edge, "key")
@@ -166,8 +199,12 @@ class BridgeComparison:
                     continue
             history = exchange.messages
 
-    def _blame(self, match: Match, edge: Edge, exchange: Exchange, worse: Finding) -> Mapping[Edge, Finding]:
-        """The edge to blame for a worse result: any call or reply after this history, or only this special one."""
+    def _blame(
+        self, match: Match, edge: Edge, exchange: Exchange, worse: Finding
+    ) -> Mapping[Edge, Finding]:
+        """The edge to blame for a worse result: any call or reply after this history, or only this
+        special one.
+        """
         counts_for = self._conversations.edges_of(edge, exchange)
         plain = Edge.REPLY if exchange.replies[0]["role"] == "user" else Edge.CALL
         other = self._conversations.after(exchange.history, plain, "")
@@ -193,9 +230,17 @@ class BridgeComparison:
     def _compare(self, exchange: Exchange) -> Finding:
         calls = exchange.turn.get("tool_calls", ())
         if self.renderer.family.one_call and len(calls) > 1:
-            first = replace(exchange, turn={**exchange.turn, "tool_calls": calls[:1]}, replies=exchange.replies[:1])
-            finding = self._compare(replace(first, reply_words=exchange.reply_words[:1], turn_words=()))
-            return finding if finding.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
+            first = replace(
+                exchange,
+                turn={**exchange.turn, "tool_calls": calls[:1]},
+                replies=exchange.replies[:1],
+            )
+            finding = self._compare(
+                replace(first, reply_words=exchange.reply_words[:1], turn_words=())
+            )
+            return (
+                finding if finding.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
+            )
         turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
         try:
             known = self._written(exchange.history), self._written(exchange.messages)
@@ -208,9 +253,13 @@ class BridgeComparison:
             return Finding(Match.UNSUPPORTED, str(e))
         unseen = [word for word in exchange.reply_words if word not in shown]
         if unseen:
-            return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
+            return Finding(
+                Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied"
+            )
         turn = continued.before_replies.removeprefix(known[0])
-        rewritten = continued.rewritten if all(word in turn for word in exchange.turn_words) else LEFT_OUT
+        rewritten = (
+            continued.rewritten if all(word in turn for word in exchange.turn_words) else LEFT_OUT
+        )
         if not rewritten:
             at = self._header_start(known[0])
             header, full = known[0][at:], self._encode(continued.full[at:])
@@ -225,11 +274,14 @@ class BridgeComparison:
             return Finding(Match.REWRITE, MOVED)
         if continued.rewritten and self._is_right_for_plainer(exchange):
             return Finding(Match.REWRITE, UNLIKE_FIRST)
-        return Finding(Match.UNSUPPORTED, "the bridge differs from what the template writes after this history")
+        return Finding(
+            Match.UNSUPPORTED, "the bridge differs from what the template writes after this history"
+        )
 
     def _written(self, messages: Sequence[Message]) -> str:
-        """The text that the template writes for the conversation so far, with the next assistant header. Raises
-        JobFailure."""
+        """The text that the template writes for the conversation so far, with the next assistant
+        header. Raises JobFailure.
+        """
         key = tuple(map(id, messages))
         if key not in self._texts:
             self._texts[key] = self.renderer.prompt(messages, self._conversations.tools), messages
@@ -242,13 +294,18 @@ class BridgeComparison:
         return self._ids[text]
 
     def _header_start(self, prompt: str) -> int:
-        """Where the last control token of a prompt starts. Texts on both sides of one are encoded apart."""
-        marks = [match.start() for match in self._control.finditer(prompt, max(0, len(prompt) - _LONGEST_HEADER))]
+        """Where the last control token of a prompt starts. Texts on both sides of one are encoded
+        apart.
+        """
+        marks = [
+            match.start()
+            for match in self._control.finditer(prompt, max(0, len(prompt) - _LONGEST_HEADER))
+        ]
         return marks[-1] if marks else 0
 
     def _continuation(self, exchange: Exchange) -> tuple[str, str, str]:
-        """The header, the text that the template writes after it, and the bridge, without ids of calls. The second is
-        "" where the text does not end with the bridge.
+        """The header, the text that the template writes after it, and the bridge, without ids of
+        calls. The second is "" where the text does not end with the bridge.
 
         Raises JobFailure.
         """
@@ -286,7 +343,9 @@ class BridgeComparison:
         return known
 
     def _ends_with(self, full: str, bridge: array[int], text: str) -> bool:
-        """Whether the template's own text ends with a turn's end and the bridge, whose text is `text`."""
+        """Whether the template's own text ends with a turn's end and the bridge, whose text is
+        `text`.
+        """
         end = self._encode(full[-len(text) - _LONGEST_END :])
         before = len(end) - len(bridge)
         return before > 0 and end[before:] == bridge and self.renderer.is_end(end[before - 1])
@@ -296,7 +355,9 @@ class BridgeComparison:
         return plainer != exchange and self._compare(plainer).match is not Match.UNSUPPORTED
 
     def _moves_the_prompt(self, exchange: Exchange, continued: Continuation) -> bool:
-        """Whether the bridge is right without tools and system prompt, which the template moves to the last message."""
+        """Whether the bridge is right without tools and system prompt, which the template moves to
+        the last message.
+        """
         prompt = self._written(self._conversations.opening)
         full = continued.full
         words = [word for word in self._conversations.words_shown_once if prompt.count(word) == 1]
@@ -311,7 +372,9 @@ class BridgeComparison:
         return False
 
     def _compare_prompt(self) -> Finding:
-        """The first prompt is what the template writes, and the template leaves nothing out of it."""
+        """The first prompt is what the template writes, and the template leaves nothing
+        out of it.
+        """
         opening, tools = self._conversations.opening, self._conversations.tools
         try:
             prompt = self.renderer.prompt(opening, tools)

@@ -1,6 +1,8 @@
-"""Which edges of an episode a chat template supports, and whether our bridges are what it writes there.
+"""Which edges of an episode a chat template supports, and whether our bridges are what it writes
+there.
 
-Every edge is compared once for each tokenizer, template and set of tools. It does not know environments or jobs.
+Every edge is compared once for each tokenizer, template and set of tools. It does not know
+environments or jobs.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -45,35 +47,49 @@ class SelfCheck:
     edges: Mapping[Edge, Finding]
     """Those that an episode with these tools may take."""
     unread: str
-    """The name of a tool, or of a parameter, that is not read back as the template writes it; "": there is none."""
+    """The name of a tool, or of a parameter, that is not read back as the template writes it; "":
+    there is none.
+    """
 
     def require(self, *edges: Edge, rerender: bool = False) -> None:
-        """Raise JobFailure naming the first of these edges that is unsupported, or a name that cannot be called.
+        """Raise JobFailure naming the first of these edges that is unsupported, or a name that
+        cannot be called.
 
-        `rerender`: the episode renders the conversation again where the template rewrites it, so rendering is enough.
+        `rerender`: the episode renders the conversation again where the template rewrites it, so
+        rendering is enough.
         """
         if self.unread:
             raise JobFailure(
-                f"{self.tokenizer}: no call with the name {self.unread!r} could be read as the chat template writes it"
-                f" (format {self.family.parser}): rename that tool or parameter, of letters, digits, - and _"
+                f"{self.tokenizer}: no call with the name {self.unread!r} could be read "
+                "as the chat template writes it"
+                f" (format {self.family.parser}): rename that tool or parameter, of "
+                "letters, digits, - and _"
             )
         for edge, finding in ((edge, self.edges[edge]) for edge in edges if edge in self.edges):
             if finding.match is Match.UNSUPPORTED and not (rerender and finding.renders):
                 raise JobFailure(
-                    f"{self.tokenizer}: the chat template does not support the edge {edge.value!r}: "
+                    f"{self.tokenizer}: the chat template does not support the "
+                    f"edge {edge.value!r}: "
                     f"{finding.why}; use another template or model"
                 )
 
     @property
     def missing(self) -> Sequence[Edge]:
         """The unsupported edges among those that any episode may take."""
-        return [edge for edge in NEEDED if edge in self.edges and self.edges[edge].match is Match.UNSUPPORTED]
+        return [
+            edge
+            for edge in NEEDED
+            if edge in self.edges and self.edges[edge].match is Match.UNSUPPORTED
+        ]
 
     @property
     def table(self) -> str:
         """The table as text for people, one line per edge."""
         width = max(len(edge) for edge in self.edges)
-        lines = (f"{edge.value:{width}}  {each.match.value:11}  {each.why}" for edge, each in self.edges.items())
+        lines = (
+            f"{edge.value:{width}}  {each.match.value:11}  {each.why}"
+            for edge, each in self.edges.items()
+        )
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -83,17 +99,18 @@ _checked: dict[tuple[str, str, str, bool], SelfCheck] = {}
 
 
 def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -> SelfCheck:
-    """Class every edge for these tools. Raises JobFailure for an unknown family or a prompt that cannot be rendered.
+    """Class every edge for these tools. Raises JobFailure for an unknown family or a prompt that
+    cannot be rendered.
 
-    `rerender`: see `SelfCheck.require`. Without it, the template is asked to keep old reasoning where that makes more
-    edges exact, because the history keeps it anyway.
+    `rerender`: see `SelfCheck.require`. Without it, the template is asked to keep old reasoning
+    where that makes more edges exact, because the history keeps it anyway.
     """
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
     key = (tokenizer.hash, tokenizer.template_hash, digest, rerender)
     checked = _checked.get(key)
     if checked is None:
-        # Tools may mention control tokens. Marks stand for them, because encoding the rendered text would make tokens
-        # of them.
+        # Tools may mention control tokens. Marks stand for them, because encoding the rendered text
+        # would make tokens of them.
         hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
         checked = _check(tokenizer, hidden, rerender)
         if len(_checked) >= MAX_CHECKS:
@@ -102,11 +119,13 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -
     return replace(checked, tokenizer=tokenizer.name)
 
 
-def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, rerender: bool = False) -> ChatRenderer:
+def checked_renderer(
+    tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, rerender: bool = False
+) -> ChatRenderer:
     """A renderer for these tools.
 
-    Raises JobFailure when an edge that any episode may take, or one of `edges`, is unsupported. `rerender`: see
-    `SelfCheck.require`.
+    Raises JobFailure when an edge that any episode may take, or one of `edges`, is unsupported.
+    `rerender`: see `SelfCheck.require`.
     """
     self_check = check(tokenizer, tools, rerender)
     self_check.require(*NEEDED, *edges, rerender=rerender)
@@ -114,15 +133,21 @@ def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, 
 
 
 def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfCheck:
-    """The findings for the template as it is or, where that is better, asked to keep old reasoning."""
+    """The findings for the template as it is or, where that is better, asked to keep old
+    reasoning.
+    """
     plain = ChatRenderer(tokenizer, tools)
     options = [_with_best_preamble(plain, rerender)]
     asked = tokenizer.arguments - tokenizer.given.keys()
-    keep = {} if rerender else {name: value for name, value in KEEP_REASONING.items() if name in asked}
+    keep = (
+        {} if rerender else {name: value for name, value in KEEP_REASONING.items() if name in asked}
+    )
     if keep:
         kept = replace(plain.family, template_kwargs=keep)
         options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
-    best, findings = max(options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match)))
+    best, findings = max(
+        options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match))
+    )
     return SelfCheck(
         tokenizer=tokenizer.name,
         family=best.renderer.family,
@@ -132,9 +157,12 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     )
 
 
-def _with_best_preamble(first: ChatRenderer, rerender: bool) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
-    """The findings with the first preamble that leaves no edge unsupported, else with the one that leaves the
-    fewest."""
+def _with_best_preamble(
+    first: ChatRenderer, rerender: bool
+) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
+    """The findings with the first preamble that leaves no edge unsupported, else with the one that
+    leaves the fewest.
+    """
     compared: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
     for preamble in PREAMBLES:
         try:

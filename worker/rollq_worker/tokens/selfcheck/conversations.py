@@ -1,7 +1,8 @@
-"""The conversations of the self-check: a short one for every edge of an episode, and long ones of all edges.
+"""The conversations of the self-check: a short one for every edge of an episode, and long ones of
+all edges.
 
-Every text holds a word that no other text holds, so what a template leaves out can be found. It does not know
-templates.
+Every text holds a word that no other text holds, so what a template leaves out can be found. It
+does not know templates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,18 +50,25 @@ _REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword", "
 _LATER_RESULT = '{"status": "laterword", "total": 7}'
 _SHORT = 4
 """Number of messages of the longest history of a short conversation."""
-_ANSWERED_AT_LENGTH = (Edge.MULTILINE_RESULT, Edge.TRUNCATED, Edge.REASONED_REPLY, Edge.REASONED_SECOND_CALL)
+_ANSWERED_AT_LENGTH = (
+    Edge.MULTILINE_RESULT,
+    Edge.TRUNCATED,
+    Edge.REASONED_REPLY,
+    Edge.REASONED_SECOND_CALL,
+)
 """Edges that get a long text as the answer in long conversations."""
 _REASONED = (Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY)
 LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
     tuple(Edge[name] for name in names.upper().split())
     for names in (
         """
-        call call multiline_result call malformed malformed reply call calls words_and_call empty_result reply truncated
+        call call multiline_result call malformed malformed reply call calls words_and_call \
+empty_result reply truncated
         """,
         "reply reply truncated reply call",
         """
-        malformed malformed calls reasoned_call reasoned_second_call call multiline_result reasoned_call malformed
+        malformed malformed calls reasoned_call reasoned_second_call call multiline_result \
+reasoned_call malformed
         reasoned_reply reasoned_reply reasoned_call empty_result words_and_call reasoned_reply call
         """,
     )
@@ -83,7 +91,9 @@ class Exchange:
     truncated: bool = False
     """Whether the turn ended without a stop token."""
     turn_words: Sequence[str] = ()
-    """Words of the turn that some templates leave out: of its calls, beside them, and of its reasoning."""
+    """Words of the turn that some templates leave out: of its calls, beside them, and of its
+    reasoning.
+    """
 
     @property
     def messages(self) -> list[Message]:
@@ -95,9 +105,14 @@ class Conversations:
     """Conversations with one set of tools."""
 
     def __init__(
-        self, tools: Sequence[Json], complaint_role: str = "tool", think: tuple[str, str] = ("<think>", "</think>")
+        self,
+        tools: Sequence[Json],
+        complaint_role: str = "tool",
+        think: tuple[str, str] = ("<think>", "</think>"),
     ) -> None:
-        """`complaint_role` answers a malformed call; `think` stands around reasoning in a turn's text."""
+        """`complaint_role` answers a malformed call; `think` stands around reasoning in a turn's
+        text.
+        """
         self.tools = list(tools)
         self.edges: Sequence[Edge] = tuple(Edge) if tools else WITHOUT_TOOLS
         """The edges that an episode with these tools may take."""
@@ -117,37 +132,57 @@ class Conversations:
             "the tools": names,
         }
         """Words that the first prompt must show, by their origin."""
-        described = [str(tool["function"].get("description", "")).partition("\n")[0] for tool in tools]
+        described = [
+            str(tool["function"].get("description", "")).partition("\n")[0] for tool in tools
+        ]
         self.words_shown_once: Sequence[str] = ("systemword", *filter(None, described), *names[2:])
-        """Words that nothing after the first prompt repeats: of the system prompt, and of the tools."""
+        """Words that nothing after the first prompt repeats: of the system prompt, and of the
+        tools.
+        """
 
     def forms(self, edge: Edge, tags: bool = True) -> Sequence[str]:
-        """The forms of reasoning in which the edge may be taken; one of them must do. `tags`: also in tags."""
+        """The forms of reasoning in which the edge may be taken; one of them must do. `tags`: also
+        in tags.
+        """
         return ("key", *["tags"] * tags) if edge in _REASONED else ("",)
 
     def short(self, edge: Edge, form: str) -> Iterator[Exchange]:
         """Short conversations over the edge; all must do. `form`: one of `forms`."""
         history = list(self.opening)
-        if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
+        if edge in (
+            Edge.SECOND_CALL,
+            Edge.REPLY_AFTER_CALL,
+            Edge.REASONED_SECOND_CALL,
+            Edge.REASONED_REPLY,
+        ):
             history += self._former(form)
         yield self.after(history, edge, form)
-        if edge is Edge.REASONED_REPLY:  # some templates leave out reasoning only right behind a user's message
+        if (
+            edge is Edge.REASONED_REPLY
+        ):  # some templates leave out reasoning only right behind a user's message
             yield self.after(self.opening, edge, form)
 
     def _former(self, form: str) -> list[Message]:
         """A turn that reasons, and its reply."""
         if self.tools:
             return [self.reason(self.call(), form, "formerword"), self.result()]
-        return [self.reason(self.reply(), form, "formerword"), {"role": "user", "content": "Go on."}]
+        return [
+            self.reason(self.reply(), form, "formerword"),
+            {"role": "user", "content": "Go on."},
+        ]
 
     def after(self, history: Sequence[Message], edge: Edge, form: str) -> Exchange:
-        """An exchange over the edge after this history. `form`: "key" or "tags", where the edge's turn reasons."""
+        """An exchange over the edge after this history. `form`: "key" or "tags", where the edge's
+        turn reasons.
+        """
         turn, replies = self._turn(edge, sum(message["role"] == "tool" for message in history))
         if len(history) > _SHORT and edge in _ANSWERED_AT_LENGTH:
             replies = [{**replies[0], "content": f"{replies[0]['content']}\n{_LONG_TEXT}"}]
         if edge in _REASONED:
             turn = self.reason(turn, form)
-        words = [word for word in _REPLY_WORDS if any(word in reply["content"] for reply in replies)]
+        words = [
+            word for word in _REPLY_WORDS if any(word in reply["content"] for reply in replies)
+        ]
         shown = f"{turn.get(REASONING)}{turn['content']}"
         turn_words = [word for word in (REASONING_WORD, ASIDE_WORD) if word in shown]
         turn_words += [call["function"]["arguments"]["x"] for call in turn.get("tool_calls", ())]
@@ -161,15 +196,19 @@ class Conversations:
         )
 
     def edges_of(self, edge: Edge, exchange: Exchange) -> Sequence[Edge]:
-        """The edges that an exchange of `edge` counts for after its history, the most special one first.
+        """The edges that an exchange of `edge` counts for after its history, the most special one
+        first.
 
-        A turn that reasons counts only for the edges that reason. Any other turn counts for its own kind. It also
-        counts for a later call or reply when tools have answered before, and for the turns that reason when one of
-        those came before.
+        A turn that reasons counts only for the edges that reason. Any other turn counts for its own
+        kind. It also counts for a later call or reply when tools have answered before, and for the
+        turns that reason when one of those came before.
         """
         after_tools = any(message["role"] == "tool" for message in exchange.history)
         if exchange.replies[0]["role"] == "user":
-            plain, reasoned = Edge.REPLY_AFTER_CALL if after_tools else Edge.REPLY, Edge.REASONED_REPLY
+            plain, reasoned = (
+                Edge.REPLY_AFTER_CALL if after_tools else Edge.REPLY,
+                Edge.REASONED_REPLY,
+            )
         elif after_tools:
             plain, reasoned = Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL
         else:
@@ -177,14 +216,19 @@ class Conversations:
         if edge in _REASONED:
             return [reasoned]
         found: list[Edge] = [] if edge in (Edge.CALL, Edge.REPLY) else [edge]
-        if any(REASONING_WORD in f"{message.get(REASONING)}{message['content']}" for message in exchange.history):
+        if any(
+            REASONING_WORD in f"{message.get(REASONING)}{message['content']}"
+            for message in exchange.history
+        ):
             found.append(reasoned)
         if after_tools or not found:
             found.append(plain)
         return found
 
     def plainer(self, exchange: Exchange) -> Exchange:
-        """The same exchange as the first turn of a conversation, and without words beside its calls."""
+        """The same exchange as the first turn of a conversation, and without words beside its
+        calls.
+        """
         if not exchange.turn.get("tool_calls"):
             return replace(exchange, history=self.opening)
         return replace(exchange, history=self.opening, turn={**exchange.turn, "content": ""})
@@ -194,9 +238,14 @@ class Conversations:
         one = self.result(ids[0])
         match edge:
             case Edge.REPLY | Edge.REPLY_AFTER_CALL | Edge.TRUNCATED | Edge.REASONED_REPLY:
-                return self.reply(), [{"role": "user", "content": "Thank you. And the secondword one?"}]
+                return self.reply(), [
+                    {"role": "user", "content": "Thank you. And the secondword one?"}
+                ]
             case Edge.ASKED:
-                return self.reply(), [{"role": "user", "content": "Thank you. And the secondword one?"}, _ASK]
+                return self.reply(), [
+                    {"role": "user", "content": "Thank you. And the secondword one?"},
+                    _ASK,
+                ]
             case Edge.ASKED_AFTER_CALL:
                 return self.call(ids[0]), [one, _ASK]
             case Edge.CALLS:
@@ -215,24 +264,35 @@ class Conversations:
                 return self.call(ids[0]), [one]
 
     def call(self, *ids: str) -> Message:
-        """A turn with a call for each id, of another tool and with other arguments than the call before it."""
+        """A turn with a call for each id, of another tool and with other arguments than the call
+        before it.
+        """
         calls = []
         for id in ids or ("call00000",):
             n = int(id[-5:]) % 2
-            calls += example_call(self._called[n % len(self._called)], {"x": f"value{n}"}, id)["tool_calls"]
+            calls += example_call(self._called[n % len(self._called)], {"x": f"value{n}"}, id)[
+                "tool_calls"
+            ]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def reply(self) -> Message:
         return {"role": "assistant", "content": "It is on its way."}
 
-    def result(self, id: str = "call00000", content: str = '{"status": "pendingword", "total": 19.5}') -> Message:
+    def result(
+        self, id: str = "call00000", content: str = '{"status": "pendingword", "total": 19.5}'
+    ) -> Message:
         return {"role": "tool", "tool_call_id": id, "content": content}
 
     def reason(self, turn: Message, form: str, word: str = REASONING_WORD) -> Message:
-        """The turn after some reasoning: under its key, or in tags for a template that only knows those."""
+        """The turn after some reasoning: under its key, or in tags for a template that only knows
+        those.
+        """
         if form == "key":
             return {**turn, REASONING: f"They want the {word} order."}
         if form == "tags":
             before, after = self._think
-            return {**turn, "content": f"{before}\nThey want the {word} order.\n{after}\n\n{turn['content']}"}
+            return {
+                **turn,
+                "content": f"{before}\nThey want the {word} order.\n{after}\n\n{turn['content']}",
+            }
         return turn

@@ -1,7 +1,8 @@
 """Chat templates of our own for training, by name: they keep in the history what was sampled.
 
-A training template writes the first prompt, the calls and the results as the model's own template does. It leaves
-nothing out of earlier turns and moves nothing, so every prompt begins with the one before. It knows no token ids.
+A training template writes the first prompt, the calls and the results as the model's own template
+does. It leaves nothing out of earlier turns and moves nothing, so every prompt begins with the one
+before. It knows no token ids.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,15 @@ def training_templates() -> Sequence[str]:
 
 
 def template_text(name: str) -> str:
-    """The Jinja text of the training template `name`, or of the file with that path. Raises SettingsError."""
+    """The Jinja text of the training template `name`, or of the file with that path. Raises
+    SettingsError.
+    """
     names = training_templates()
     path = _FOLDER / f"{name}.jinja" if name in names else Path(name).expanduser()
     if not path.is_file():
         raise SettingsError(
-            f"ROLLQ_TEMPLATE, or --template: {name!r} is neither a file nor a training template; there are"
+            f"ROLLQ_TEMPLATE, or --template: {name!r} is neither a file nor a training "
+            "template; there are"
             f" {', '.join(names)}"
         )
     try:

@@ -1,11 +1,13 @@
-"""Functionary v3.2's format: a turn is a row of messages to recipients, and one to a tool is its arguments.
+"""Functionary v3.2's format: a turn is a row of messages to recipients, and one to a tool is its
+arguments.
 
     all
     I look it up.>>>f
     {"a": 1}>>>g
     {}
 
-The assistant header ends with `>>>`, so a turn begins with a recipient. What is said to `all` is for the user.
+The assistant header ends with `>>>`, so a turn begins with a recipient. What is said to `all` is
+for the user.
 """
 
 import re
@@ -30,7 +32,10 @@ def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[P
         after = _NEXT.search(text, head.end() if head else at + 1)
         end = after.start() if after else len(text)
         if head is None:
-            error = "The turn does not begin with a recipient. Write the tool's name, or all, and a line break first."
+            error = (
+                "The turn does not begin with a recipient. Write the tool's name, or all, "
+                "and a line break first."
+            )
             pieces.append(Piece(Kind.BROKEN, at, end, errors=(error,)))
         elif head[1] == "all":
             pieces += [Piece(Kind.FRAME, at, head.end()), Piece(Kind.TEXT, head.end(), end)]
@@ -41,7 +46,9 @@ def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[P
 
 
 def _call(text: str, start: int, head: re.Match[str]) -> Piece:
-    """The call to a recipient. Its JSON is read first: a recipient inside one of its strings is text."""
+    """The call to a recipient. Its JSON is read first: a recipient inside one of its strings is
+    text.
+    """
     arguments, error, end = read_arguments(text, head.end(), head[1])
     after = skip(text, end)
     if not error and after < len(text) and not _NEXT.match(text, after):

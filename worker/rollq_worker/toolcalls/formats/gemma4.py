@@ -41,7 +41,11 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         return [broken(text, start, inside, _TAGS, str(e))]
     end = skip(text, cursor.at)
     if not text.startswith(_TAGS[1], end):
-        tail = "was not closed with its end token." if end == len(text) else "has text behind its arguments."
+        tail = (
+            "was not closed with its end token."
+            if end == len(text)
+            else "has text behind its arguments."
+        )
         return [broken(text, start, inside, _TAGS, f"The call of {name[1]!r} {tail}")]
     return [Piece(Kind.CALL, start, end + len(_TAGS[1]), calls=(Action(name[1], arguments),))]
 

@@ -1,14 +1,15 @@
 """OpenAI's harmony format, of gpt-oss: a turn is a row of messages on channels.
 
-<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f
-<|constrain|>json<|message|>{"a": 1}
+<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary
+to=functions.f <|constrain|>json<|message|>{"a": 1}
 
-`analysis` is reasoning; a message to `functions.name` is a call, as is one to `name` alone where a tool has that name;
-everything else is said to the user. The turn begins after the assistant header `<|start|>assistant`, and its stop token
-(`<|call|>` or `<|return|>`) has been taken off.
+`analysis` is reasoning; a message to `functions.name` is a call, as is one to `name` alone where a
+tool has that name; everything else is said to the user. The turn begins after the assistant header
+`<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
 
-A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there without
-`<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an error.
+A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there
+without `<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an
+error.
 """
 
 import re
@@ -35,7 +36,9 @@ _HEADER = re.compile(
 _FUNCTIONS = "functions."
 _CHANNELS = ("analysis", "commentary", "final")
 _CHANNEL = re.compile(rf"<\|channel\|>\s*+(?:{'|'.join(_CHANNELS)})\b")
-_FORM = "Write <|channel|>name, if need be to=functions.name and <|constrain|>json, then <|message|>."
+_FORM = (
+    "Write <|channel|>name, if need be to=functions.name and <|constrain|>json, then <|message|>."
+)
 
 
 def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
@@ -48,7 +51,9 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
 
 
 def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Where each message's header starts, its body starts (-1: it has none) and ends, and the next header starts."""
+    """Where each message's header starts, its body starts (-1: it has none) and ends, and the next
+    header starts.
+    """
     at = 0
     while at < len(text):
         inside = at + len(_START) if text.startswith(_START, at) else at
@@ -65,11 +70,16 @@ def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
 
 def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) -> list[Piece]:
     if body < 0:
-        error = "The turn holds text outside of any channel; write <|channel|>final<|message|> in front of it."
+        error = (
+            "The turn holds text outside of any channel; write "
+            "<|channel|>final<|message|> in front of it."
+        )
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
     header = _HEADER.fullmatch(text, start, body - len(_MESSAGE))
     if header is None or (header["to"] and header["behind"]) or header["channel"] not in _CHANNELS:
-        return [Piece(Kind.BROKEN, start, end, errors=(_wrong(text[start : body - len(_MESSAGE)]),))]
+        return [
+            Piece(Kind.BROKEN, start, end, errors=(_wrong(text[start : body - len(_MESSAGE)]),))
+        ]
     if to := header["to"] or header["behind"]:
         return [_call(text, start, body, end, _tool_name(to, tools), to)]
     frame = Piece(Kind.FRAME, start, body)

@@ -1,5 +1,6 @@
-"""Formats that write whole calls as JSON behind a tag, one or a list: Hermes' (also of Qwen2.5, Qwen3 and Granite 4),
-Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax M1's calls follow one another.
+"""Formats that write whole calls as JSON behind a tag, one or a list: Hermes' (also of Qwen2.5,
+Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax
+M1's calls follow one another.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
@@ -9,8 +10,8 @@ Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax M1
     <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
     <|function_call|>{"name": "f", "arguments": {"a": 1}}
 
-White space is free. A turn may end without the last end tag, because SGLang's parsers take such a call. Cohere also
-marks what a turn says, with `<|START_RESPONSE|>` or `<|START_TEXT|>`.
+White space is free. A turn may end without the last end tag, because SGLang's parsers take such a
+call. Cohere also marks what a turn says, with `<|START_RESPONSE|>` or `<|START_TEXT|>`.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +48,9 @@ class JsonLists:
         return block_reader({self.tags[0]: self.block}, self.think, self.frames)
 
     def block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        """The block that opens at `start`. Its JSON is read first: an end tag inside one of its strings is text."""
+        """The block that opens at `start`. Its JSON is read first: an end tag inside one of its
+        strings is text.
+        """
         items, error, end = self._items(text, start + len(self.tags[0]))
         read = [self.call(item, self.form) for item in items]
         errors = [error] if error else [call for call in read if isinstance(call, str)]
@@ -82,7 +85,10 @@ class JsonLists:
 
 def _cohere(value: Json, form: str) -> Action | str:
     if isinstance(value, dict) and "tool_name" in value:
-        value = {"name": value["tool_name"], **{key: value[key] for key in ("parameters", "arguments") if key in value}}
+        value = {
+            "name": value["tool_name"],
+            **{key: value[key] for key in ("parameters", "arguments") if key in value},
+        }
     elif isinstance(value, dict):
         return f'The tool call has no "tool_name". {form}'
     return call_of(value, form)
@@ -104,13 +110,16 @@ HERMES = JsonLists(
 COHERE = JsonLists(
     tags=("<|START_ACTION|>", "<|END_ACTION|>"),
     call=_cohere,
-    form='Write [{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}] between the action tokens.',
+    form='Write [{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}] between '
+    "the action tokens.",
     id="tool_call_id",
     frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     think=("<|START_THINKING|>", "<|END_THINKING|>"),
 ).reader()
 GRANITE3 = JsonLists(
-    tags=("<|tool_call|>", ""), call=call_of, form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].'
+    tags=("<|tool_call|>", ""),
+    call=call_of,
+    form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].',
 ).reader()
 NEMOTRON_V2 = JsonLists(
     tags=("<TOOLCALL>", "</TOOLCALL>"),
@@ -120,7 +129,8 @@ NEMOTRON_V2 = JsonLists(
 APERTUS = JsonLists(
     tags=("<|tools_prefix|>", "<|tools_suffix|>"),
     call=_by_name,
-    form="Write [{name: {...}}], each call an object with the tool's name as its key, between the tools tokens.",
+    form="Write [{name: {...}}], each call an object with the tool's name as its key, "
+    "between the tools tokens.",
     stops=True,
     think=("<|inner_prefix|>", "<|inner_suffix|>"),
 ).reader()

@@ -1,10 +1,11 @@
-"""Llama's format: a turn that is JSON, or JSON after the python tag (Llama 3) or the python tokens (Llama 4).
+"""Llama's format: a turn that is JSON, or JSON after the python tag (Llama 3) or the python tokens
+(Llama 4).
 
 {"name": "f", "parameters": {"a": 1}} <|python_tag|>{"name": "f", "parameters": {"a": 1}}
 <|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
 
-Several calls are separated by ";" or ",". JSON after other text is text, and so is what begins with "{" but not as a
-call does: prose, and JSON that the user asked for.
+Several calls are separated by ";" or ",". JSON after other text is text, and so is what begins with
+"{" but not as a call does: prose, and JSON that the user asked for.
 """
 
 import re
@@ -39,8 +40,9 @@ def _is_spoken(text: str, piece: Piece) -> bool:
 
 
 def _is_meant(text: str, at: int, tools: Sequence[Json]) -> bool:
-    """Whether a call was meant at `at`: an object with a key of calls in front, or that has arguments or the name of a
-    tool."""
+    """Whether a call was meant at `at`: an object with a key of calls in front, or that has
+    arguments or the name of a tool.
+    """
     try:
         value, problem, _ = strict_json(text, at)
     except NotJson:
@@ -61,8 +63,9 @@ def _tagged(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
 
 
 def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    """The calls from `start` to the end of the turn, the first of them at `at`: one piece each. The first broken one
-    takes the rest; what is not meant as a call is text."""
+    """The calls from `start` to the end of the turn, the first of them at `at`: one piece each. The
+    first broken one takes the rest; what is not meant as a call is text.
+    """
     pieces: list[Piece] = []
     while True:
         call, end = _call(text, at)

@@ -1,4 +1,5 @@
-"""Formats that write calls in markup: a block, its functions, and their parameters, each between tags.
+"""Formats that write calls in markup: a block, its functions, and their parameters, each between
+tags.
 
     <tool_call>                                     <minimax:tool_call>
     <function=f>                                    <invoke name="f">
@@ -8,10 +9,11 @@
     </function>
     </tool_call>
 
-The first is Qwen3-Coder's, also of Qwen3.5, Nemotron 3 and, with tags of its own, Seed-OSS; the second MiniMax M2's.
-DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each value whether it is text or JSON, as Kimi
-K3's does. In the others a value's type is what the tool's schema says. MiniCPM5's functions stand without a block.
-"""
+The first is Qwen3-Coder's, also of Qwen3.5, Nemotron 3 and, with tags of its own, Seed-OSS; the
+second MiniMax M2's. DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each value
+whether it is text or JSON, as Kimi K3's does. In the others a value's type is what the tool's
+schema says. MiniCPM5's functions stand without a block.
+"""  # noqa: E501
 
 import re
 from collections.abc import Sequence
@@ -21,7 +23,16 @@ from functools import partial
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
+from rollq_worker.toolcalls.pieces import (
+    THINK,
+    Kind,
+    Piece,
+    Reader,
+    block_reader,
+    broken,
+    first,
+    unclosed,
+)
 from rollq_worker.toolcalls.schema_types import Parameters, parameters
 
 
@@ -36,8 +47,9 @@ class Markup:
     parameter: tuple[str, str]
     """The beginning of a parameter's tag, and its end tag."""
     name: re.Pattern[str]
-    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true", "True" as Python
-    prints it, or "string") or JSON."""
+    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text
+    ("true", "True" as Python prints it, or "string") or JSON.
+    """
     form: str
     """How a call is written, for the policy."""
     line: bool = False
@@ -47,7 +59,9 @@ class Markup:
     cdata: bool = False
     """Whether a value may stand in a section of CDATA, and is text then."""
     may_end_open: bool = False
-    """Whether a turn may end without the end tag of its last block, because SGLang's parser takes such a call."""
+    """Whether a turn may end without the end tag of its last block, because SGLang's parser takes
+    such a call.
+    """
     frames: tuple[str, ...] = ()
     """Control tokens around what a turn says."""
     think: tuple[str, str] = THINK
@@ -57,7 +71,9 @@ class Markup:
         function = self._without_block if blocks else self._alone
         return block_reader({**blocks, self.function[0]: function}, self.think, self.frames)
 
-    def _block(self, tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    def _block(
+        self, tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]
+    ) -> Sequence[Piece]:
         calls, error, end = self._calls(text, start + len(tags[0]), tags[1], tools)
         if error:
             return [broken(text, start, end, tags, error)]
@@ -74,7 +90,9 @@ class Markup:
             return [broken(text, start, end, self.function, error)]
         return [Piece(Kind.CALL, start, end, calls=(call,))]
 
-    def _calls(self, text: str, at: int, close: str, tools: Sequence[Json]) -> tuple[Sequence[Action], str, int]:
+    def _calls(
+        self, text: str, at: int, close: str, tools: Sequence[Json]
+    ) -> tuple[Sequence[Action], str, int]:
         """The calls of a block, what is wrong ("": nothing), and where reading ended."""
         calls: list[Action] = []
         at = skip(text, at)
@@ -90,7 +108,11 @@ class Markup:
             return unclosed(calls), "", at
         if not text.startswith(close, at):
             more = f"holds more than functions. {self.form}"
-            return [], f"The tool call {'was not closed with its end tag.' if at == len(text) else more}", at
+            return (
+                [],
+                f"The tool call {'was not closed with its end tag.' if at == len(text) else more}",
+                at,
+            )
         return calls, "", at + len(close)
 
     def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
@@ -102,15 +124,23 @@ class Markup:
         arguments, error, at = self._arguments(text, name.end(), name[1], tools)
         return None if error else Action(name[1], arguments), error, at
 
-    def _arguments(self, text: str, at: int, name: str, tools: Sequence[Json]) -> tuple[dict[str, Json], str, int]:
-        """The arguments of the call of `name`, what is wrong ("": nothing), and where reading ended."""
+    def _arguments(
+        self, text: str, at: int, name: str, tools: Sequence[Json]
+    ) -> tuple[dict[str, Json], str, int]:
+        """The arguments of the call of `name`, what is wrong ("": nothing), and where reading
+        ended.
+        """
         known, arguments = parameters(tools, name), dict[str, Json]()
         (tag, close), function_close = self.parameter, self.function[1]
         at = skip(text, at)
         while text.startswith(tag, at):
             key = self.name.match(text, at + len(tag))
             if key is None:
-                return {}, f"A parameter of the call of {name!r} has no name. {self.form}", at + len(tag)
+                return (
+                    {},
+                    f"A parameter of the call of {name!r} has no name. {self.form}",
+                    at + len(tag),
+                )
             this = f"The parameter {key[1]!r} of the call of {name!r}"
             if self.says_kind and key[2] is None:
                 return {}, f"{this} does not say whether it is text. {self.form}", key.end()
@@ -126,11 +156,17 @@ class Markup:
         if text.startswith(function_close, at):
             return arguments, "", at + len(function_close)
         if at == len(text):
-            return {}, f"The call of {name!r} is cut off: it was not closed with {function_close}.", at
+            return (
+                {},
+                f"The call of {name!r} is cut off: it was not closed with {function_close}.",
+                at,
+            )
         return {}, f"The call of {name!r} holds more than parameters. {self.form}", at
 
     def _written(self, text: str, at: int) -> tuple[str | None, bool, int]:
-        """The value at `at` (None: it has no end tag), whether it is a section of text, and where its end tag ends."""
+        """The value at `at` (None: it has no end tag), whether it is a section of text, and where
+        its end tag ends.
+        """
         tag, close = self.parameter
         if self.cdata and text.startswith(_CDATA[0], at):
             inside = at + len(_CDATA[0])
@@ -142,7 +178,11 @@ class Markup:
         if found is None or found[0] != close:
             return None, False, at
         value = text[at : found.start()]
-        return (value.removeprefix("\n").removesuffix("\n") if self.line else value), False, found.end()
+        return (
+            (value.removeprefix("\n").removesuffix("\n") if self.line else value),
+            False,
+            found.end(),
+        )
 
 
 def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple[Json, str]:
@@ -169,36 +209,45 @@ _CODER = Markup(
     function=("<function=", "</function>"),
     parameter=("<parameter=", "</parameter>"),
     name=_BARE,
-    form="Write <function=name><parameter=key>value</parameter></function> between the tool_call tags.",
+    form="Write <function=name><parameter=key>value</parameter></function> between "
+    "the tool_call tags.",
     line=True,
     may_end_open=True,
 )
 QWEN3_CODER = _CODER.reader()
 SEED = replace(
-    _CODER, blocks=(("<seed:tool_call>", "</seed:tool_call>"),), line=False, think=("<seed:think>", "</seed:think>")
+    _CODER,
+    blocks=(("<seed:tool_call>", "</seed:tool_call>"),),
+    line=False,
+    think=("<seed:think>", "</seed:think>"),
 ).reader()
 MINIMAX_M2 = Markup(
     blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
     function=('<invoke name="', "</invoke>"),
     parameter=('<parameter name="', "</parameter>"),
     name=QUOTED,
-    form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between the tool_call tags.',
+    form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between '
+    "the tool_call tags.",
 ).reader()
 _DSML = "｜DSML｜"
 DEEPSEEK_V32 = Markup(
-    blocks=tuple((f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")),
+    blocks=tuple(
+        (f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")
+    ),
     function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
     parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
     name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
     says_kind=True,
-    form='Write an invoke tag with the name; in it, for each argument, a parameter tag with string="true" or "false".',
+    form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
+    'string="true" or "false".',
 ).reader()
 KIMI_K3 = Markup(
     blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
     function=('<|open|>call tool="', "<|close|>call<|sep|>"),
     parameter=('<|open|>argument key="', "<|close|>argument<|sep|>"),
     name=re.compile(r'([^"<\n]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
-    form="Write a call with its tool and index in the tools; in it, for each argument, its key, type and value.",
+    form="Write a call with its tool and index in the tools; in it, for each argument, its "
+    "key, type and value.",
     may_end_open=True,
     frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),

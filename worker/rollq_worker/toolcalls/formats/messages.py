@@ -9,9 +9,10 @@
     <|content_thinking|>I look it up.<|end_message|><|message_model|>f<|content_invoke_tool_json|>{"name":"f",
     "args":{"a":1}}<|end_message|>
 
-Each turn begins behind the header of its first message, which the prompt ends with. Muse's calls are markup, whose
-types are what the tool's schema says; a message to anybody but `self` may hold them. Inkling's are JSON.
-"""
+Each turn begins behind the header of its first message, which the prompt ends with. Muse's calls
+are markup, whose types are what the tool's schema says; a message to anybody but `self` may hold
+them. Inkling's are JSON.
+"""  # noqa: E501
 
 import re
 from collections.abc import Sequence
@@ -24,14 +25,17 @@ from rollq_worker.toolcalls.formats.markup import QUOTED, Markup
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
-_HEADER = re.compile(r"(?:<\|start\|>)?\s*+(?:assistant\b)?\s*+(?:to=(?P<to>[^\s<]++))?\s*+<\|message\|>")
+_HEADER = re.compile(
+    r"(?:<\|start\|>)?\s*+(?:assistant\b)?\s*+(?:to=(?P<to>[^\s<]++))?\s*+<\|message\|>"
+)
 _ENDS = ("<|eom|>", "<|eot|>", _START)
 _ATEM = Markup(
     blocks=(("<atem:function_calls>", "</atem:function_calls>"),),
     function=('<atem:invoke name="', "</atem:invoke>"),
     parameter=('<atem:parameter name="', "</atem:parameter>"),
     name=QUOTED,
-    form='Write <atem:invoke name="name"><atem:parameter name="key">value</atem:parameter></atem:invoke> between the'
+    form='Write <atem:invoke name="name"><atem:parameter '
+    'name="key">value</atem:parameter></atem:invoke> between the'
     " function_calls tags.",
 ).reader()
 
@@ -46,7 +50,10 @@ def _muse(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece
         if not text[at:end].strip():
             pieces.append(Piece(Kind.TEXT, at, end))
         elif header is None:
-            error = f"A message has no header. Write to=self, to=user or to=name and {_MESSAGE} in front of it."
+            error = (
+                "A message has no header. Write to=self, to=user or to=name and "
+                f"{_MESSAGE} in front of it."
+            )
             pieces.append(Piece(Kind.BROKEN, at, end, errors=(error,)))
         else:
             pieces.append(Piece(Kind.FRAME, at, header.end()))
@@ -54,7 +61,9 @@ def _muse(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece
             if header["to"] == "self":
                 pieces.append(Piece(Kind.REASONING, header.end(), end, inner=body))
             else:
-                pieces += (_moved(piece, header.end()) for piece in _ATEM.pieces(body, False, tools))
+                pieces += (
+                    _moved(piece, header.end()) for piece in _ATEM.pieces(body, False, tools)
+                )
         if close and close[0] != _START:
             pieces.append(Piece(Kind.FRAME, end, close.end()))
         at = max(pieces[-1].end, end)
@@ -66,7 +75,11 @@ def _moved(piece: Piece, by: int) -> Piece:
 
 
 _MODEL, _END = "<|message_model|>", "<|end_message|>"
-_THINKING, _TEXT, _INVOKE = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
+_THINKING, _TEXT, _INVOKE = (
+    "<|content_thinking|>",
+    "<|content_text|>",
+    "<|content_invoke_tool_json|>",
+)
 _FORM = f'Write name{_INVOKE}{{"name": "name", "args": {{...}}}}{_END}.'
 
 
@@ -82,7 +95,10 @@ def _inkling(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pi
         after = close.end() if close and close[0] == _END else end
         head = text[inside : kind.start()].strip() if kind and body > inside else ""
         if kind is None or body == inside or (head and kind[0] != _INVOKE):
-            error = f"A message does not say what it is. Write {_TEXT}, {_THINKING} or name{_INVOKE} in front of it."
+            error = (
+                f"A message does not say what it is. Write {_TEXT}, {_THINKING} or "
+                f"name{_INVOKE} in front of it."
+            )
             pieces.append(Piece(Kind.BROKEN, at, max(after, at + 1), errors=(error,)))
         elif kind[0] == _INVOKE:
             pieces.append(_json_call(text, at, body, end, after))
@@ -111,7 +127,9 @@ def _call_of(written: str) -> Action | str:
         return f"The tool call is {e} {_FORM}"
     if problem or skip(written, end) < len(written):
         return problem or f"There is text behind the JSON of the tool call. {_FORM}"
-    name, arguments = (value.get("name"), value.get("args")) if isinstance(value, dict) else (None, None)
+    name, arguments = (
+        (value.get("name"), value.get("args")) if isinstance(value, dict) else (None, None)
+    )
     if not isinstance(name, str) or not name:
         return f'The tool call has no "name". {_FORM}'
     if not isinstance(arguments, dict | None):

@@ -3,7 +3,8 @@
     [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abc123def"}]
     [TOOL_CALLS]f[ARGS]{"a": 1}
 
-The second one may name the call's id, `[CALL_ID]abc123def`, in front of `[ARGS]`. Reasoning is `[THINK]...[/THINK]`.
+The second one may name the call's id, `[CALL_ID]abc123def`, in front of `[ARGS]`. Reasoning is
+`[THINK]...[/THINK]`.
 """
 
 import re
@@ -16,7 +17,10 @@ from rollq_worker.toolcalls.formats.json_lists import JsonLists
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
 _LISTS = JsonLists(
-    tags=("[TOOL_CALLS]", ""), call=call_of, form='Write [TOOL_CALLS][{"name": ..., "arguments": {...}}].', id="id"
+    tags=("[TOOL_CALLS]", ""),
+    call=call_of,
+    form='Write [TOOL_CALLS][{"name": ..., "arguments": {...}}].',
+    id="id",
 )
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]*)\s*)?\[ARGS\]")
 
@@ -28,7 +32,9 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     arguments, error, end = read_arguments(text, named.end(), named[1])
     if error:
         return [broken(text, start, end, _LISTS.tags, error)]
-    return [Piece(Kind.CALL, start, end, calls=(Action(named[1], arguments),), ids=(named[2] or "",))]
+    return [
+        Piece(Kind.CALL, start, end, calls=(Action(named[1], arguments),), ids=(named[2] or "",))
+    ]
 
 
 MISTRAL = block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]"))

@@ -1,4 +1,5 @@
-"""MiniMax-M3's format: markup whose every tag begins with a token of its own, and whose values may be nested.
+"""MiniMax-M3's format: markup whose every tag begins with a token of its own, and whose values may
+be nested.
 
     ]<]minimax[>[<tool_call>
     ]<]minimax[>[<invoke name="f">
@@ -7,8 +8,9 @@
     ]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-A parameter's tag is its name. Fields of an object are tags in its own, items of a list are tags named `item`. The type
-of a text is what the tool's schema says; where it says nothing, JSON's words and numbers are read.
+A parameter's tag is its name. Fields of an object are tags in its own, items of a list are tags
+named `item`. The type of a text is what the tool's schema says; where it says nothing, JSON's words
+and numbers are read.
 """
 
 import re
@@ -28,7 +30,10 @@ _END = f"{_MARK}</invoke>"
 _TAG = re.compile(re.escape(_MARK) + r"<(/?)([^<>\n]+)>")
 _ITEM = "item"
 _SCALARS = frozenset({"boolean", "null", "number"})
-_FORM = f'Write {_MARK}<invoke name="name">{_MARK}<key>value{_MARK}</key>{_MARK}</invoke> between the tool_call tags.'
+_FORM = (
+    f'Write {_MARK}<invoke name="name">{_MARK}<key>value{_MARK}</key>{_MARK}</invoke> between '
+    "the tool_call tags."
+)
 
 
 class _Wrong(ValueError):
@@ -58,7 +63,11 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         if not calls:
             raise _Wrong(f"The tool call holds no function. {_FORM}", at)
         if not text.startswith(_BLOCK[1], at):
-            more = "was not closed with its end tag." if at == len(text) else f"holds more than functions. {_FORM}"
+            more = (
+                "was not closed with its end tag."
+                if at == len(text)
+                else f"holds more than functions. {_FORM}"
+            )
             raise _Wrong(f"The tool call {more}", at)
     except _Wrong as e:
         return [broken(text, start, e.at, _BLOCK, str(e))]
@@ -91,7 +100,9 @@ def _node(text: str, opened: re.Match[str], depth: int) -> tuple[_Node, int]:
         raise _Wrong(TOO_DEEP, at)
     while True:
         tag = _TAG.search(text, at)
-        if tag is None or (tag[2] != key if tag[1] else tag[2] == "tool_call" or tag[2].startswith("invoke name=")):
+        if tag is None or (
+            tag[2] != key if tag[1] else tag[2] == "tool_call" or tag[2].startswith("invoke name=")
+        ):
             raise _Wrong(f"{key!r} was not closed with {_MARK}</{key}>.", at)
         node.text += text[at : tag.start()]
         if tag[1]:
@@ -103,7 +114,9 @@ def _node(text: str, opened: re.Match[str], depth: int) -> tuple[_Node, int]:
 
 
 def _value(node: _Node, key: str, known: Parameters, top: bool = False) -> tuple[Json, str]:
-    """The value of the property `key`, and what is wrong with it ("": nothing). `top`: it is a parameter."""
+    """The value of the property `key`, and what is wrong with it ("": nothing). `top`: it is a
+    parameter.
+    """
     if node.children:
         return _nested(node, key, known)
     kinds = known.kinds(key)
@@ -122,7 +135,11 @@ def _nested(node: _Node, key: str, known: Parameters) -> tuple[Json, str]:
     kinds = known.kinds(key) or frozenset({"array", "object"})
     is_list = "array" in kinds and all(name == _ITEM for name, _ in node.children)
     if ("array" if is_list else "object") not in kinds:
-        return None, f"must be of type {' or '.join(sorted(kinds))}, not {'a list' if is_list else 'an object'}."
+        return (
+            None,
+            f"must be of type {' or '.join(sorted(kinds))}, not "
+            f"{'a list' if is_list else 'an object'}.",
+        )
     inside = known.items(key, _ITEM) if is_list else known.fields(key)
     read = [(name, *_value(child, name, inside)) for name, child in node.children]
     if error := next((f"holds {name!r}, which {error}" for name, _, error in read if error), ""):

@@ -1,10 +1,11 @@
-"""Calls written as a list of Python calls: LFM2's between tokens, Llama 4's and Gemma 3's as a line of the turn.
+"""Calls written as a list of Python calls: LFM2's between tokens, Llama 4's and Gemma 3's as a line
+of the turn.
 
     <|tool_call_start|>[f(a=1, b="x"), g()]<|tool_call_end|>
     [f(a=1, b="x"), g()]
 
-Arguments have names, and values are literals of Python or of JSON. A string may run over lines, because LFM2.5's
-template writes it so. LFM2 may also write a list of JSON objects.
+Arguments have names, and values are literals of Python or of JSON. A string may run over lines,
+because LFM2.5's template writes it so. LFM2 may also write a list of JSON objects.
 """
 
 import re
@@ -71,7 +72,9 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
     if end == len(text):
         return [Piece(Kind.CALL, start, end, calls=unclosed(calls))]
     if not text.startswith(tags[1], end):
-        return [broken(text, start, end, tags, f"The tool call has text behind its list. {PYTHON.form}")]
+        return [
+            broken(text, start, end, tags, f"The tool call has text behind its list. {PYTHON.form}")
+        ]
     return [Piece(Kind.CALL, start, end + len(tags[1]), calls=calls)]
 
 
@@ -83,7 +86,9 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
 
 
 def _lists(text: str, piece: Piece) -> Sequence[Piece]:
-    """A text cut at the lines that begin with a list of calls. A list that cannot be read reaches to the next one."""
+    """A text cut at the lines that begin with a list of calls. A list that cannot be read reaches
+    to the next one.
+    """
     found: list[Piece] = []
     done, text = 0, text[piece.start : piece.end]
     while begun := _BARE.search(text, done):
@@ -92,7 +97,9 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
         cursor = Cursor(PYTHON, text, begun.start())
         try:
             calls = _calls(cursor)
-            end = begun.start() + len(text[begun.start() : cursor.at].rstrip())  # the next one begins a line, too
+            end = begun.start() + len(
+                text[begun.start() : cursor.at].rstrip()
+            )  # the next one begins a line, too
             found.append(Piece(Kind.CALL, begun.start(), end, calls=calls))
         except Unreadable as e:
             after = _BARE.search(text, begun.end())
@@ -101,7 +108,9 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
         done = found[-1].end
     if done < len(text):
         found.append(Piece(Kind.TEXT, done, len(text)))
-    return [replace(part, start=piece.start + part.start, end=piece.start + part.end) for part in found]
+    return [
+        replace(part, start=piece.start + part.start, end=piece.start + part.end) for part in found
+    ]
 
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")

@@ -1,5 +1,5 @@
-"""Formats that write a call as a name and JSON between tags: DeepSeek's, Kimi K2's and Solar's with a section around
-the calls, Functionary v3.1's without.
+"""Formats that write a call as a name and JSON between tags: DeepSeek's, Kimi K2's and Solar's with
+a section around the calls, Functionary v3.1's without.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
@@ -10,11 +10,12 @@ the calls, Functionary v3.1's without.
 
     <function=f>{"a": 1}</function><function=g>{}</function>
 
-DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block of JSON instead.
-A turn may end without the section's end token, because SGLang's parsers take such calls. Kimi's id, `functions.f:0`,
-holds the tool's name and the number of the call in the conversation. The token that ends Solar's section ends the turn;
-before it, thoughts and words are messages of their own.
-"""
+DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block
+of JSON instead. A turn may end without the section's end token, because SGLang's parsers take such
+calls. Kimi's id, `functions.f:0`, holds the tool's name and the number of the call in the
+conversation. The token that ends Solar's section ends the turn; before it, thoughts and words are
+messages of their own.
+"""  # noqa: E501
 
 import re
 from collections.abc import Sequence
@@ -24,7 +25,16 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import THINK, Kind, Open, Piece, Reader, block_reader, broken, unclosed
+from rollq_worker.toolcalls.pieces import (
+    THINK,
+    Kind,
+    Open,
+    Piece,
+    Reader,
+    block_reader,
+    broken,
+    unclosed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +45,9 @@ class SectionFormat:
     """The end token is "" where it ends the turn. Without a section both are."""
     call: tuple[str, str]
     heads: tuple[re.Pattern[str], ...]
-    """What may stand between a call's first token and its arguments. Groups: `name`; `id` where calls have one; `fence`
-    where the arguments are fenced."""
+    """What may stand between a call's first token and its arguments. Groups: `name`; `id` where
+    calls have one; `fence` where the arguments are fenced.
+    """
     no_head: str
     """What the policy is told when no head fits."""
     frames: tuple[str, ...] = ()
@@ -51,7 +62,9 @@ class SectionFormat:
         return block_reader(openers, self.think, self.frames)
 
     def _section(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        """The calls of the section that opens at `start`, with the control tokens around them as frame."""
+        """The calls of the section that opens at `start`, with the control tokens around them as
+        frame.
+        """
         begin, end = self.section
         at = skip(text, start + len(begin))
         pieces = [Piece(Kind.FRAME, start, at)]
@@ -61,7 +74,15 @@ class SectionFormat:
             if at > pieces[-1].end:
                 pieces.append(Piece(Kind.FRAME, pieces[-1].end, at))
         if len(pieces) == 1:
-            return [broken(text, start, at, (begin, end), "There is no tool call in the section of tool calls.")]
+            return [
+                broken(
+                    text,
+                    start,
+                    at,
+                    (begin, end),
+                    "There is no tool call in the section of tool calls.",
+                )
+            ]
         if not end:
             pass  # it is no part of the turn's text
         elif text.startswith(end, at):
@@ -89,10 +110,16 @@ class SectionFormat:
         if groups.get("fence") and text.startswith(groups["fence"], end):
             end = skip(text, end + len(groups["fence"]))
         if not text.startswith(self.call[1], end):
-            tail = "was not closed with its end token." if end == len(text) else "has text behind its arguments."
+            tail = (
+                "was not closed with its end token."
+                if end == len(text)
+                else "has text behind its arguments."
+            )
             return broken(text, start, end, self.call, f"The call of {name!r} {tail}")
         ids = (groups["id"],) if "id" in groups else ()
-        return Piece(Kind.CALL, start, end + len(self.call[1]), calls=(Action(name, arguments),), ids=ids)
+        return Piece(
+            Kind.CALL, start, end + len(self.call[1]), calls=(Action(name, arguments),), ids=ids
+        )
 
 
 DEEPSEEK_V31 = SectionFormat(
@@ -107,14 +134,24 @@ DEEPSEEK_V31 = SectionFormat(
 KIMI_K2 = SectionFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     call=("<|tool_call_begin|>", "<|tool_call_end|>"),
-    heads=(re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+):\d+)\s*<\|tool_call_argument_begin\|>"),),
-    no_head="The id of the tool call cannot be read. Write functions.name:number between the tokens.",
+    heads=(
+        re.compile(
+            r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+):\d+)\s*<\|tool_call_argument_begin\|>"
+        ),
+    ),
+    no_head="The id of the tool call cannot be read. Write functions.name:number "
+    "between the tokens.",
 ).reader()
 SOLAR = SectionFormat(
     section=("<|tool_calls|>", ""),
     call=("<|tool_call:begin|>", "<|tool_call:end|>"),
-    heads=(re.compile(r"\s*(?P<id>[\w-]+)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*<\|tool_call:args\|>"),),
-    no_head="The head of the tool call cannot be read. Write id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
+    heads=(
+        re.compile(
+            r"\s*(?P<id>[\w-]+)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*<\|tool_call:args\|>"
+        ),
+    ),
+    no_head="The head of the tool call cannot be read. Write "
+    "id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
     frames=("<|content|>", "<|end|>", "<|begin|>assistant"),
     think=("<|think|>", "<|end|>"),
 ).reader()

@@ -5,8 +5,9 @@ from typing import Any
 
 
 class AgentLoopOutput(SimpleNamespace):
-    """verl's is a pydantic model with these fields: prompt_ids, response_ids, response_mask, response_logprobs,
-    reward_score, num_turns, metrics, routed_experts, extra_fields."""
+    """verl's is a pydantic model with these fields: prompt_ids, response_ids, response_mask,
+    response_logprobs, reward_score, num_turns, metrics, routed_experts, extra_fields.
+    """
 
 
 class AgentLoopBase:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rollq import Budget, Client
-from rollq.client.client import internals
+from rollq import Budget, Client, Job
+from rollq.errors import FailureClass
+from rollq_worker.environments import domain
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered, submit_singles
 
@@ -30,53 +31,34 @@ class TestEngine:
         stats = check_all_delivered(stack, "outage", 8)
         assert not stats["failures"], stack.logs()
 
-    @pytest.mark.parametrize("workers", [1, 2])
-    def test_a_job_that_kills_engines_is_found(self, stack: Stack, workers: int):
+    def test_a_job_that_kills_engines_ends_by_its_budget(self, stack: Stack):
         port = free_port()
         stack.engine_url = f"http://127.0.0.1:{port}"
-        task = 7
-        text = _opening(task)
+        lethal = domain("shop").task("train", 7).opening
         over = threading.Event()
-        deaths = []
 
         def supervise() -> None:
             while not over.is_set():
                 engine = subprocess.Popen(
-                    [sys.executable, str(HERE / "crashing_engine.py"), str(port), text, "0.3"],
+                    [sys.executable, str(HERE / "crashing_engine.py"), str(port), lethal, "0.0"],
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
                 while engine.poll() is None and not over.is_set():
                     time.sleep(0.05)
-                deaths.append(time.monotonic())
                 engine.kill()
                 engine.wait()
 
         supervisor = threading.Thread(target=supervise)
         supervisor.start()
         try:
-            submit_singles(stack, "killer", 21)
-            for _ in range(workers):
-                stack.worker(21 // workers + 1)
-            stack.wait(lambda: stack.stats("killer")["done"] == 20, 300, "the other jobs")
-            stack.wait(
-                lambda: stack.stats("killer")["dead"] == 1,
-                150,
-                "the death of the job that kills engines",
-            )
+            with Client(stack.redis_url, run="killer", budgets={FailureClass.ENGINE: 2}) as client:
+                client.submit([Job(env="shop", task=7, group="g7")])
+            stack.worker(4)
+            stack.wait(lambda: stack.stats("killer")["dead"] == 1, 300, "the death of the job")
+            submit_singles(stack, "others", 4)
+            check_all_delivered(stack, "others", 4)
         finally:
             over.set()
             supervisor.join()
-        stats = stack.stats("killer")
-        print(f"{len(deaths) - 1} engines died")
-        assert stats["failures"] == {"job": 1}, stack.logs()
-        with Client(stack.redis_url, run="killer") as client:
-            (letter,) = internals(client).reader.dead()
-        assert letter.job_id == f"killer/g{task}/0" and letter.failure == "job"
-        assert "kills engines" in letter.reason
-
-
-def _opening(task: int) -> str:
-    from rollq_worker.environments import domain
-
-    return domain("shop").task("train", task).opening
+        assert stack.stats("killer")["failures"] == {"engine": 2}, stack.logs()

@@ -8,7 +8,6 @@ clock. `<job>` is `run/group/sample`.
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
     rollq:reaper                 str   the worker that reaps now; expires when it stops
     rollq:workers                hash  live worker -> what it plays (workers/live_workers.py)
-    rollq:turn:<hash>            str   token of the worker that sends a suspect request: workers/lock.py
     rollq:engines:<name>         set   addresses of engines, which operators edit: workers/engine_addresses.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
@@ -86,7 +85,6 @@ WORKERS = "rollq:workers"
 """The live workers."""
 ENGINES = "rollq:engines:"
 """Sets of engines' addresses, by name."""
-LOCKS = "rollq:turn:"
 """Locks, by a hash of what they are for."""
 
 

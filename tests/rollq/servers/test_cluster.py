@@ -20,7 +20,6 @@ from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.ledger.workers.lock import RedisLock
 from rollq.servers import patience
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
@@ -101,8 +100,6 @@ def test_everything_works_that_works_on_one_server(client: ClusterClient) -> Non
         assert DeadLetters(client, run).ids(FailureClass.JOB) == [f"{run}/bad/0"]
         assert not deliveries.wait("nobody", 0.1)
     assert runs(client) == RUNS
-    with RedisLock(client, "engine")(lambda: None):
-        pass
     for run in RUNS[:2]:
         assert DeadLetters(client, run).forget_run() > 4
     assert runs(client) == RUNS[2:]

@@ -14,7 +14,6 @@ from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
 from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
@@ -241,15 +240,6 @@ class TestFailures:
         )
         state = reader(ledger).job("r/g/0")
         assert state is not None and error.__name__ in state.reason and "Traceback" in state.reason
-
-    def test_a_job_that_kills_engines_is_dead_at_once(
-        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        summary = self.play(
-            runner, monkeypatch, PoisonJob("r/g/0: this job kills engines"), submit(ledger)
-        )
-        assert (summary["failure"], summary["then"]) == ("job", "dead")
-        assert reader(ledger).stats()["dead"] == 1
 
     def test_a_reward_function_that_fails_is_asked_again_about_the_same_episode(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch

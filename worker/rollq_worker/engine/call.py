@@ -5,15 +5,17 @@ It knows nothing of HTTP.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from rollq.errors import EngineFailure
 from rollq_worker.engine.api.request import PromptWriter
 from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
-from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
 from rollq_worker.engine.weights import WeightWaits
 from rollq_worker.protocols import SampleRequest
+
+RETRIES = 3
+"""Number of times that a request is sent again: after failures in a row, or after deaths."""
 
 
 class EngineLeft(Exception):
@@ -25,8 +27,6 @@ class Call:
     """One call of `generate`, and what went wrong so far."""
 
     request: SampleRequest
-    quarantined: ExitStack
-    """Contexts of the quarantine, to leave at the end of the call."""
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
     """Whether another engine should take the call over from the one at that address."""
     probes: bool = False
@@ -41,9 +41,6 @@ class Call:
     """Whether the last failure was a lost connection."""
     deaths: int = 0
     """Number of engines' deaths with this request in flight."""
-    suspect: Suspect | None = None
-    unserved: bool = False
-    """Whether an engine failed it."""
 
     @property
     def key(self) -> str:
@@ -51,7 +48,7 @@ class Call:
         return self.request.key
 
     @property
-    def check(self) -> Check:
+    def check(self) -> Callable[[], None]:
         return self.request.check
 
     @property
@@ -64,21 +61,18 @@ class Call:
         """The run of the job."""
         return self.key.partition("/")[0]
 
-    def engine_failed(self, quarantine: Quarantine) -> None:
-        """Note that the engine gave no answer, whatever the reason."""
-        if not self.unserved:
-            self.unserved = True
-            self.quarantined.enter_context(quarantine.unserved())
+    def engine_died(self) -> None:
+        """Record that the engine died, or was given up, with this request in flight.
 
-    def engine_died(self, engine: str, quarantine: Quarantine) -> None:
-        """Note that the engine died, or was given up, with this request in flight. Raises
-        PoisonJob.
+        Raises EngineFailure after too many deaths: the request may be their cause.
         """
-        self.failed, self.connection_lost, self.deaths = 0, False, self.deaths + 1
-        if self.suspect is not None:
-            quarantine.engine_died(self.suspect, self.key)
-        elif self.deaths >= DEATHS:
-            self.suspect = self.quarantined.enter_context(quarantine.suspect(engine))
+        self.failed = 0
+        self.connection_lost = False
+        self.deaths += 1
+        if self.deaths > RETRIES:
+            raise EngineFailure(
+                f"{self.key}: engines died {self.deaths} times with this request in flight"
+            )
 
 
 class Shared:
@@ -88,7 +82,6 @@ class Shared:
         """`engines` is the number of engines so far."""
         self.clock = OutageClock()
         self.away = AllAway(self.clock, engines)
-        self.quarantine = Quarantine(self.clock)
         self.weight_waits = WeightWaits()
         self.vocabulary = Vocabulary(vocab_size)
         self.prompts = PromptWriter()

@@ -6,7 +6,7 @@ away only when no other one is up. It knows nothing of where the list comes from
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
-from rollq_worker.engine.quarantine import SharedLock
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
@@ -44,8 +43,8 @@ class EnginePool:
     """`protocols.Engine` over the engines at some addresses. One object per process, used by all
     threads.
 
-    `suspect_lock` gives the lock of an address; the other options are those of `SGLangEngine`.
-    Without engines, requests wait. An episode stays on its engine until `end`.
+    The options are those of `SGLangEngine`. Without engines, requests wait. An episode stays on its
+    engine until `end`.
     """
 
     def __init__(
@@ -53,14 +52,12 @@ class EnginePool:
         urls: Collection[str] = (),
         *,
         vocab_size: int | None = None,
-        suspect_lock: Callable[[str], SharedLock] | None = None,
         **options: Any,
     ) -> None:
         self.traffic = Traffic()
         """The requests of this process."""
         self._shared = Shared(vocab_size=vocab_size, engines=0)
         self._options = {"share": self._shared, **options}
-        self._suspect_lock = suspect_lock
         self._engines: tuple[SGLangEngine, ...] = ()
         self._retired: tuple[SGLangEngine, ...] = ()
         self._watches: dict[SGLangEngine, HangWatch] = {}
@@ -82,9 +79,7 @@ class EnginePool:
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run
-        meanwhile.
-        """
+        """Seconds so far in which no engine was there. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
     def stopped_s(self, run: str) -> float:
@@ -182,14 +177,13 @@ class EnginePool:
             self.traffic.end(request.key, len(request.ids), got)
 
     def _sample(self, request: SampleRequest) -> Generated:
-        with ExitStack() as quarantined:
-            call = Call(request, quarantined, self._has_better)
-            while True:
-                engine = self._enter(call)
-                try:
-                    return engine.sample(call)
-                except EngineLeft:
-                    log.info("%s leaves the engine at %s", request.key, engine.name)
+        call = Call(request, self._has_better)
+        while True:
+            engine = self._enter(call)
+            try:
+                return engine.sample(call)
+            except EngineLeft:
+                log.info("%s leaves the engine at %s", request.key, engine.name)
 
     def end(self, key: str) -> None:
         """That job's episode is over in this process. A later attempt of the same job that has
@@ -220,8 +214,7 @@ class EnginePool:
             engine.close()
 
     def _open(self, url: str, undo: ExitStack) -> SGLangEngine:
-        lock = self._suspect_lock(url) if self._suspect_lock is not None else None
-        engine = SGLangEngine(url, suspect_lock=lock, **self._options)
+        engine = SGLangEngine(url, **self._options)
         self._watches[engine] = watch = HangWatch(engine)
         undo.callback(self._forget, engine)
         if self._watching:

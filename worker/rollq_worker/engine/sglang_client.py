@@ -1,9 +1,9 @@
 """The client of one SGLang server: token ids in, token ids out, over one pool of HTTP connections.
 
 The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A
-request that fails is sent again a bounded number of times. A request that the engine refuses is
-never sent twice. A request under which engines die is sent alone. Only ids are sent, never text. It
-knows nothing of episodes, templates or Redis.
+request that fails, or under which engines die, is sent again a bounded number of times. A request
+that the engine refuses is never sent twice. Only ids are sent, never text. It knows nothing of
+episodes, templates or Redis.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -14,9 +14,7 @@ import uuid
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
@@ -32,9 +30,8 @@ from rollq_worker.engine.api.reply import (
 )
 from rollq_worker.engine.api.request import Prompt
 from rollq_worker.engine.availability import Availability
-from rollq_worker.engine.call import Call, EngineLeft, Shared
+from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
-from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.served_policies import ServedPolicies
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
@@ -42,8 +39,6 @@ from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
 
-RETRIES = 3
-"""Number of times that a failed request is sent again."""
 BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
@@ -59,9 +54,8 @@ class SGLangEngine:
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the
     tokenizer's; higher ids are only sent if the model sampled them (`Shared.vocabulary`).
-    `suspect_lock` is shared by the workers of an engine and held around requests under which
-    engines have died. An engine whose tokenizer differs from that of `proof` is sent nothing.
-    Several engines of a process are given what they `share`.
+    An engine whose tokenizer differs from that of `proof` is sent nothing. Several engines of a
+    process are given what they `share`.
 
     A thread that waits for a response cannot call `check`: `abort_running` has the engine end all
     running requests, and `cut` ends the wait for one.
@@ -73,7 +67,6 @@ class SGLangEngine:
         *,
         stop_ids: Sequence[int] = (),
         vocab_size: int | None = None,
-        suspect_lock: SharedLock | None = None,
         proof: VocabularyProof | None = None,
         share: Shared | None = None,
     ) -> None:
@@ -81,7 +74,6 @@ class SGLangEngine:
         self.name = mask_url(self.url)
         self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
-        self._suspect_lock = suspect_lock
         self._http = EngineHttp(self.url)
         self.control = EngineControl(self._http)
         """What it is asked besides to generate."""
@@ -112,8 +104,7 @@ class SGLangEngine:
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
-        with ExitStack() as quarantined:
-            return self.sample(Call(request, quarantined))
+        return self.sample(Call(request))
 
     def sample(self, call: Call) -> Generated:
         """`generate` for a call that may have been on another engine before. Raises EngineLeft when
@@ -122,9 +113,8 @@ class SGLangEngine:
         request = call.request
         prompt = self._written(request)
         call.unavailable, call.connection_lost = 0, False
-        check = partial(self._check, call)
         while True:
-            check()
+            self._check(call)
             if self.available and not self.policies.suit(call):
                 raise EngineLeft
             adapter = request.adapter() if request.adapter else None
@@ -138,14 +128,8 @@ class SGLangEngine:
             try:
                 if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
-                self._shared.quarantine.enter(self.url, call.suspect, check)
-                try:
-                    with self._turn(call, check):
-                        generated = self._sample_once(call, prompt, room, adapter, probes)
-                finally:
-                    self._shared.quarantine.leave(self.url)
+                generated = self._sample_once(call, prompt, room, adapter, probes)
             except EngineUnavailable as e:
-                call.engine_failed(self._shared.quarantine)
                 self._unavailable(e, call)
             except ContextExceeded as e:
                 reserved = e.prompt - len(request.ids) if e.prompt else 0
@@ -157,20 +141,15 @@ class SGLangEngine:
                     self.policies.adapters.refused(adapter, str(e))
                 raise EngineLeft from e
             except RequestFailed as e:
-                call.engine_failed(
-                    self._shared.quarantine
-                )  # before the wait, because others look whether it is there
                 self._failed(e, call)
             except WaitCut as e:
                 if e.hung:
-                    call.engine_failed(self._shared.quarantine)
                     self._wait_until_ready(0.0, call)
-                    call.engine_died(self.url, self._shared.quarantine)
+                    call.engine_died()
             else:
                 self._mark_up()
                 if self.vocabulary.differs():
                     continue  # another engine came back, and these ids are not ours
-                self._shared.quarantine.answered(self.url)
                 if still := self._limits.dropped(request.sampling):
                     raise JobFailure(
                         f"{call.key}: the server at {self.name} is a router, and routers "
@@ -311,18 +290,10 @@ class SGLangEngine:
             self._forget()
 
     def _check(self, call: Call) -> None:
-        """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills
-        the engine.
-        """
+        """Check that the call may go on here. Raises EngineLeft if it should not."""
         call.check()
         if call.has_better(call, self.url):
             raise EngineLeft
-
-    def _turn(self, call: Call, check: Check) -> AbstractContextManager[None]:
-        """The turn of a suspect among those of all workers."""
-        if call.suspect is None or self._suspect_lock is None:
-            return nullcontext()
-        return self._suspect_lock(check)
 
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         another = error.unreachable or error.foreign
@@ -331,7 +302,7 @@ class SGLangEngine:
             self.policies.forget()
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
-            call.engine_died(self.url, self._shared.quarantine)
+            call.engine_died()
         if not call.has_better(call, self.url):
             wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
@@ -344,7 +315,7 @@ class SGLangEngine:
             self.policies.forget()
         pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
         if self._wait_until_ready(pause_s, call) and lost:
-            call.engine_died(self.url, self._shared.quarantine)
+            call.engine_died()
             return
         call.failed, call.connection_lost = call.failed + 1, lost
         if not lost:  # after a lost connection, only this engine can show whether it died

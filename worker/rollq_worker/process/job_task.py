@@ -38,7 +38,6 @@ from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop, connect
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
@@ -307,7 +306,7 @@ class JobRunner:
             reason[:200] + reason[200:][200 - LONGEST_REASON :]
         )  # a traceback says most at its end
         try:
-            outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, PoisonJob))
+            outcome = attempt.fail(failure.failure, reason)
         except Drained:
             return self._release(attempt)
         except Fenced as e:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from rollq.client.producing.broker import Broker
-from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
@@ -99,7 +98,6 @@ def make_engine(
         urls,
         stop_ids=startup_checks.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
-        suspect_lock=partial(RedisLock, connection),
         proof=VocabularyProof(tokenizer),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rollq.ledger.keys import ACTIVE, ENGINES, LOCKS, REAPER, RUNS, WORKERS, Keys
+from rollq.ledger.keys import ACTIVE, ENGINES, REAPER, RUNS, WORKERS, Keys
 from rollq.servers.rights import Command, refused
 
 UNKNOWN_RUN = "rollq-start"
@@ -98,7 +98,6 @@ _LEDGER: Mapping[Part, Sequence[Command]] = {
         ("HSET", WORKERS, "x", 1),
         ("HDEL", WORKERS, "x"),
         ("SET", REAPER, "x"),
-        ("SET", f"{LOCKS}x", "x"),
         ("SMEMBERS", f"{ENGINES}x"),
     ),
     Part.PRODUCER: _SUBMITS,

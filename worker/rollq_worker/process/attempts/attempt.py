@@ -214,14 +214,14 @@ class Attempt:
             self._held_since = inf
             log.info("%s: not journaled in time: %s", self.job.id, e)
 
-    def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
+    def fail(self, failure: FailureClass, reason: str) -> str:
         """Write what is held back and fail the attempt. Returns the job's state then: `queued` or
         `dead`.
         """
 
         def end() -> str:
             self._write_before_end()
-            return self.ledger.fail(self.job.id, self.lease, failure, reason, final=final).status
+            return self.ledger.fail(self.job.id, self.lease, failure, reason).status
 
         return self._call(end)
 

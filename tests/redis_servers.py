@@ -18,7 +18,6 @@ TESTS = (
     "tests/rollq/servers",
     "tests/rollq/processes",
     "tests/rollq/commands",
-    "tests/compat",
 )
 
 

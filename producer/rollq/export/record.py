@@ -53,7 +53,7 @@ def times_of(trajectory: Trajectory) -> list[list[Any]]:
 
     What is `engine` (its queue included), `user` where a user answered the turn, else
     `environment`; `agent` is the time between two turns of a trace that an agent program spent by
-    itself. The start is Unix time. A journal that an older worker wrote may have zeros.
+    itself. The start is Unix time.
     """
     times: list[list[Any]] = []
     waits: list[list[Any]] = []

@@ -43,9 +43,7 @@ clock. `<job>` is `run/group/sample`.
     rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
                                        room share the session `producers`
-    rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
-                                       by + and the name of each later field that they have),
-                                       body (the first job); state (open ready held dropped); done, dead, surplus
+    rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, body (the first job); state (open ready held dropped); done, dead, surplus
                                        (members so far); started (the published step at its first claim, or
                                        to which the trainer went back since); token (of the last hold), handed
                                        (times); at (when it was submitted), submitted,

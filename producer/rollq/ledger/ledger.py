@@ -37,7 +37,7 @@ from rollq.ledger.scripts import Scripts, short_reason
 from rollq.ledger.stored import text
 from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
-from rollq.wire.codec import READS, encode_job, job_digest, schema_of
+from rollq.wire.codec import encode_job, job_digest
 from rollq.wire.events import decode_event
 
 
@@ -90,13 +90,7 @@ class Ledger:
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, send_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue]
-        args += [
-            schema_of(first),
-            first.spare,
-            encode_job(first),
-            kwargs_text(first),
-            first.adapter,
-        ]
+        args += [first.spare, encode_job(first), kwargs_text(first), first.adapter]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -274,18 +268,12 @@ class Ledger:
         """
         self.scripts.parse(job_id)
         ours = [tokenizer_hash, template_hash]
-        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, READS])
+        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours])
         match status:
             case b"tokenizer":
                 return Refusal(
                     "tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours)
                 )
-            case b"schema":
-                detail = (
-                    f"job {job_id} has schema {text(rest[0])}, and this rollq reads "
-                    f"{READS}. Upgrade rollq."
-                )
-                return Refusal("schema", detail=detail)
             case b"claimed":
                 return self._claim(job_id, token, *rest)
         return Refusal(status.decode(), float(rest[0]) if rest else None)
@@ -304,7 +292,7 @@ class Ledger:
         lease = f"{attempt}#{token}"
         try:
             job = sample_of(body, job_id)
-        except UnknownSchema as e:  # of a group whose record does not say in which schema it is
+        except UnknownSchema as e:
             self.release(job_id, lease)
             return Refusal("schema", detail=str(e))
         except ContractError as e:

@@ -51,7 +51,7 @@ class LateGroup:
     graded: int
     """Graded members so far."""
     open_s: float | None
-    """Seconds since it was submitted; None for a group that an older rollq submitted."""
+    """Seconds since it was submitted; None if its record does not say."""
     jobs: tuple[LateJob, ...]
     damage: str = ""
     """Why its record, or that of a member, cannot be read. It is dropped once a worker meets it."""

@@ -66,7 +66,7 @@ class GroupRecord:
     graded: int = 0
     purpose: str = ""
     submitted: float | None = None
-    """Unix time; None for a group that an older rollq submitted."""
+    """Unix time; None if the record does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class OldGroup(NamedTuple):
 
     name: str
     submitted: float | None
-    """Unix seconds; None for a group that an older rollq submitted."""
+    """Unix seconds; None if the record does not say."""
     started: int | None
     """The step that was published when its first member was first claimed."""
     trains: bool

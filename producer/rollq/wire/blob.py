@@ -20,7 +20,8 @@ import msgpack
 from rollq.errors import ContractError, UnknownSchema
 from rollq.job import Json
 
-SCHEMA, MAX_SCHEMA = 2, 128
+SCHEMA = 1
+"""Version of the schema: the first element of every blob."""
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
 LARGE, LARGE_IDS = 512, 2048
@@ -115,29 +116,18 @@ def heading(blob: bytes) -> tuple[Any, Any]:
 def check_version(blob: bytes, where: str) -> None:
     """Raises UnknownSchema for the blob of another version. What is no blob at all passes."""
     version, kind = heading(blob)
-    if (
-        type(version) is not int
-        or not 0 < version < MAX_SCHEMA
-        or version == SCHEMA
-        or type(kind) is not str
-    ):
+    if version == SCHEMA or type(version) is not int or type(kind) is not str:
         return
-    if version > SCHEMA:
-        remedy = "it was written by a newer rollq: upgrade rollq here"
-    else:
-        remedy = (
-            "it was written by an older rollq: finish the run with that, or submit it again "
-            "under another name"
-        )
     raise UnknownSchema(
-        f"{where}: schema {version}, and this rollq reads schema {SCHEMA}; {remedy}."
+        f"{where}: schema {version}, and this rollq reads schema {SCHEMA}: use the rollq that "
+        "wrote it"
     )
 
 
-def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: int = 0) -> list[Any]:
-    """The fields of a blob, checked to be `size` fields after version and kind, and up to
-    `optional` more. With None the blob is an event, whose fields include version and kind. Raises
-    UnknownSchema for another version's blob, whatever else is in it.
+def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
+    """The fields of a blob, checked to be `size` fields after version and kind. With None the blob
+    is an event, whose fields include version and kind. Raises UnknownSchema for another version's
+    blob, whatever else is in it.
     """
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
@@ -153,7 +143,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: in
         wrong(where, f"schema of a {kind}", fields[0])
     if size is None:
         return fields
-    if not size + 2 <= len(fields) <= size + 2 + optional or fields[1] != kind:
+    if len(fields) != size + 2 or fields[1] != kind:
         raise ContractError(
             f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}"
         )

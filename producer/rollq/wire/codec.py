@@ -12,10 +12,10 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, UnknownSchema
 from rollq.events import Closed, Event, Observed, Prompt, Sampled
 from rollq.job import Budget, Job, Json
 from rollq.trajectory import Header, Trajectory
@@ -33,43 +33,41 @@ MAX_LABELS = 2048
 """Most bytes of a job's packed labels."""
 
 
-_FIRST = (
-    "run group sample env split task env_args agent agent_args user sampling budget "
-    "purpose seed size min_viable"
-    " history queue labels seq"
-).split()
-"""The fields that every blob of a job has, in its order."""
-_LATER: dict[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     field.name: field.default if field.default_factory is MISSING else field.default_factory()
     for field in fields(Job)
-    if field.name not in _FIRST
 }
-"""All other fields, with their defaults. A map at the end of the blob has those that differ from
-them.
+"""All fields of a job. A blob has those that differ from their default, so no default may change
+after the first release.
 """
-_BUDGET = ("max_turns", "max_tokens", "max_new_tokens", "deadline_s")
-READS = "+".join([str(SCHEMA), *_LATER])
-"""What this rollq can read, as a worker tells the ledger: a version, and the later fields."""
 
 
 def encode_job(job: Job) -> bytes:
     """The job's blob. Raises ContractError when its mappings hold what JSON cannot say."""
-    return pack([SCHEMA, "job", *_content(job), job.seq, *_later(job)], job.id)
-
-
-def schema_of(job: Job) -> str:
-    """What a worker must be able to read of `READS` to play the job."""
-    return "+".join([str(SCHEMA), *(name for later in _later(job) for name in later)])
+    content = _content(job)
+    if job.seq:
+        content["seq"] = job.seq
+    return pack([SCHEMA, "job", content], job.id)
 
 
 def decode_job(blob: bytes) -> Job:
-    """The job in a blob. Raises UnknownSchema or ContractError."""
+    """The job in a blob. Raises UnknownSchema, also for a field of a newer rollq, or
+    ContractError.
+    """
     where = "a job"
-    values = unpack(blob, "job", 20, where, optional=1)
+    [content] = unpack(blob, "job", 1, where)
+    if type(content) is not dict:
+        wrong(where, "fields", content)
+    unknown = [name for name in content if name not in _DEFAULTS]
+    if unknown:
+        raise UnknownSchema(
+            f"{where}: this rollq does not know its fields {', '.join(map(str, unknown))}: "
+            "upgrade rollq here"
+        )
     try:
-        known = dict(zip(_FIRST, values, strict=False))
-        budget = Budget(**dict(zip(_BUDGET, known.pop("budget"), strict=True)))
-        return Job(**known, budget=budget, **_read_later(values[20:], where))
+        if "budget" in content:
+            content["budget"] = Budget(**content["budget"])
+        return Job(**content)
     except ContractError as e:
         raise ContractError(f"{where}: {e}") from e
     except (TypeError, ValueError) as e:
@@ -80,7 +78,7 @@ def job_digest(job: Job) -> bytes:
     """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order
     its mappings are in.
     """
-    text = json.dumps([*_content(job), *_later(job)], sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_content(job), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
 
@@ -134,35 +132,19 @@ def _check_order(events: Sequence[Event], job_id: str) -> None:
             )
 
 
-def _content(job: Job) -> list[Json]:
-    """The first fields as plain JSON values, but for `seq`."""
-    content = [_value(job, name) for name in _FIRST[:-1]]
-    if job.labels and (size := len(pack(content[-1], f"job {job.id}"))) > MAX_LABELS:
+def _content(job: Job) -> dict[str, Json]:
+    """The fields that differ from their defaults, but for `seq`, as plain JSON values."""
+    content = {}
+    for name, default in _DEFAULTS.items():
+        value = getattr(job, name)
+        if name == "seq" or value == default:
+            continue
+        if isinstance(value, Budget):
+            value = {**asdict(value), "deadline_s": float(value.deadline_s)}
+        content[name] = plain(value, f"job {job.id}: {name}")
+    size = len(pack(content["labels"], f"job {job.id}")) if job.labels else 0
+    if size > MAX_LABELS:
         raise ContractError(
             f"job {job.id}: labels of {size} bytes: at most {MAX_LABELS} travel with a job"
         )
     return content
-
-
-def _value(job: Job, name: str) -> Json:
-    value = getattr(job, name)
-    if isinstance(value, Budget):
-        return [value.max_turns, value.max_tokens, value.max_new_tokens, float(value.deadline_s)]
-    return plain(value, f"job {job.id}: {name}")
-
-
-def _later(job: Job) -> list[dict[str, Json]]:
-    """The map of the later fields; nothing when it is empty, so that blobs and digests of older
-    jobs stay the same.
-    """
-    later = {
-        name: _value(job, name) for name, default in _LATER.items() if getattr(job, name) != default
-    }
-    return [later] if later else []
-
-
-def _read_later(fields: list[Any], where: str) -> dict[str, Any]:
-    for later in fields:
-        if type(later) is not dict or not later or not later.keys() <= _LATER.keys():
-            wrong(where, "map of later fields", later)
-    return fields[0] if fields else {}

@@ -63,17 +63,14 @@ def encode_event(event: Event, job_id: str) -> bytes:
                 event.finish,
                 pack_texts([event.text], where),
             ]
+            experts = None if event.experts is None else encode_extra(event.experts, where)
             fields += [event.cached_tokens, float(event.at), float(event.seconds)]
-            if event.trace is not None or event.asked:
-                fields.append({"trace": event.trace, "asked": plain(event.asked, where)})
-            if event.experts is not None:
-                fields.append(encode_extra(event.experts, where))
+            fields += [event.trace, plain(event.asked, where), experts]
         case Observed():
             texts = [event.message, event.actions, event.replies, event.errors]
             fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
             fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
-            if event.trace is not None:
-                fields.append({"trace": event.trace})
+            fields.append(event.trace)
         case Prompt():
             texts = [event.messages, event.tools]
             fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
@@ -124,7 +121,8 @@ def _prompt(fields: list[Any], where: str) -> Prompt:
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
-    _, _, turn, ids, logprobs, spans, finish, texts, cached_tokens, at, seconds, *later = fields
+    _, _, turn, ids, logprobs, spans, finish, texts, *numbers, trace, asked, blob = fields
+    cached_tokens, at, seconds = numbers
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of a sampled event", [at, seconds])
     tokens, floats = load_ids(ids), load("f", unpack_bytes(logprobs))
@@ -132,8 +130,10 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     _check_sampled(turn, tokens, floats, spans, cached_tokens, where)
     versions = tuple([_span(*span) for span in spans])
     read = defer(texts, where, text=str)
-    experts = decode_extra(later.pop(), where) if later and type(later[-1]) is bytes else None
-    trace, asked = _trace(later, ("trace", "asked"), where) if later else (None, {})
+    _check_trace(trace, where)
+    if type(asked) is not dict:
+        wrong(where, "asked", asked)
+    experts = None if blob is None else decode_extra(blob, where)
     return _new_sampled(
         turn,
         tokens,
@@ -182,25 +182,19 @@ def _check_sampled(
 
 
 def _observed(fields: list[Any], where: str) -> Observed:
-    _, _, turn, ids, texts, extra_calls, done, at, seconds, *later = fields
+    _, _, turn, ids, texts, extra_calls, done, at, seconds, trace = fields
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of an observed event", [at, seconds])
     if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
         wrong(where, "observed", [turn, extra_calls, done])
-    (trace,) = _trace(later, ("trace",), where) if later else (None,)
+    _check_trace(trace, where)
     read = defer(texts, where, message=dict, actions=list, replies=list, errors=list)
     return _new_observed(turn, load_ids(ids), extra_calls, done, at, seconds, trace, read)
 
 
-def _trace(later: list[Any], names: tuple[str, ...], where: str) -> list[Any]:
-    """The values of an event's later fields, which events of agent programs have."""
-    if len(later) != 1 or type(later[0]) is not dict or tuple(later[0]) != names:
-        wrong(where, "map of later fields", later)
-    trace, *asked = later[0].values()
-    numbered = trace is None or (type(trace) is int and trace >= 0)
-    if not numbered or any(type(value) is not dict for value in asked):
-        wrong(where, "trace", later)
-    return [trace, *asked]
+def _check_trace(trace: Any, where: str) -> None:
+    if trace is not None and not (type(trace) is int and trace >= 0):
+        wrong(where, "trace", trace)
 
 
 def _acted(fields: list[Any], where: str) -> Acted:

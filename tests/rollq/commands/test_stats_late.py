@@ -91,10 +91,9 @@ def test_as_json_and_with_nothing_open(ledger: Ledger, late: Late, says: Says) -
     finish_groups(ledger, "done")
     assert "no group is open" in late().out
     ledger.submit(group("g", size=2))
-    ledger.redis.hdel(ledger.keys.group("g"), "at")  # as an older rollq submitted it
     found = late("--json").json
     assert (found["run"], len(found["late"])) == ("r", 1)
-    assert (found["late"][0]["open_s"], found["late"][0]["jobs"][1]["state"]) == (None, "queued")
+    assert found["late"][0]["open_s"] >= 0 and found["late"][0]["jobs"][1]["state"] == "queued"
     assert "no worker is alive" in found["waits"]
 
 

@@ -134,7 +134,7 @@ def test_a_result_that_cannot_be_read_names_its_run(ledger: Ledger) -> None:
     for damaged in (b"", blob[:-3], blob + b"\0", b"\x92\x02\xa3job"):
         with pytest.raises(ContractError, match="the evaluation of run e"):
             decode(damaged, "e")
-    with pytest.raises(UnknownSchema, match="upgrade rollq"):
+    with pytest.raises(UnknownSchema, match="the rollq that wrote it"):
         decode(b"\x93\x03" + blob[2:], "e")
     ledger.redis.set("rollq:{r}:evaluation", "text")
     with pytest.raises(LedgerError, match=r"rollq:\{r\}:evaluation"):

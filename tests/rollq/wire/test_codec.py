@@ -42,7 +42,7 @@ from tests.rollq.samples import (
 def test_golden_events() -> None:
     small = replace(prompt(1, 70000), messages=[{"role": "user"}], tools=[])
     assert encode_event(small, "r/g/0").hex() == (
-        "95" "02" "a670726f6d7074"  # array of 5: schema 2, "prompt"
+        "95" "01" "a670726f6d7074"  # array of 5: schema 1, "prompt"
         # ids: 3 = three planes, all first bytes, then all second and third ones
         "c407" "03" "0170" "0011" "0001"
         # texts: 0 = as they are, [messages, tools]
@@ -50,14 +50,15 @@ def test_golden_events() -> None:
         "cb3ff0000000000000"  # at
     )  # fmt: skip
     assert encode_event(sampled(2, 7, version="v"), "r/g/0").hex() == (
-        "9b" "02" "a773616d706c6564" "02"  # array of 11: schema 2, "sampled", turn
+        "9e" "01" "a773616d706c6564" "02"  # array of 14: schema 1, "sampled", turn
         "c403" "02" "0700" "c405" "00" "000000bf"  # ids: 2 = two planes; logprobs
         # spans, finish, texts [text], cached_tokens
         "9193a1760001" "a473746f70" "c405" "00" "91" "a2686d" "00"
         "cb4000000000000000" "cb0000000000000000"  # at, seconds
+        "c0" "80" "c0"  # trace, asked, experts
     )  # fmt: skip
     assert encode_event(replace(closed(), info={}), "r/g/0").hex() == (
-        "97" "02" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
+        "97" "01" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
         "c403" "00" "91" "80" "cb4010000000000000"  # texts [info], at
     )  # fmt: skip
 
@@ -65,7 +66,9 @@ def test_golden_events() -> None:
 def test_golden_header() -> None:
     header = Header(attempt=2, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
     assert encode_header(header).hex() == (
-        "9c" "02" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"  # noqa: E501
+        "9c" "01" "a6686561646572" "02"  # array of 12: schema 1, "header", attempt
+        "a177" "a5302e312e30" "a0a0a0a0" "a46b656570"  # worker, rollq, four texts, history
+        "81a16bc3" "cb3ff0000000000000"  # template_kwargs, at
     )  # fmt: skip
 
 
@@ -295,8 +298,8 @@ INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
 @pytest.mark.parametrize(
     ("blob", "word"),
     [
-        (tampered(sampled(), 0, True), "wrong schema"),
-        (tampered(sampled(), 0, 200), "wrong schema"),
+        (tampered(sampled(), 0, True), "schema"),
+        (tampered(sampled(), 0, 200), "schema"),
         (tampered(sampled(), 1, "samples"), "not a known kind"),
         (tampered(sampled(), 1, 7), "not a known kind"),
         (tampered(sampled(), 2, "0"), "wrong"),

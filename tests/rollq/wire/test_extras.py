@@ -63,7 +63,7 @@ def test_large_arrays_are_not_kept() -> None:
 
 def test_the_bytes_are_pinned() -> None:
     assert encode_extra(replace(EXPERTS, shape=(6,), data=bytes(range(24))), "").hex() == (
-        "9602a56578747261a5696e7433329106"  # 2, extra, int32, [6]
+        "9601a56578747261a5696e7433329106"  # 1, extra, int32, [6]
         "04c41900"  # 4 bytes each, 25 bytes, not compressed
         "0004080c1014" + "0105090d1115" + "02060a0e1216" + "03070b0f1317"
     )

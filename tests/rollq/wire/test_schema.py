@@ -38,17 +38,14 @@ def in_version(blob: bytes, version: int) -> bytes:
 
 
 @pytest.mark.parametrize(("blob", "read"), READERS)
-@pytest.mark.parametrize(
-    ("version", "remedy"),
-    [(SCHEMA + 1, "upgrade rollq here"), (SCHEMA - 1, "finish the run with that")],
-)
+@pytest.mark.parametrize("version", [SCHEMA + 1, SCHEMA - 1])
 def test_one_version_ahead_and_one_behind(
-    blob: bytes, read: Callable[[bytes], Any], version: int, remedy: str
+    blob: bytes, read: Callable[[bytes], Any], version: int
 ) -> None:
     assert in_version(blob, SCHEMA) == blob
     read(blob)
     with pytest.raises(
-        UnknownSchema, match=f"job r/g/0.*schema {version},.* reads schema {SCHEMA};.*{remedy}"
+        UnknownSchema, match=f"job r/g/0.*schema {version},.* reads schema {SCHEMA}: use the rollq"
     ):
         read(in_version(blob, version))
 

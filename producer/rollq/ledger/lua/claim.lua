@@ -3,13 +3,12 @@
 -- attempt that wrote its end. The run's first claim pins tokenizer and chat template, unless its producer did.
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
--- ARGV   id token worker tokenizer_hash template_hash schema (what the worker can read: a version, and
---        behind a + each later field of a job)
+-- ARGV   id token worker tokenizer_hash template_hash
 -- reply  claimed attempt seq set_aside body journal_length oldest (step whose weights may sample for the run's bound;
 --        '': any) | early not_before | tokenizer theirs template theirs |
---        schema theirs | leased | done | dead | surplus | unknown
+--        leased | done | dead | surplus | unknown
 --        (a job that cannot be read, or whose group cannot, is dead from now on)
-local id, token, worker, schema = ARGV[2], ARGV[3], ARGV[4], ARGV[7]
+local id, token, worker = ARGV[2], ARGV[3], ARGV[4]
 local job, journal, time = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
 local hashes = checked('run', 'hash', 'HMGET', 'tokenizer_hash', 'template_hash', 'step', 'batch')
 local due = checked('queued', 'zset', 'ZSCORE', id)
@@ -35,10 +34,10 @@ local function read_job()
   if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
     damaged(job, 'has no readable state, attempt or deadline_s')
   end
-  return open_group(id, 'body', 'schema')
+  return open_group(id, 'body')
 end
 
-local well, group, of_group, written = pcall(read_job)
+local well, group, of_group = pcall(read_job)
 if not well then
   -- rare: it cannot be read
   check_indexes()
@@ -55,14 +54,9 @@ if state == 'leased' then
 end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is sent again at once.
-local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
-local foreign = false
-for part in string.gmatch(written or '1', '[^+]+') do
-  foreign = foreign or not string.find('+' .. schema .. '+', '+' .. part .. '+', 1, true)
-end
-if other or foreign then
+if hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6]) then
   redis.call('ZADD', prefix .. 'queued', 'XX', not_before > time and not_before or at_once(group.seq), id)
-  return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }
+  return { 'tokenizer', hashes[1], hashes[2] }
 end
 if not_before > time then
   -- This message is spent; the job is sent again when its backoff is over.

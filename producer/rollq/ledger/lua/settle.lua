@@ -215,8 +215,7 @@ local function drop_group(name, why, time)
     if field('job:' .. id, 'discarded') then discarded = discarded + 1 end
     members = members + 1
   end
-  local kept = {}
-  for _, of in ipairs({ 'body', 'schema' }) do kept[of] = field('group:' .. name, of) end
+  local kept = { body = field('group:' .. name, 'body') }
   kept.queue = queue_name(field('group:' .. name, 'queue')) or constants.default_queue
   redis.call('DEL', key)
   wake_consumers(purpose)

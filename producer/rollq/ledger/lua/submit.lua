@@ -3,15 +3,15 @@
 -- not follow the stored one shows that Redis has lost groups of the source.
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
 --                   job:<job> stale
--- ARGV   group size viable purpose send_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
---        version, and behind a + each field that older workers may not know) spare body (of the first job)
---        template_kwargs (as JSON) adapter, then for each job: id digest deadline_s body ('': the first job's)
+-- ARGV   group size viable purpose send_in_s token source ('': none) cursor ahead (0: no limit) queue spare
+--        body (of the first job) template_kwargs (as JSON) adapter, then for each job: id digest deadline_s body
+--        ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
 --        other name theirs ours (of template_kwargs and adapter, which the run's first group pins)
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
-local first, spare, send_in_s, ahead = 17, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
+local first, spare, send_in_s, ahead = 16, tonumber(ARGV[12]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
@@ -47,7 +47,7 @@ end
 if jobs ~= size + spare then return { 'incomplete' } end
 if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
 local groups = redis.call('HGET', meta, 'seq')
-local pins = { { 'template_kwargs', '{}', ARGV[15] }, { 'adapter', '', ARGV[16] } } -- name, default, this group's
+local pins = { { 'template_kwargs', '{}', ARGV[14] }, { 'adapter', '', ARGV[15] } } -- name, default, this group's
 for _, pin in ipairs(pins) do
   local theirs = redis.call('HGET', meta, pin[1]) or (groups and pin[2]) or pin[3]
   if theirs ~= pin[3] then return { 'other', pin[1], theirs, pin[3] } end
@@ -75,8 +75,7 @@ for _, pin in ipairs(pins) do
   if pin[3] ~= pin[2] then redis.call('HSET', meta, pin[1], pin[3]) end
 end
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
-  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14],
-  'at', seconds(now()))
+  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'body', ARGV[13], 'at', seconds(now()))
 redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
 for i = first, #ARGV, 4 do
   local job = prefix .. 'job:' .. ARGV[i]

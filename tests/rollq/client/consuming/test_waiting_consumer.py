@@ -330,7 +330,7 @@ class TestOtherVersions:
                 patch.setattr("rollq.wire.blob.SCHEMA", 1)
                 patch.setattr("rollq.wire.codec.SCHEMA", 1, raising=False)
                 for _ in range(2):
-                    with pytest.raises(UnknownSchema, match="pgrade"):
+                    with pytest.raises(UnknownSchema, match="the rollq that wrote it"):
                         consumer.next(2)
             stats = client.stats()
             assert (stats["dead"], stats["groups_held"], stats["groups_acked"]) == (0, 2, 0)

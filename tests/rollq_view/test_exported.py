@@ -1,13 +1,11 @@
 """An exported file as a place: it grows, and what cannot be read is shown as such."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollq.errors import ContractError, SettingsError
-from rollq.export.formats import open_output
 from rollq.export.record import record
 from rollq.trajectory import Trajectory
 from rollq_view.exported import UNREADABLE, ExportedFile
@@ -71,30 +69,6 @@ def test_a_record_that_breaks_the_format_is_shown_with_its_faults(tmp_path: Path
     place = ExportedFile(write(tmp_path / "x.jsonl", broken))
     page = place.rollout("r", "r/g/0", None)
     assert any("reward" in fault for fault in page["faults"])
-
-
-def test_a_folder_of_parquet_files_is_the_same_place(tmp_path: Path) -> None:
-    all = [played(0), played(1, 0.0)]
-    with open_output(tmp_path / "x.parquet", append=False) as output:
-        output.begin()
-        output.save(all[:1])
-        output.save(all[1:])
-    folder, file = (
-        ExportedFile(tmp_path / "x.parquet"),
-        ExportedFile(export(tmp_path / "x.jsonl", *all)),
-    )
-    rows = [
-        {key: replace(row, sampled=None) for key, row in place.listing("r").rows.items()}
-        for place in (folder, file)
-    ]
-    assert rows[0] == rows[1]
-    pages = [place.rollout("r", "r/g/1", None) for place in (folder, file)]
-    for page in pages:
-        page["times"] = None  # for which Parquet has no column, as for pieces
-        for entry in page["entries"]:
-            for name in ("pieces", "engine_s", "answer_s", "answered_by"):
-                entry.pop(name, None)
-    assert pages[0] == pages[1]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

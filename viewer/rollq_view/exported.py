@@ -16,7 +16,8 @@ from typing import Any
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.events import GRADED
-from rollq.export import jsonl, parquet
+from rollq.export import jsonl
+from rollq.export.jsonl import Head
 from rollq.export.validation import faults
 from rollq.images import IMAGES, files_by_hash, references
 from rollq_view.conversation import page
@@ -30,33 +31,29 @@ UNREADABLE = "unreadable"
 
 
 class ExportedFile:
-    """A `Place`: one file of JSON Lines, or a folder of Parquet files."""
+    """A `Place`: a file of JSON Lines."""
 
     live = False
 
     def __init__(self, path: Path) -> None:
-        """Raises SettingsError when it cannot be read, ContractError when it holds
-        something else.
-        """
+        """Raises SettingsError when it cannot be read."""
         self.title = path.name
         self._path = path
         self._lock = Lock()
-        self._where: dict[str, Any] = {}
+        self._starts: dict[str, int] = {}
+        """Byte at which the line of each row begins, by the row's key."""
         self._rows: dict[str, dict[str, Row]] = {}
+        """By run, then by key."""
         self._version = 0
-        self._size = 0
-        self._reader = parquet if parquet.is_parquet(path) else jsonl
-        self._end: Any = None
-        """Where the last row that was read ends."""
-        self._heads: Iterator[Any] = iter(())
+        self._last: Head | None = None
+        self._heads: Iterator[Head] = iter(())
         self._share = 0.0
         self._read_on()
 
     def runs(self) -> list[dict[str, Any]]:
         self._read_on()
-        return [
-            _totals(name, dict(rows)) for name, rows in dict(self._rows).items()
-        ]  # another thread may read on
+        copies = dict(self._rows)  # another thread may read on
+        return [_totals(name, dict(rows)) for name, rows in copies.items()]
 
     def listing(self, run: str) -> Listing:
         self._read_on()
@@ -65,12 +62,10 @@ class ExportedFile:
         return Listing(rows=dict(self._rows[run]), version=self._version, share=self._share)
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
-        if key not in self._where:
+        if key not in self._starts:
             raise SettingsError(f"{self.title} has no rollout {key!r}")
-        record = self._reader.read_at(self._path, self._where[key])
-        return page_of_record(
-            record, key=key, state="done" if record.get("stop") in GRADED else "dead"
-        )
+        record = jsonl.read_at(self._path, self._starts[key])
+        return page_of_record(record, key=key, state=_state(record.get("stop")))
 
     def requeue(self, run: str, job_id: str) -> None:
         raise SettingsError("a rollout of a file cannot be played again: view its run")
@@ -78,34 +73,26 @@ class ExportedFile:
     def _read_on(self) -> None:
         """Reads further rows, for READS_FOR_S at the most."""
         with self._lock:
-            until = time.monotonic() + READS_FOR_S
+            deadline = time.monotonic() + READS_FOR_S
             if self._share in (0.0, 1.0):
-                self._heads = self._reader.heads(self._path, self._end)
+                self._heads = jsonl.heads(self._path, self._last)
             for head in self._heads:
                 self._add(head)
-                self._share, self._end = min(head.share, 0.999), head.end
-                if time.monotonic() > until:
+                self._share, self._last = min(head.share, 0.999), head
+                if time.monotonic() > deadline:
                     return
             self._share = 1.0
 
-    def _add(self, head: Any) -> None:
+    def _add(self, head: Head) -> None:
         try:
             row = row_of(head.fields)
         except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
-            said = head.wrong or f"it is no exported trajectory: {type(e).__name__} {e}"
-            row = Row(
-                key="",
-                job=head.name,
-                run=UNREADABLE,
-                group=head.name,
-                state=UNREADABLE,
-                why=short(said),
-            )
+            row = _unreadable(head, e)
         count, key = 1, row.job
-        while key in self._where:
+        while key in self._starts:
             count += 1
             key = f"{row.job}#{count}"
-        self._where[key] = head.where
+        self._starts[key] = head.start
         self._rows.setdefault(row.run, {})[key] = replace(row, key=key)
         self._version += 1
 
@@ -116,13 +103,10 @@ def page_of_record(record: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
 
 
 def row_of(record: Mapping[str, Any]) -> Row:
-    """The row of a record without its tokens and messages; it has `sampled` where that is known."""
-    stop, info, reward, sampled = (
-        record["stop"],
-        record["info"],
-        record["reward"],
-        record.get("sampled"),
-    )
+    """The row of a record without its tokens and messages; it has `sampled` where the mask says
+    it.
+    """
+    reward, sampled = record["reward"], record.get("sampled")
     failure = str(record["failure"] or "")
     return Row(
         key="",
@@ -133,22 +117,34 @@ def row_of(record: Mapping[str, Any]) -> Row:
         env=str(record["env"]),
         split=str(record["split"]),
         task=int(record["task"]),
-        state="done" if stop in GRADED else "dead",
-        stop=str(stop or ""),
+        state=_state(record["stop"]),
+        stop=str(record["stop"] or ""),
         failure=failure,
         reward=None if reward is None else float(reward),
         turns=int(record["turns"]),
         sampled=None if sampled is None else int(sampled),
         attempt=int(record["attempt"]),
         began=float(record.get("began") or 0.0),
-        why=why(dict(info), failure),
+        why=why(dict(record["info"]), failure),
     )
 
 
+def _state(stop: Any) -> str:
+    return "done" if stop in GRADED else "dead"
+
+
+def _unreadable(head: Head, error: Exception) -> Row:
+    """The row of a line that is no exported trajectory."""
+    fault = head.fault or f"it is no exported trajectory: {type(error).__name__} {error}"
+    name = f"line {head.number}"
+    return Row(key="", job=name, run=UNREADABLE, group=name, state=UNREADABLE, why=short(fault))
+
+
 def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
-    rewards = [
-        row.reward for row in rows.values() if row.reward is not None and math.isfinite(row.reward)
-    ]
+    rewards = []
+    for row in rows.values():
+        if row.reward is not None and math.isfinite(row.reward):
+            rewards.append(row.reward)
     return {
         "run": name,
         "rollouts": len(rows),

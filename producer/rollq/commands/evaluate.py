@@ -31,9 +31,8 @@ from rollq.evaluation.comparison import Comparison, check_tasks, compare
 from rollq.evaluation.result import Result
 from rollq.evaluation.series import series, series_json, series_lines
 from rollq.export import jsonl
-from rollq.export.formats import open_output
+from rollq.export.output import TrajectoryFile
 from rollq.export.record import Unexportable
-from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 from rollq.ledger.evaluations import Store
 from rollq.ledger.reader import LedgerReader
@@ -154,7 +153,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     args.run_name = what.job.run
     with contextlib.ExitStack() as stack:
         stack.enter_context(plan.explain_interrupt())
-        out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
+        out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         reader = internals(client).reader
         if out:
@@ -215,7 +214,7 @@ def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Resu
 
 
 def _save(
-    out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]
+    out: TrajectoryFile | None, trajectories: Sequence[Trajectory]
 ) -> tuple[str, ContractError] | None:
     """The job that cannot be written down, and why; None when all are."""
     try:
@@ -310,7 +309,7 @@ def _show_commands(
 ) -> Callable[[str], str]:
     """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
     failures = [failure.job for failure in result.failures[: report.SHOWN]]
-    lines = jsonl.lines_of(args.out, failures) if args.out and args.out.is_file() else {}
+    lines = jsonl.line_numbers(args.out, failures) if args.out and args.out.is_file() else {}
     groups = [job_id.split("/")[1] for job_id in failures]
     states = reader.group_states(groups)
     acked = {job for job, state in zip(failures, states, strict=True) if state == "acked"}

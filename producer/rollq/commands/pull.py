@@ -33,8 +33,7 @@ from rollq.commands.flags.types import name, whole
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
-from rollq.export.formats import open_output
-from rollq.export.trajectory_output import TrajectoryOutput
+from rollq.export.output import TrajectoryFile
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import retry
@@ -146,7 +145,7 @@ def _function(find: Callable[[str], object], text: str) -> str:
 class Pull:
     """One pull, and what it has received so far."""
 
-    def __init__(self, args: argparse.Namespace, out: TrajectoryOutput | None) -> None:
+    def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
@@ -206,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
             args.track
         ):  # trackers print, until the client closes them, and stdout is for what the pull says
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
+        out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(
             open_client(args, args.run_name, warn=True, known=not args.wait)
         )
@@ -313,4 +312,4 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
 def _next_line(args: argparse.Namespace) -> str:
     if not args.out:
         return f"rollq stats --run {args.run_name}"
-    return f"rollq audit {args.out} --offline" if args.out.is_dir() else f"rollq show {args.out}:1"
+    return f"rollq show {args.out}:1"

@@ -13,8 +13,8 @@ from rollq.client.consuming.consumer import Consumer
 from rollq.client.waits import WaitLog
 from rollq.errors import ContractError, PullTimeout
 from rollq.events import Closed
-from rollq.export.record import Unexportable, unexportable
-from rollq.export.trajectory_output import TrajectoryOutput
+from rollq.export.output import TrajectoryFile
+from rollq.export.record import Unexportable
 from rollq.trajectory import Trajectory
 
 LOOK_S = 5.0
@@ -52,11 +52,11 @@ def batches(
         wait = WaitLog(lambda: explain(groups))
 
 
-def save(batch: Batch, out: TrajectoryOutput | None) -> bool:
+def save(batch: Batch, out: TrajectoryFile | None) -> bool:
     """Writes the batch down, and tells whether it may be acknowledged.
 
     False when a trajectory cannot be exported: its job is rejected, and nothing of the batch is
-    held any more. Raises NotHeld and what `TrajectoryOutput.save` raises.
+    held any more. Raises NotHeld and what `TrajectoryFile.save` raises.
     """
     try:
         if out:
@@ -86,7 +86,7 @@ def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
     try:
         info = {**end.info, "environment_reward": end.reward}
     except ContractError as e:
-        raise unexportable(trajectory, e) from e
+        raise Unexportable.of(trajectory, e) from e
     return replace(
         trajectory, events=[*trajectory.events[:-1], replace(end, reward=reward, info=info)]
     )

@@ -21,7 +21,7 @@ from rollq import cli
 from rollq.client.client import Client
 from rollq.commands.receive import save
 from rollq.errors import NotHeld
-from rollq.export.formats import open_output
+from rollq.export.output import TrajectoryFile
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
@@ -115,7 +115,7 @@ def test_what_was_written_and_not_acknowledged_is_not_written_again(
     client: Client, ledger: Ledger, out: Path, pull: Pulls
 ) -> None:
     finish_groups(ledger, "a", "b", seal=True)
-    with open_output(out, append=True) as output:
+    with TrajectoryFile(out, append=True) as output:
         assert save(next(client.batches(groups=2)), output)
     end_holds(ledger, "a", "b")
     before = out.read_bytes()
@@ -205,13 +205,13 @@ def test_the_last_progress_of_a_pull_is_how_it_ended(
 
 KILLED = """
 import os, sys
-from pathlib import Path
 from rollq import cli
-from rollq.export import jsonl
 from rollq.ledger.deliveries import Deliveries
 
+write = os.write
+
 def torn(fd, data):
-    os.write(fd, data[: len(data) * 2 // 3])
+    write(fd, data[: len(data) * 2 // 3])
     die()
 
 def die(*_, **__):
@@ -219,8 +219,7 @@ def die(*_, **__):
 
 how, groups, out = sys.argv[1:]
 {
-    "torn": lambda: setattr(jsonl, "write_all", torn),
-    "rename": lambda: setattr(Path, "rename", die),
+    "torn": lambda: setattr(os, "write", torn),
     "ack": lambda: setattr(Deliveries, "ack", die),
 }.get(how, int)()
 sys.exit(cli.main(["pull", "--run", "r", "--groups", groups, "--out", out]))
@@ -246,35 +245,6 @@ def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(
     pull(2, "--out", out)
     assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert reader(ledger).stats()["delivered"] == 6
-
-
-@pytest.mark.parametrize(("at", "kept"), [("rename", ["a"]), ("ack", ["a", "b", "c"])])
-def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
-    ledger: Ledger, tmp_path: Path, pull: Pulls, at: str, kept: list[str]
-) -> None:
-    """Before the file has its name, and between the file and the acknowledgement: each job is there
-    once.
-    """
-    out = tmp_path / "out.parquet"
-    finish_groups(ledger, "a", "b", "c", seal=True)
-    pull_and_be_killed(at, out)
-    assert jobs(out) == [f"r/{name}/{sample}" for name in kept for sample in range(2)]
-    assert reader(ledger).stats()["delivered"] == 2
-    end_holds(ledger, "b", "c")
-    pull(2, "--out", out)
-    assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
-    assert reader(ledger).stats()["delivered"] == 6
-    assert cli.main(["audit", str(out), "--offline"]) == 0
-
-
-def test_a_pull_into_parquet_without_pyarrow_takes_nothing(
-    ledger: Ledger, tmp_path: Path, pull: Pulls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish_groups(ledger, "a", seal=True)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = pull(1, "--out", tmp_path / "out.parquet", code=2).err
-    assert "this needs pyarrow, which is not installed: pip install" in said
-    assert reader(ledger).stats()["groups_ready"] == 1
 
 
 def test_a_hold_that_was_lost_before_the_ack(

@@ -8,7 +8,7 @@ import pytest
 
 from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
-from rollq.export.jsonl import TrajectoryFile
+from rollq.export.output import TrajectoryFile
 from tests.rollq.export.exported_files import jobs
 from tests.rollq.export.trajectories import played
 

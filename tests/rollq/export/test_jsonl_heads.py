@@ -87,8 +87,8 @@ def test_a_line_of_another_program_is_read_or_named() -> None:
 def test_heads_go_on_where_they_ended_and_leave_a_torn_line(tmp_path: Path) -> None:
     path, line = tmp_path / "x.jsonl", encode(trajectory())
     path.write_bytes(line + line[:100])
-    [first] = jsonl.heads(path, None)
+    [first] = jsonl.heads(path)
     path.write_bytes(line + line)
-    [second] = jsonl.heads(path, first.end)
-    assert (first.name, second.name, second.where) == ("line 1", "line 2", len(line))
-    assert jsonl.read_at(path, second.where) == json.loads(line)
+    [second] = jsonl.heads(path, first)
+    assert (first.number, second.number, second.start) == (1, 2, len(line))
+    assert jsonl.read_at(path, second.start) == json.loads(line)

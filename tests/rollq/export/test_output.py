@@ -1,10 +1,11 @@
-"""What both forms of an exported file promise: no job twice, one writer, and after a fault the next
-process goes on.
+"""Promises of an exported file: no job twice, one writer, and after a fault the next process goes
+on.
 """
 
 import math
 import os
 import pickle
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,21 @@ import pytest
 
 from rollq.errors import RollqError, SettingsError
 from rollq.events import Stop
-from rollq.export.formats import open_output
+from rollq.export.output import TrajectoryFile
 from rollq.export.record import Unexportable
 from tests.rollq.export.exported_files import jobs, lines
-from tests.rollq.export.trajectories import played
+from tests.rollq.export.trajectories import played, sound
+from tests.rollq.samples import job, trajectory
 
 
-@pytest.fixture(params=["out.jsonl", "out.parquet"])
-def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / request.param
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
 
 
 def save(path: Path, *trajectories: Any) -> int:
     """Returns how many were there already."""
-    with open_output(path, append=True) as output:
+    with TrajectoryFile(path, append=True) as output:
         output.save(trajectories)
         return output.repeated
 
@@ -34,7 +36,7 @@ def save(path: Path, *trajectories: Any) -> int:
 def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
     assert save(out, played(0, 0, 1.0), played(0, 1, None, Stop.FAILED)) == 0
     assert save(out, played(0, 1, None, Stop.FAILED), played(0, 0, 1.0), played(1, 0, 1.0)) == 2
-    with open_output(out, append=True) as output:
+    with TrajectoryFile(out, append=True) as output:
         for _ in range(2):
             output.save([played(1, 0, 1.0), played(2, 0, 1.0)])
             assert "r/g2/0" in jobs(out)  # before it is acknowledged
@@ -54,11 +56,10 @@ def test_what_is_saved_is_on_disk(out: Path, monkeypatch: pytest.MonkeyPatch) ->
         synced.add((os.fstat(fd).st_ino, os.fstat(fd).st_size))
 
     monkeypatch.setattr(os, "fsync", noted)
-    with open_output(out, append=True) as output:
+    with TrajectoryFile(out, append=True) as output:
         for task in range(2):
             output.save([played(task, 0, 1.0)])
-            files = list(out.iterdir()) if out.is_dir() else [out]
-            assert {(file.stat().st_ino, file.stat().st_size) for file in files} <= synced
+            assert (out.stat().st_ino, out.stat().st_size) in synced
 
 
 def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
@@ -73,20 +74,20 @@ def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
 
 
 def test_one_process_at_a_time_writes(out: Path) -> None:
-    with open_output(out, append=True) as output:
+    with TrajectoryFile(out, append=True) as output:
         output.save([played(0, 0, 1.0)])
         for append in (True, False):
             with pytest.raises(
                 SettingsError, match=rf"{out.name} is being written by another process"
             ):
-                open_output(out, append=append)
+                TrajectoryFile(out, append=append)
         assert jobs(out) == ["r/g0/0"]
     assert save(out, played(1, 0, 1.0)) == 0
 
 
 def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
     save(out, played(0, 0, 1.0))
-    size = 1000 if out.is_dir() else out.stat().st_size * 3 // 2
+    size = out.stat().st_size * 3 // 2
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # Python ignores SIGXFSZ
     try:
@@ -96,7 +97,7 @@ def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
             save(out, played(0, 1, 1.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert out.is_dir() or out.stat().st_size == size
+    assert out.stat().st_size == size
     assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 1
     assert jobs(out) == ["r/g0/0", "r/g0/1"]
 
@@ -105,10 +106,26 @@ def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
 def test_a_batch_that_cannot_be_exported_is_not_written(out: Path, content: object) -> None:
     wrong = played(0, 1, 1.0)
     wrong.events[2].message["content"] = content  # type: ignore[union-attr]
-    with open_output(out, append=True) as output:
+    with TrajectoryFile(out, append=True) as output:
         with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
             output.save([played(0, 0, 1.0), wrong])
         assert pickle.loads(pickle.dumps(caught.value)).job_id == "r/g0/1"
-        assert not (list(out.iterdir()) if out.is_dir() else lines(out))
+        assert not lines(out)
         output.save([played(0, 0, 1.0)])
     assert jobs(out) == ["r/g0/0"]
+
+
+def test_the_trainer_s_page_reads_the_lines(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed. The member with two traces counts once in its group's mean."""
+    page = Path(__file__).resolve().parents[3] / "docs/trainer.md"
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    [snippet] = [code for code in snippets if "x.jsonl" in code]
+    two_traces = sound([(3, [([2], 1)]), (6, [([1, 2], 1)])])
+    save(out.with_name("x.jsonl"), two_traces, trajectory(0.0, of=job(1)))
+    rows: list[tuple[int, float]] = []
+    monkeypatch.chdir(out.parent)
+    exec(
+        snippet,
+        {"train_on": lambda tokens, *_: rows.append((len(tokens), _[-1]))},
+    )
+    assert rows == [(6, 0.5), (10, 0.5), (11, -0.5)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 
 from rollq.events import Acted, Observed
-from rollq.export.record import as_json, record, times_of
-from rollq.export.rows import record_of, rows
+from rollq.export.record import as_json, record
+from rollq.export.times import times_of
 from rollq.export.validation import faults
 from rollq.trajectory import Trajectory
 from rollq_worker.audit.exported_file import read
@@ -79,18 +79,10 @@ def test_the_time_of_an_agent_is_what_nothing_else_claims() -> None:
 
 
 @given(interleaved())
-def test_records_of_traces_that_took_turns_are_valid_in_every_format(
-    pair: tuple[Trajectory, Trajectory],
-) -> None:
+def test_records_of_traces_that_took_turns_are_valid(pair: tuple[Trajectory, Trajectory]) -> None:
     for made in pair:
         line = json.loads(as_json(record(made)))
         assert faults(line) == []
-        again, wrong = record_of(rows(made, 1))
-        assert wrong == [] and faults(again) == []
-        assert (again["tokens"], again.get("conversations")) == (
-            line["tokens"],
-            line.get("conversations"),
-        )
 
 
 def test_turns_that_nothing_answered_are_told_by_trace() -> None:

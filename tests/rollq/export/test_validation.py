@@ -1,6 +1,5 @@
-"""A sound trajectory has no faults in either form, and each kind of damage has one."""
+"""A sound trajectory has no faults, and each kind of damage has one."""
 
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.events import Stop
+from rollq.export.facts import FACTS
 from rollq.export.record import record
-from rollq.export.rows import record_of, rows
-from rollq.export.validation import FIELDS, faults
+from rollq.export.validation import faults
 from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound, sound_traces
 from tests.rollq.token_rows import Trace
@@ -34,8 +33,6 @@ def test_what_is_exported_is_sound(shape: list[Trace], cut: bool) -> None:
     """Also when a last trace ended before anything was sampled in it."""
     shape = [*shape, (2, [])] if cut else shape
     assert faults(of(shape)) == []
-    found, wrong = record_of(rows(sound(shape), 7))
-    assert wrong == [] and faults(found) == []
 
 
 def test_an_episode_without_a_grade_is_sound_too() -> None:
@@ -51,7 +48,8 @@ def test_an_episode_without_a_grade_is_sound_too() -> None:
 def test_every_field_is_missed_and_its_kind_checked(
     shape: list[Trace], data: st.DataObject
 ) -> None:
-    found, name = of(shape), data.draw(st.sampled_from(sorted(FIELDS)))
+    required = [name for name, fact in FACTS.items() if not fact.is_optional]
+    found, name = of(shape), data.draw(st.sampled_from(required))
     kinds = [True, math.nan, "", b"x"] + [-1] * (name != "reward")  # any finite number is a reward
     wrong_kind = data.draw(st.sampled_from(kinds))
     [fault] = faults({**found, name: wrong_kind})
@@ -186,67 +184,6 @@ def test_a_piece_of_two_turns_is_found() -> None:
     assert faults(found) == [
         "its pieces end at [3, 5] of the sampled tokens, and the turns at [2, 5]"
     ]
-
-
-ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
-    ("length", lambda row: row["mask"].pop(), "its lengths differ"),
-    ("null list", lambda row: row.update(logprobs=None), "logprobs is null"),
-    ("null id", lambda row: row["response_ids"].__setitem__(0, None), "id None is no token id"),
-    (
-        "nan",
-        lambda row: row["logprobs"].__setitem__(0, math.nan),
-        "logprob nan is no finite number",
-    ),
-    ("null mask", lambda row: row["mask"].__setitem__(-1, None), "mask None is neither 0 nor 1"),
-    ("prompt", lambda row: row["prompt_ids"].clear(), "its prompt is empty"),
-    (
-        "first token",
-        lambda row: row["mask"].__setitem__(0, False),
-        "does not begin with a sampled token",
-    ),
-    ("place", lambda row: row.update(segment=9), "it is segment 9 of "),
-    ("count", lambda row: row.update(segments=9), " of 9, and the file has "),
-    ("fact of one row", lambda row: row.update(messages="[]"), ""),
-    ("reward", lambda row: row.update(reward=math.inf), ""),
-]
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"), [d[1:] for d in ROW_DAMAGES], ids=[d[0] for d in ROW_DAMAGES]
-)
-@settings(max_examples=25)
-@given(shape=sound_traces, data=st.data())
-def test_damaged_rows_are_found(
-    damage: Callable[[Record], None], said: str, shape: list[Trace], data: Any
-) -> None:
-    made = copy.deepcopy(rows(sound(shape), 7))
-    damage(made[data.draw(st.integers(0, len(made) - 1))])
-    found, wrong = record_of(made)
-    wrong = wrong or faults(found)
-    assert wrong and any(said in fault for fault in wrong), wrong
-
-
-def test_files_of_an_earlier_rollq_have_no_turn_rewards() -> None:
-    old = record(played(0, 0, 1.0))
-    del old["turn_rewards"]
-    assert faults(old) == []
-    assert f"it has {10**20} turns" in faults(old | {"turns": 10**20})[0]
-    [row] = rows(played(0, 0, 1.0), 7)
-    del row["turn_rewards"]
-    found, wrong = record_of([row])
-    assert wrong == [] and faults(found) == []
-
-
-@given(sound_traces.filter(lambda shape: len(shape) > 1))
-def test_a_row_that_is_missing_or_repeated_is_found(shape: list[Trace]) -> None:
-    made = rows(sound(shape), 7)
-    assert record_of(made[1:])[1] and record_of(made[:-1])[1] and record_of([*made, made[-1]])[1]
-
-
-def test_texts_of_json_that_are_none() -> None:
-    [row] = rows(played(0, 0, 1.0), 7)
-    assert record_of([row | {"labels": "{"}])[1][0].startswith("labels is no JSON: ")
-    assert record_of([row | {"info": None}])[1][0].startswith("info is no JSON: ")
 
 
 EXTRA = {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}

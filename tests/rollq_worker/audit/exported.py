@@ -132,6 +132,8 @@ def record(**changes: Any) -> dict[str, Any]:
         **of_attempt,
         "labels": {},
         "turns": len(turns),
+        "turn_rewards": [None] * len(turns),
+        "times": [],
         "messages": [{"role": "assistant", "content": ""}] * len(turns),
         "logprobs": [true_logprob(ids, i) if bit else 0.0 for i, bit in enumerate(mask)],
         "versions": ["v1" if bit else None for bit in mask],

@@ -29,8 +29,7 @@ def add(commands: Commands) -> None:
         description="Serves web pages on this machine's loopback: runs, groups, every rollout as "
         "a conversation with"
         " its tokens, times and the reasons for its reward. Takes an exported file "
-        "(FILE.jsonl, or a folder"
-        " FILE.parquet), else the runs in Redis, which it shows live. Needs the extra view.",
+        "(FILE.jsonl), else the runs in Redis, which it shows live. Needs the extra view.",
     )
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="exported file (the runs in Redis)"

@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="JSON Lines that --out wrote; with --offline also Parquet",
+        help="JSON Lines that --out wrote",
     )
     parser.add_argument("--offline", action="store_true", help="ask no engine")
     parser.add_argument(

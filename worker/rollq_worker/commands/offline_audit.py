@@ -11,8 +11,8 @@ from typing import Any
 
 from rollq.commands.progress import open_progress
 from rollq.errors import ContractError
-from rollq.export import formats
-from rollq.export.trajectory_output import KnownJobs
+from rollq.export import jsonl
+from rollq.export.output import WrittenJobs
 from rollq.export.transcript import clean
 from rollq.export.validation import Checked
 
@@ -74,10 +74,10 @@ def examine(file: Path) -> Findings:
     """Checks the whole file. Raises SettingsError when it cannot be read, ContractError when it
     holds nothing.
     """
-    found, known = Findings(), KnownJobs()
+    found, known = Findings(), WrittenJobs()
     try:
         with open_progress(sys.stderr) as progress:
-            for checked in formats.check(file):
+            for checked in jsonl.check(file):
                 found.add(_once(checked, known))
                 facts = {
                     "percent of": str(file),
@@ -92,7 +92,7 @@ def examine(file: Path) -> Findings:
     return found
 
 
-def _once(checked: Checked, known: KnownJobs) -> Checked:
+def _once(checked: Checked, known: WrittenJobs) -> Checked:
     """Adds a fault when an earlier trajectory of the file has the same job."""
     if not checked.job:
         return checked

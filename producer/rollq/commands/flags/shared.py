@@ -43,9 +43,7 @@ def add_out(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="append the trajectories to this file, each job once: JSON Lines, or a folder of "
-        "Parquet files when it"
-        " ends in .parquet (extra parquet)",
+        help="append the trajectories to this file of JSON Lines, each job once",
     )
 
 

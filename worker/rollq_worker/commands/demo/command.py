@@ -27,7 +27,7 @@ from rollq.commands.flags.types import http_url, whole
 from rollq.commands.progress import open_progress
 from rollq.commands.tables import first_line
 from rollq.errors import JobFailure, SettingsError
-from rollq.export.formats import open_output
+from rollq.export.output import TrajectoryFile
 from rollq.export.transcript import clean
 from rollq.job import Job, group_name
 from rollq.pip_extras import install_line, needs
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(open_output(args.out, append=False)) if args.out else None
+        out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
         progress = stack.enter_context(open_progress(stream))
         processes = stack.enter_context(DemoProcesses(progress.say))
         processes.start_redis()
@@ -221,9 +221,7 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     """Commands to try after this demo."""
     job, steps = jobs[0], {}
     if args.out:
-        parquet = args.out.suffix == ".parquet"
-        line = f"rollq audit {args.out} --offline" if parquet else f"rollq show {args.out}:1"
-        steps[line] = "check what was written" if parquet else "read one trajectory, turn by turn"
+        steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = (
             "keep the trajectories, then read one: rollq show demo.jsonl:1"

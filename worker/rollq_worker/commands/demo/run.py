@@ -16,8 +16,8 @@ from rollq.client.client import Client
 from rollq.commands.progress import ProgressDisplay
 from rollq.commands.receive import batches, save
 from rollq.errors import NotHeld, RollqError
+from rollq.export.output import TrajectoryFile
 from rollq.export.summary import Summary
-from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
@@ -40,7 +40,7 @@ class DemoRun:
         jobs: Sequence[Job],
         processes: DemoProcesses,
         progress: ProgressDisplay,
-        out: TrajectoryOutput | None,
+        out: TrajectoryFile | None,
     ) -> None:
         """`jobs`: sample 0 of each group, all of one run and size."""
         self.jobs = jobs

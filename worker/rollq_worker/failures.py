@@ -1,8 +1,5 @@
-"""Why an attempt stops, what makes foreign code's exceptions typed failures, and what interrupts
-it.
-"""
+"""Errors that stop an attempt, and the failures that foreign code's exceptions become."""
 
-import ctypes
 from types import TracebackType
 
 from rollq.errors import RolloutFailure, RollqError
@@ -65,10 +62,3 @@ class errors_become:
             and (became := typed(error, self._failure, self._what)) is not None
         ):
             raise became from error
-
-
-def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise the error in that thread of this process (`threading.get_ident`). It ends code that
-    loops, but not code that blocks. https://docs.python.org/3/c-api/init.html
-    """
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -1,7 +1,7 @@
 """Agents as functions, and the names by which agents are found."""
 
 import re
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -105,14 +105,12 @@ class TestFunctions:
 
     def test_one_that_does_not_end_costs_its_own_job(self) -> None:
         def agent(episode: Episode) -> None:
-            while True:
-                try:
-                    time.sleep(0.01)
-                except BaseException:  # what ends threads is caught, and thrown once
-                    return
+            over.wait(600)
 
+        over = threading.Event()
         with pytest.raises(Drained):
             play(agent, "hi", journal=FakeJournal(stop=Drained("stopping"), limit=0))
+        over.set()
 
 
 def test_an_agent_may_change_what_it_is_given() -> None:

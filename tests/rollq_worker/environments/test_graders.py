@@ -4,17 +4,14 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from threading import Thread
+from contextlib import closing
 
 import pytest
 
 from rollq.errors import JobFailure
 from rollq_worker.environments import graders
 from rollq_worker.environments.graders import GRADERS, IN_A_BOX, in_a_box, math
-from rollq_worker.environments.math_process import PROCESSES, MathProcesses
-from rollq_worker.failures import raise_in
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned
+from rollq_worker.environments.math_process import MathProcesses
 
 MINUS = "\u2212"
 
@@ -128,12 +125,6 @@ def test_a_comparison_that_others_have_ended_is_no_wrong_answer(quick: MathProce
     assert math("72", "72")
 
 
-def test_an_interrupted_comparison_spoils_no_other() -> None:
-    assert math("72", "72")
-    _interrupted(r"\boxed{9^{9^{9^{9}}}}").join()
-    assert math("72", "72")
-
-
 def test_a_comparison_does_not_wait_for_a_slow_one(quick: MathProcesses) -> None:
     assert math("72", "72")
     process = quick._idle[-1]
@@ -148,32 +139,6 @@ def test_a_comparison_does_not_wait_for_a_slow_one(quick: MathProcesses) -> None
         finally:
             process.send_signal(signal.SIGCONT)
         assert slow.result()
-
-
-def test_a_wait_for_a_process_can_be_interrupted(quick: MathProcesses) -> None:
-    for _ in range(PROCESSES):
-        quick._free.acquire()
-    try:
-        waits = _interrupted("72")
-        waits.join(timeout=10)
-        assert not waits.is_alive()
-    finally:
-        quick._free.release(PROCESSES)
-
-
-def _interrupted(answer: str) -> Thread:
-    """A thread that grades the answer, interrupted as one whose time is up."""
-
-    def attempt() -> None:
-        with suppress(ThreadAbandoned):
-            math(answer, "72")
-
-    thread = Thread(target=attempt)
-    thread.start()
-    time.sleep(0.2)
-    assert thread.ident is not None
-    raise_in(thread.ident, ThreadAbandoned)
-    return thread
 
 
 @pytest.mark.parametrize("truth", ["72", r"\boxed{72}", r"\frac12", "x^2+1"])

@@ -1,4 +1,4 @@
-"""math-verify in processes of its own: in a worker nothing could interrupt a formula such as
+"""math-verify in processes of its own: in a worker nothing could end a formula such as
 9^{9^{9^9}}.
 
 A process ends with the worker, and answers one question at a time. The kernel ends it at a question
@@ -41,14 +41,8 @@ class MathProcesses:
         Raises ValueError when this takes too much time or memory, or math-verify fails, and
         RuntimeError when the process ended for another reason.
         """
-        while not self._free.acquire(
-            timeout=1.0
-        ):  # what is raised in this thread arrives between two waits
-            pass
-        try:
+        with self._free:
             reply = self._reply(json.dumps([answer, truth, self._limit_s]) + "\n")
-        finally:
-            self._free.release()
         found: Any = json.loads(reply)
         if isinstance(found, str):
             raise ValueError(found)
@@ -91,9 +85,7 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def _ask(process: "subprocess.Popen[str]", question: str) -> str:
-    """The next line that it writes; "": it has ended. When this is interrupted, the process is
-    killed.
-    """
+    """The next line that it writes; "" if it has ended. After an error the process is killed."""
     assert process.stdin is not None and process.stdout is not None, "they are pipes"
     try:
         process.stdin.write(question)

@@ -41,7 +41,6 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 from rollq_worker.process.away_runs import AwayRuns
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.misfits import Misfits
@@ -261,10 +260,7 @@ class JobRunner:
             stats = count_tokens(trajectory, self.tokenizer.reencode)
             attempt.complete(trajectory, stats)
         except Fenced as e:
-            log.warning("%s", e)
-            return {"job": job.id, "stop": "fenced"}
-        except ThreadAbandoned:
-            return {"job": job.id, "stop": "abandoned", "why": attempt.abandoned_why}
+            return self._fenced(attempt, str(e))
         except Drained:
             return self._release(attempt)
         except OtherWeights as e:
@@ -310,8 +306,9 @@ class JobRunner:
         except Drained:
             return self._release(attempt)
         except Fenced as e:
-            log.warning("%s: its failure (%s) was not taken: %s", attempt.job.id, failure, e)
-            return {"job": attempt.job.id, "stop": "fenced"}
+            return self._fenced(
+                attempt, f"{attempt.job.id}: its failure ({failure}) was not taken: {e}"
+            )
         except LedgerError as e:
             return self._give_back(attempt, e)
         log.warning(
@@ -330,6 +327,13 @@ class JobRunner:
             "then": outcome,
             "why": why,
         }
+
+    def _fenced(self, attempt: Attempt, reason: str) -> Summary:
+        """Summary of an attempt that lost its lease, or whose thread was left behind for long."""
+        if attempt.abandoned_why:
+            return {"job": attempt.job.id, "stop": "abandoned", "why": attempt.abandoned_why}
+        log.warning("%s", reason)
+        return {"job": attempt.job.id, "stop": "fenced"}
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
         """Give the job back at no cost, because the ledger is damaged where the attempt would

@@ -174,7 +174,7 @@ class Bubblewrap:
         try:
             self._send(sent)
             return _answer(self._process, seconds + GRACE_S)
-        except BaseException:  # also one that a time limit of the caller's raises here
+        except BaseException:
             self.close()
             raise
 

@@ -216,13 +216,10 @@ class Container:
         return self._result(asked, what, seconds + GRACE_S)
 
     def _result(self, asked: "Future[T]", what: str, seconds: float) -> T:
-        """Waits in short pieces, so that an attempt that is over can be interrupted."""
-        deadline = time.monotonic() + seconds
-        while not wait([asked], 1.0).done:
-            if time.monotonic() > deadline:
-                raise EnvironmentFailure(
-                    f"the container engine took longer than {seconds:g} s for {what}"
-                )
+        if not wait([asked], seconds).done:
+            raise EnvironmentFailure(
+                f"the container engine took longer than {seconds:g} s for {what}"
+            )
         with failures(f"in the container, {what}"):
             return asked.result()
 

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from rollq.trajectory import Header
 from rollq_worker.process.attempts import leases as leases_module
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import LEASE_S, Leases
-from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits
 from tests.clock import Clock
 from tests.rollq.samples import observed, prompt, reader, reap, sampled
 from tests.rollq_worker.process.ledgers import FailsFirst, claim
@@ -230,83 +230,28 @@ class TestWatching:
         self, ledger: Ledger, inner: bool, blamed: FailureClass
     ) -> None:
         leases = Leases(threading.Event())
-        ended = []
-
-        def play() -> None:
-            with leases.hold(ledger, claim(ledger)) as attempt:
-                limits = attempt.time_limits
-                try:
-                    with limits.call(
-                        EnvironmentFailure, "environment.step(x)", 60.0 if inner else 0.05
-                    ):
-                        if inner:
-                            with limits.call(UserFailure, "the user", 0.05):
-                                loop()
-                        loop()
-                except ThreadAbandoned:
-                    with pytest.raises(Fenced):
-                        attempt.open(Header(attempt=1))
-                    ended.append(True)
-
-        thread = threading.Thread(target=play)
-        thread.start()
-        until(leases.held)
-        time.sleep(0.1)
-        until(lambda: leases.tick() or ended)  # type: ignore[func-returns-value]
-        thread.join(60)
-        assert ended and not leases.held()
+        limit_s = 60.0 if inner else 0.05
+        with leases.hold(ledger, claim(ledger)) as attempt:
+            limits = attempt.time_limits
+            with limits.call(EnvironmentFailure, "environment.step(x)", limit_s):
+                user = limits.call(UserFailure, "the user", 0.05) if inner else nullcontext()
+                with user:
+                    until(lambda: leases.tick() or attempt.lost.is_set())  # type: ignore[func-returns-value]
+            with pytest.raises(Fenced):
+                attempt.open(Header(attempt=1))
         state = reader(ledger).job("r/g0/0")
         assert state is not None and state.failures == {blamed: 1} and state.state == "queued"
         assert state.reason.startswith("nothing in 0.05 s while waiting for ")
 
-    @pytest.mark.parametrize("limit_s", [60.0, 0.05])
-    def test_closing_behind_an_abandoned_call_is_interrupted_at_its_own_limit(
-        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, limit_s: float
-    ) -> None:
-        monkeypatch.setattr(leases_module, "LOST_THREAD_S", 0.0)
-        leases, closing, may_end, ended = (
-            Leases(threading.Event()),
-            threading.Event(),
-            threading.Event(),
-            [],
-        )
-
-        def play() -> None:
-            with leases.hold(ledger, claim(ledger)) as attempt:
-                with (
-                    pytest.raises(ThreadAbandoned),
-                    attempt.time_limits.call(EnvironmentFailure, "a step", 0.05),
-                ):
-                    loop()
-                try:
-                    with attempt.time_limits.call(EnvironmentFailure, "closing shop", limit_s):
-                        closing.set()
-                        while not may_end.is_set():
-                            time.sleep(0.001)
-                    ended.append("closed")
-                except ThreadAbandoned:
-                    ended.append("interrupted")
-
-        thread = threading.Thread(target=play)
-        thread.start()
-        until(lambda: leases.tick() or closing.is_set())  # type: ignore[func-returns-value]
-        if limit_s == 60.0:
-            leases.tick()
-            assert leases.lost_threads() == []
-            time.sleep(0.1)
-            may_end.set()
-        until(lambda: leases.tick() or ended)  # type: ignore[func-returns-value]
-        thread.join(60)
-        assert ended == ["closed" if limit_s == 60.0 else "interrupted"]
-
     def test_the_deadline_passes_in_a_call(self, ledger: Ledger) -> None:
         leases = Leases(threading.Event())
-        with leases.hold(ledger, claim(ledger, deadline_s=0.05)) as attempt:
-            attempt.time_limits.interrupt = lambda: None  # type: ignore[method-assign]
-            with attempt.time_limits.call(EnvironmentFailure, "environment.grade", 60.0):
-                time.sleep(0.1)
-                leases.tick()
-                assert attempt.lost.is_set()
+        with (
+            leases.hold(ledger, claim(ledger, deadline_s=0.05)) as attempt,
+            attempt.time_limits.call(EnvironmentFailure, "environment.grade", 60.0),
+        ):
+            time.sleep(0.1)
+            leases.tick()
+            assert attempt.lost.is_set()
         state = reader(ledger).job("r/g0/0")
         assert state is not None and state.failures == {FailureClass.ENV: 1}
         assert state.reason == "past the deadline of 0.05 s while waiting for environment.grade"
@@ -332,7 +277,6 @@ class TestWatching:
         monkeypatch.setattr(leases_module, "LOST_THREAD_S", 0.0)
         calls: list[bool] = []
         leases = Leases(threading.Event(), slots=3, on_slots_lost=lambda: calls.append(True))
-        monkeypatch.setattr(TimeLimits, "interrupt", lambda limits: None)
         with (
             leases.hold(ledger, claim(ledger, 0)) as first,
             first.time_limits.call(EnvironmentFailure, "a step", 60.0),
@@ -381,8 +325,3 @@ def test_release_all_goes_on_past_a_server_that_is_away(
     with leases.hold(ledger, claim(ledger, 0)), leases.hold(ledger, claim(ledger, 1)):
         assert leases.release_all() == 1
     assert reader(ledger).stats()["queued"] == 1
-
-
-def loop() -> None:
-    while True:
-        time.sleep(0.001)

@@ -9,7 +9,6 @@ from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.time_limits import (
-    ThreadAbandoned,
     TimedEnvironment,
     TimeLimits,
     timed_context,
@@ -36,7 +35,6 @@ def became(error: BaseException) -> tuple[type[BaseException], str, BaseExceptio
         Drained("the worker is stopping"),
         ContractError("not JSON"),
         UserFailure("away"),
-        ThreadAbandoned("over"),
     ],
     ids=repr,
 )
@@ -64,18 +62,6 @@ def test_any_other_becomes_the_failure_that_names_the_code(error: BaseException,
         ):
             raise error
         assert (raised.type, str(raised.value), raised.value.__cause__) == expected
-
-
-@pytest.mark.parametrize("error", [SystemExit(2), ThreadAbandoned("over")], ids=repr)
-def test_what_is_no_exception_passes_where_only_errors_become_failures(
-    error: BaseException,
-) -> None:
-    with (
-        pytest.raises(type(error)) as raised,
-        errors_become(EnvironmentFailure, "environment.step(look)"),
-    ):
-        raise error
-    assert raised.value is error
 
 
 def test_a_missed_deadline_is_blamed_on_the_innermost_call() -> None:

@@ -27,7 +27,6 @@ from rollq.job import Json
 from rollq_worker.agents.programs.folders import AgentFolder
 from rollq_worker.agents.programs.guard import Guard
 from rollq_worker.agents.programs.users import AgentUsers
-from rollq_worker.failures import raise_in
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ KEPT_OUTPUT = 4000
 GRACE_S = 0.5
 """Seconds for which an agent is given to end by itself, and its last words to arrive."""
 STOP_S = 3.0
-"""Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
+"""Seconds from SIGTERM to SIGKILL, and for which the end of an agent's thread is waited for."""
 
 
 class Program(Protocol):
@@ -127,10 +126,7 @@ class AgentThread:
         return self._answer
 
     def stop(self) -> None:
-        if self._over.wait(GRACE_S):  # its requests are refused by now
-            return
-        raise_in(self._thread.ident or 0, SystemExit)
-        if not self._over.wait(STOP_S):
+        if not self._over.wait(STOP_S):  # its requests are refused by now
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = " in ".join(
                 f"{call.name} ({call.filename}:{call.lineno})"

@@ -226,10 +226,10 @@ class Attempt:
         return self._call(end)
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
-        """Fail the attempt while its thread is in foreign code. What the thread writes later is
-        refused.
+        """Fail the attempt while its thread is in foreign code.
+
+        The thread ends the attempt when it comes back; what it writes then is refused.
         """
-        self.time_limits.give_up()
         try:
             self._write_before_end()
             self.ledger.fail(self.job.id, self.lease, failure, reason)
@@ -239,9 +239,9 @@ class Attempt:
             LedgerError
         ) as e:  # the lease is gone already, or a key cannot be read and the lease will expire
             log.info("%s: its failure was not taken: %s", self.job.id, e)
-        self.lost.set()
         self.abandoned_why = f"{failure}: {reason}"
         self.abandoned_at = time.monotonic()
+        self.lost.set()
         log.warning(
             "%s: attempt %d: %s: %s; its thread is abandoned",
             self.job.id,

@@ -40,10 +40,10 @@ AWAY_PAUSE_S = 1.0
 """Seconds without late writes after Redis took none."""
 CALL_WAIT_S = 1.0
 """Most seconds that the heartbeat waits for its calls. Those that take longer go on without it."""
-LOST_THREAD_S = 10.0
-"""Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt
-was abandoned for.
-"""
+LOST_THREAD_S = 30.0
+"""Seconds after which the thread of an abandoned attempt counts as lost."""
+MOST_LOST = 4
+"""Number of lost threads with which a worker ends, if it has not lost most of its slots before."""
 
 
 class Played(NamedTuple):
@@ -62,7 +62,7 @@ class Leases:
 
     `stopped_s(run)` counts the seconds for which engines stopped the deadlines of that run.
     `end_engine_wait(job_id)` ends a job's wait for the engine. `on_slots_lost` is called once, when
-    more than half of the `slots` are lost to threads that do not come back.
+    MOST_LOST threads do not come back, or those of more than half of the `slots`.
     """
 
     def __init__(
@@ -229,11 +229,8 @@ class Leases:
         """
         call = attempt.time_limits.current
         if attempt.abandoned_at is not None:
-            if call is not None and call.overdue:
-                attempt.time_limits.give_up()
-            # repeated at every tick, because foreign code may have caught the last one
-            attempt.time_limits.interrupt()
-        elif call is not None and call.overdue:
+            return
+        if call is not None and call.overdue:
             attempt.abandon(*call.blame(f"nothing in {call.limit_s:g} s"))
         elif call is not None and attempt.overdue:
             attempt.abandon(
@@ -272,12 +269,11 @@ class Leases:
     def _count_lost_threads(self) -> None:
         now = time.monotonic()
         with self._lock:
-            abandoned = {
+            lost = {
                 a
                 for a in self._held
                 if a.abandoned_at is not None and now - a.abandoned_at > LOST_THREAD_S
             }
-            lost = {a for a in abandoned if a.time_limits.stuck_s > LOST_THREAD_S}
             new = lost - self._lost_threads
             self._lost_threads = lost
         if new:
@@ -288,7 +284,8 @@ class Leases:
                 self._slots,
                 names,
             )
-        if len(lost) * 2 > self._slots and self._on_slots_lost is not None:
+        too_many = len(lost) >= MOST_LOST or len(lost) * 2 > self._slots
+        if too_many and self._on_slots_lost is not None:
             on_slots_lost, self._on_slots_lost = self._on_slots_lost, None
             on_slots_lost()
 

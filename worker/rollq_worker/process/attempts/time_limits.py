@@ -1,9 +1,8 @@
-"""Time limits on foreign code: an attempt notes every call that its thread makes into an
+"""Time limits on foreign code: an attempt records every call that its thread makes into an
 environment or a user.
 
-A thread cannot be killed. An exception that is raised in it ends code that loops, but not code that
-blocks. So the heartbeat interrupts the thread of an overdue call until it comes back, and after a
-while counts it as lost. This module knows nothing of ledgers or leases.
+A thread cannot be killed. The heartbeat fails the attempt of an overdue call and leaves the thread
+behind. This module knows nothing of ledgers or leases.
 """
 
 import threading
@@ -11,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from rollq.env import Action, Environment, Grade, Observation, RewardFunction, Sandbox, User
@@ -25,7 +23,7 @@ from rollq.errors import (
 from rollq.events import Message
 from rollq.job import Json
 from rollq.trajectory import Trajectory
-from rollq_worker.failures import raise_in, typed
+from rollq_worker.failures import typed
 from rollq_worker.protocols import Context
 from rollq_worker.whole_text import whole
 
@@ -41,12 +39,6 @@ MAX_OBSERVATION_CHARS = 1 << 22
 """Longest observation in characters: more than any context holds. Every copy takes memory."""
 
 
-class ThreadAbandoned(BaseException):
-    """Raised in a thread whose attempt was failed while it was in foreign code. It is no Exception,
-    so that such code does not catch it.
-    """
-
-
 @dataclass
 class ForeignCall:
     """A call into foreign code that is under way."""
@@ -59,10 +51,6 @@ class ForeignCall:
     away: str = ""
     """What is away for which the call waits, so that its clock stands still."""
     away_since: float = 0.0
-    given_up_at: float = inf
-    """Monotonic time at which its attempt was failed under it, or at which it overran its limit
-    after that.
-    """
 
     @property
     def overdue(self) -> bool:
@@ -79,7 +67,6 @@ class TimeLimits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: list[ForeignCall] = []
-        self._thread = 0
         self._away_s = 0.0
 
     @contextmanager
@@ -89,15 +76,9 @@ class TimeLimits:
         """
         began = time.monotonic()
         with self._lock:
-            self._thread = threading.get_ident()
             self._calls.append(ForeignCall(failure, what, limit_s, began))
         try:
             yield
-        except (
-            ThreadAbandoned,
-            GeneratorExit,
-        ):  # the latter where ThreadAbandoned was raised as the block ended
-            raise
         # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
         except BaseException as e:
             if (became := typed(e, failure, what)) is None:
@@ -142,30 +123,6 @@ class TimeLimits:
             return None
         with self._lock:
             return self._calls[-1] if self._calls else None
-
-    def give_up(self) -> None:
-        """The calls that the thread is in are to end. Those that it begins later are not: closing
-        takes its time.
-        """
-        with self._lock:
-            for call in self._calls:
-                call.given_up_at = min(call.given_up_at, time.monotonic())
-
-    @property
-    def stuck_s(self) -> float:
-        """Seconds for which the thread has been in a call that was given up."""
-        with self._lock:
-            return max(
-                0.0, time.monotonic() - min((call.given_up_at for call in self._calls), default=inf)
-            )
-
-    def interrupt(self) -> None:
-        """Raise ThreadAbandoned in the thread if it is still in a call that was given up."""
-        with (
-            self._lock
-        ):  # the thread cannot leave the call meanwhile, so this never hits our own code
-            if any(call.given_up_at < inf for call in self._calls):
-                raise_in(self._thread, ThreadAbandoned)
 
 
 class TimedEnvironment:

@@ -364,10 +364,3 @@ def stop_consuming() -> None:
     themselves.
     """
     state.should_stop = os.EX_OK
-
-
-def take_no_more(worker: Any, rests: bool) -> None:
-    """While the worker rests, Celery takes no message beyond those that it has: at least the one
-    whose slot rests.
-    """
-    worker.max_concurrency = 1 if rests else None

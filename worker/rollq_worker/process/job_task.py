@@ -32,7 +32,6 @@ from rollq.job import parse_id
 from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
-from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop, connect
 from rollq.settings import Settings
@@ -43,7 +42,7 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.away_runs import AwayRuns
 from rollq_worker.process.episode_player import EpisodePlayer
-from rollq_worker.process.misfits import Misfits
+from rollq_worker.process.incompatible_runs import IncompatibleRuns
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.waiting import CHECK_S
@@ -121,7 +120,7 @@ class JobRunner:
             self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(self._brief, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
-        self.misfits = Misfits(draining.wait)
+        self.incompatible_runs = IncompatibleRuns()
         self.ended: Counter[tuple[str, str, str]] = Counter()
         """Attempts by stop, class of failure, and what their job became."""
         self._counting = threading.Lock()
@@ -142,8 +141,8 @@ class JobRunner:
             self.draining.wait(AWAY_PAUSE_S)
             self.away.later(run, partial(ledger.resend, job_id, LATER_S))
             return {"stop": "refused: its Redis is away"}
-        if self.misfits.leaves(run):
-            self._leave_to_others(ledger, job_id)
+        if self.incompatible_runs.skips(run):
+            self._resend(ledger, job_id, LATER_S)
             return {"stop": "refused: left to other workers"}
         if not self._has_weights(run):
             self._resend(ledger, job_id, LATER_S)
@@ -165,8 +164,6 @@ class JobRunner:
             summary = self._run_attempt(attempt, claim)
         with self._counting:
             self.ended[summary["stop"], summary.get("failure", ""), summary.get("then", "")] += 1
-        if summary["stop"] == "released" and self.misfits.leaves(run) and self._may_be_played(run):
-            self.misfits.rest()
         return summary
 
     def _has_weights(self, run: str) -> bool:
@@ -184,29 +181,9 @@ class JobRunner:
         if refusal.reason == "unreadable":
             log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
         elif refusal.reason in ("tokenizer", "schema"):
-            self.misfits.meet(ledger.run, refusal.detail)
-            self._leave_to_others(ledger, job_id)
+            self.incompatible_runs.record(ledger.run, refusal.detail)
+            self._resend(ledger, job_id, LATER_S)
         return {"stop": f"refused: {refusal.reason}"}
-
-    def _leave_to_others(self, ledger: Ledger, job_id: str) -> None:
-        """Give a job back that other workers may play. Where there are none, it comes
-        again later.
-        """
-        others = self._may_be_played(ledger.run)
-        self._resend(ledger, job_id, 0.0 if others else LATER_S)
-        if others:
-            self.misfits.rest()
-
-    def _may_be_played(self, run: str) -> bool:
-        """Whether another live worker of these queues may play the run."""
-        try:
-            others = [worker for worker in live_workers(self._brief) if worker.name != self.name]
-        except (LedgerError, *CONNECTION_ERRORS):
-            return True
-        queues = set(self.settings.queues)
-        return any(
-            queues & set(worker.queues) and run not in dict(worker.left_alone) for worker in others
-        )
 
     def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
         """Waits while the engine or Redis is away or full. None when the server is one of a
@@ -256,7 +233,6 @@ class JobRunner:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self.episodes.play(attempt, claim)
-            self.misfits.played()
             stats = count_tokens(trajectory, self.tokenizer.reencode)
             attempt.complete(trajectory, stats)
         except Fenced as e:
@@ -349,8 +325,10 @@ class JobRunner:
         """Give the job back at no cost, because only another version of rollq can read its journal,
         or because only other workers have the file of its environment.
         """
-        self.misfits.meet(attempt.job.run, str(error), leave=True)
-        return self._release(attempt)
+        self.incompatible_runs.record(attempt.job.run, str(error))
+        summary = self._release(attempt)
+        self._resend(attempt.ledger, attempt.job.id, LATER_S)
+        return summary
 
     def _release(self, attempt: Attempt) -> Summary:
         attempt.ledger = self._claims(attempt.job.run)  # its thread has waited enough

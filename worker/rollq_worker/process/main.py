@@ -83,7 +83,6 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
 
     on_broken = partial(shutdown.request, celery_app.BROKEN)
     worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)
-    runner.misfits.on_rest = partial(celery_app.take_no_more, worker)
     startup_checks.check_engines(engine.engines, tokenizer.name)
     memory.settle()
     worker.start()

@@ -71,7 +71,7 @@ class Description:
             turns_s=turns_s,
             tokens_s=tokens_s,
             version=rollq.__version__,
-            left_alone=tuple(runner.misfits.met().items())[:MAX_LEFT_ALONE],
+            left_alone=tuple(runner.incompatible_runs.reasons().items())[:MAX_LEFT_ALONE],
         )
 
     def _engines(self) -> list[EngineUse]:

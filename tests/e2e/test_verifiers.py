@@ -1,10 +1,7 @@
-"""Environments of verifiers 0.4 and 0.3 in real worker processes, one of which is killed (make
-test-verifiers).
-"""
+"""A taskset of verifiers in real worker processes, one of which is killed (make test-verifiers)."""
 
 import os
 import signal
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,7 @@ from rollq.trajectory import Trajectory
 from tests.e2e.stack import Stack
 
 SITE = Path(__file__).parents[1] / "rollq_integrations/verifiers/site"
-CLASSIC = metadata.version("verifiers").startswith("0.3.")
-ENV = "verifiers:classic_tools" if CLASSIC else "verifiers:sums_tasks"
+ENV = "verifiers:sums_tasks"
 SIZE = 2
 
 
@@ -44,15 +40,11 @@ def test_episodes_of_a_taskset_are_continued_and_graded(
     assert stats["resumed"] > 0 and stats["dead"] == 0
     for trajectory in batch.trajectories:
         assert trajectory.stop is Stop.DONE
-        metrics = trajectory.info["metrics"]
-        assert metrics["total_tool_calls" if CLASSIC else "calls"] == _calls(trajectory)
-        if CLASSIC:
-            assert trajectory.reward == metrics["right"] + 0.5 * metrics["short"]
-        else:
-            assert set(trajectory.info["rewards"]) == {"right", "used_tools", "began"}
-            assert trajectory.reward == sum(
-                r["score"] * r["weight"] for r in trajectory.info["rewards"].values()
-            )
+        assert trajectory.info["metrics"]["calls"] == _calls(trajectory)
+        assert set(trajectory.info["rewards"]) == {"right", "used_tools", "began"}
+        assert trajectory.reward == sum(
+            r["score"] * r["weight"] for r in trajectory.info["rewards"].values()
+        )
 
 
 def test_a_worker_that_does_not_isolate_leaves_the_job_to_others(

@@ -1,4 +1,4 @@
-"""Tasksets of the package `verifiers` (0.4), and environments of its version 0.3.
+"""Tasksets of the package `verifiers`.
 
 They are called `verifiers:NAME`, or come with another configuration from a file of your own:
 
@@ -18,16 +18,15 @@ from typing import Any
 
 from rollq.env import STOP_MARKER, Json, Task
 from rollq.errors import JobFailure
-from rollq_integrations.verifiers.classic import ClassicDomain
 from rollq_integrations.verifiers.episode import Episode
-from rollq_integrations.verifiers.package import CLASSIC, installed, only_in_main_thread
+from rollq_integrations.verifiers.package import installed, only_in_main_thread
 from rollq_integrations.verifiers.tasks import playable_tasks, prompt_of
 
 SPLIT = "train"
 """The only split: a taskset is one list of tasks."""
 
 
-def load(variant: str | None) -> "TasksetDomain | ClassicDomain":
+def load(variant: str | None) -> "TasksetDomain":
     """The entry point. Raises JobFailure."""
     if not variant:
         raise JobFailure(
@@ -36,17 +35,15 @@ def load(variant: str | None) -> "TasksetDomain | ClassicDomain":
     return taskset(variant)(None)
 
 
-def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain | ClassicDomain"]:
+def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain"]:
     """The `load` of an environment with that taskset's tasks; `config` are fields of its
-    configuration. With verifiers 0.3 it is the environment that `load_environment(name, **config)`
-    makes.
+    configuration.
 
     Raises JobFailure for one that cannot be played, and without the package or with another version
     of it.
     """
-    classic = installed().startswith(f"{CLASSIC}.")
-    found = ClassicDomain(name, config) if classic else TasksetDomain(name, config)
-    return lambda variant: found
+    domain = TasksetDomain(name, config)
+    return lambda variant: domain
 
 
 class TasksetDomain:

@@ -16,8 +16,8 @@ from rollq.pip_extras import install_line
 
 T = TypeVar("T")
 
-CLASSIC, TASKSETS = "0.3", "0.4"
-"""The series of verifiers that are accepted: others name and call things differently."""
+SERIES = "0.4"
+"""The series of verifiers that is accepted: others name and call things differently."""
 
 
 def installed() -> str:
@@ -28,10 +28,10 @@ def installed() -> str:
         raise JobFailure(
             f"this environment needs the package verifiers: {install_line('verifiers')}"
         ) from None
-    if not f"{version}.".startswith((f"{CLASSIC}.", f"{TASKSETS}.")):
-        needed = f"{CLASSIC}.* or {TASKSETS}.*"
+    if not version.startswith(f"{SERIES}."):
         raise JobFailure(
-            f"this environment needs verifiers {needed}, not {version}: {install_line('verifiers')}"
+            f"this environment needs verifiers {SERIES}.*, not {version}: "
+            f"{install_line('verifiers')}"
         )
     return version
 

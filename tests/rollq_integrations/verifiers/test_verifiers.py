@@ -1,4 +1,4 @@
-"""Tasksets of the real package verifiers 0.4 (make test-verifiers)."""
+"""Tasksets of the real package verifiers (make test-verifiers)."""
 
 import sys
 import threading
@@ -17,8 +17,6 @@ from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import domain
 from rollq_worker.fakes import FakeUser
 
-if not metadata.version("verifiers").startswith("0.4."):
-    pytest.skip("tasksets came with verifiers 0.4", allow_module_level=True)
 SITE = str(Path(__file__).with_name("site"))
 
 
@@ -188,9 +186,7 @@ def test_wrong_names() -> None:
 
 def test_another_series_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "0.2.1")
-    with pytest.raises(
-        JobFailure, match=r"needs verifiers 0\.3\.\* or 0\.4\.\*, not 0\.2\.1: pip install"
-    ):
+    with pytest.raises(JobFailure, match=r"needs verifiers 0\.4\.\*, not 0\.2\.1: pip install"):
         load("sums_tasks")
 
 

@@ -57,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "decode": (lambda: batch_of(blobs), 1),
             "padded": (batch.arrays, 1),
             "packed": (batch.packed, 1),
-            "tree": (batch.prefix_tree, 1),
             "by_lists": (lambda: by_lists(batch), 1),
             "decode_one": (lambda: buffers(blobs), 20),
             "decode_one_list": (lambda: list_buffers(lists), 20),
@@ -85,7 +84,6 @@ def report(result: dict[str, Any]) -> None:
         "decoding alone": "decode_s",
         "padded arrays alone": "padded_s",
         "packed arrays alone": "packed_s",
-        "prefix tree alone": "tree_s",
         "padded by lists": "by_lists_s",
     }
     print(f"{GROUPS * SIZE} trajectories of {result['tokens']:,} tokens\n")

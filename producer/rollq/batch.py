@@ -13,14 +13,12 @@ from rollq.errors import ContractError, NotHeld
 from rollq.job import Json
 from rollq.training.advantages import estimate, grpo
 from rollq.training.arrays import Row, pack, pad
-from rollq.training.prefix_tree import share_prefixes
 from rollq.training.staleness import Staleness, staleness
 from rollq.training.turn_credit import TurnCredit
 from rollq.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollq.training.arrays import Numpy, PackedArrays, PaddedArrays
-    from rollq.training.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,14 +218,6 @@ class Batch:
         `rollq.training.arrays.PackedArrays`.
         """
         return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
-
-    def prefix_tree(
-        self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
-    ) -> PrefixTree[Numpy]:
-        """The rows of `arrays` with their shared prefixes stored once:
-        `rollq.training.prefix_tree.PrefixTree`.
-        """
-        return share_prefixes(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def _rows(self, advantages: str | TurnCredit) -> list[Row]:
         found = [each for group in self.groups for each in _advantages(group, advantages)]

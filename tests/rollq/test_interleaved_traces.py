@@ -78,9 +78,9 @@ def test_rows_and_counts_do_not_depend_on_the_order_in_the_journal(pair: Pair) -
 
 
 @given(interleaved())
-def test_arrays_and_the_prefix_tree_too(pair: Pair) -> None:
+def test_arrays_too(pair: Pair) -> None:
     straight, mixed = (batch_of([trajectory]) for trajectory in pair)
-    for name in ("arrays", "packed", "prefix_tree"):
+    for name in ("arrays", "packed"):
         first, second = (vars_of(getattr(batch, name)()) for batch in (straight, mixed))
         assert first.keys() == second.keys()
         assert all(np.array_equal(first[key], second[key]) for key in first)

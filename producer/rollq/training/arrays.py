@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 Array = TypeVar("Array")
 
-TOKEN_DTYPES = ("int64", "int32")
-PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
-"""The arrays of `SegmentArrays` that always have an entry per token."""
-
 
 def array_of(extra: Extra) -> Numpy:
     """The array of `Extra.shape`, read-only. Raises SettingsError without numpy, ContractError for
@@ -82,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SegmentArrays(Generic[Array]):
-    """What padded and packed arrays and the prefix tree share."""
+    """Fields of padded and packed arrays alike."""
 
     tokens: Array
     """`dtype`, int64 unless asked otherwise: token ids."""
@@ -134,7 +130,7 @@ class PaddedArrays(SegmentArrays[Array]):
         """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises
         SettingsError when torch is not installed.
         """
-        return PaddedArrays(**tensors(self))
+        return PaddedArrays(**_tensors(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,7 +150,7 @@ class PackedArrays(SegmentArrays[Array]):
         """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises
         SettingsError when torch is not installed.
         """
-        return PackedArrays(**tensors(self))
+        return PackedArrays(**_tensors(self))
 
 
 def pad(
@@ -173,20 +169,21 @@ def pad(
 
     lengths = [row.length for row in rows]
     longest = max(lengths, default=0)
-    length = longest if pad_to is None else pad_to
-    if longest > length:
+    width = longest if pad_to is None else pad_to
+    if longest > width:
         job_id = rows[lengths.index(longest)].job_id
         raise ContractError(
             f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise "
-            "it, skip the group, or submit"
-            " jobs with a smaller budget.max_tokens"
+            "it, skip the group, or submit jobs with a smaller budget.max_tokens"
         )
-    flat, names = _end_to_end(rows, dtype, [length - its for its in lengths])
+    padding = [width - length for length in lengths]
+    flat, names = _end_to_end(rows, dtype, padding)
+    per_token = {name: array.reshape(len(rows), width) for name, array in flat.items()}
     return PaddedArrays(
-        **_per_row(rows) | {name: array.reshape(len(rows), length) for name, array in flat.items()},
+        **_per_row(rows) | per_token,
         version_names=names,
-        version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
-        attention_mask=np.arange(length) < np.array(lengths, "int64")[:, np.newaxis],
+        version_steps=_steps(names, version_steps),
+        attention_mask=np.arange(width) < np.array(lengths, "int64")[:, np.newaxis],
     )
 
 
@@ -197,105 +194,124 @@ def pack(
     with needs("numpy"):
         import numpy as np
 
-    arrays, names = _end_to_end(rows, dtype)
+    per_token, names = _end_to_end(rows, dtype, padding=[0] * len(rows))
     offsets = np.array([0, *accumulate(row.length for row in rows)], "int64")
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
-        **_per_row(rows) | arrays,
+        **_per_row(rows) | per_token,
         version_names=names,
-        version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
+        version_steps=_steps(names, version_steps),
         positions=positions,
         offsets=offsets.astype("int32"),
     )
 
 
 def _end_to_end(
-    rows: Sequence[Row], dtype: str, padding: Sequence[int] = ()
+    rows: Sequence[Row], dtype: str, padding: Sequence[int]
 ) -> tuple[dict[str, Numpy], tuple[str, ...]]:
     """The arrays with one entry per token, each row with so much padding, and the names of the
     versions.
     """
     import numpy as np
 
-    if dtype not in TOKEN_DTYPES:
-        raise ContractError(f"token ids have the dtype {' or '.join(TOKEN_DTYPES)}, not {dtype!r}")
-    names: dict[str, int] = {}
-    logprobs, runs, versions = [], [], []
-    tokens, at = np.zeros(sum(row.length for row in rows) + sum(padding), dtype), 0
-    for row, padded in zip(rows, padding or [0] * len(rows), strict=True):
-        ids: list[Any] = [row.segment.prompt_ids]  # buffers, one behind the other
-        begin = len(row.segment.prompt_ids)  # of tokens that were not sampled
-        for event in row.segment.events:
-            ids.append(event.ids)
-            if isinstance(event, Sampled):
-                logprobs.append(event.logprobs)
-                for span in event.versions:
-                    runs += [begin, span.end - span.start]
-                    versions += [-1, names.setdefault(span.version, len(names))]
-                    begin = 0
-            else:
-                begin += len(event.ids)
-        its = np.frombuffer(
-            b"".join(ids), "uint32"
-        )  # row by row: all in one buffer would be as many new pages again
-        tokens[at : at + len(its)] = its
-        at += len(its) + padded
-        runs.append(begin + padded)
-        versions.append(-1)
-    of_token = np.repeat(np.array(versions, "int32"), runs)
-    mask = of_token >= 0
-    spread = np.zeros(len(tokens), "float32")
-    spread[mask] = np.frombuffer(b"".join(logprobs), "float32")
-    arrays = {"tokens": tokens, "mask": mask, "logprobs": spread, "versions": of_token}
-    if per_token(rows) != PER_TOKEN:
-        arrays["advantages"] = _of_tokens(rows, mask)
+    if dtype not in ("int64", "int32"):
+        raise ContractError(f"token ids have the dtype int64 or int32, not {dtype!r}")
+    versions, names = _versions(rows, padding)
+    mask = versions >= 0
+    sampled = [event for row in rows for event in row.segment.events if isinstance(event, Sampled)]
+    logprobs = np.zeros(len(mask), "float32")
+    logprobs[mask] = np.frombuffer(b"".join(event.logprobs for event in sampled), "float32")
+    arrays = {
+        "tokens": _tokens(rows, dtype, padding),
+        "mask": mask,
+        "logprobs": logprobs,
+        "versions": versions,
+    }
+    if any(not isinstance(row.advantage, float) for row in rows):
+        arrays["advantages"] = _turn_advantages(rows, mask)
     return arrays, tuple(names)
 
 
-def per_token(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The arrays of these rows that have an entry per token."""
-    return (
-        PER_TOKEN
-        if all(isinstance(row.advantage, float) for row in rows)
-        else (*PER_TOKEN, "advantages")
-    )
+def _tokens(rows: Sequence[Row], dtype: str, padding: Sequence[int]) -> Numpy:
+    import numpy as np
+
+    tokens = np.zeros(sum(row.length for row in rows) + sum(padding), dtype)
+    start = 0
+    # Row by row: all of them in one buffer would be as many new pages of memory again.
+    for row, padded in zip(rows, padding, strict=True):
+        buffers = [row.segment.prompt_ids, *(event.ids for event in row.segment.events)]
+        ids = np.frombuffer(b"".join(buffers), "uint32")
+        tokens[start : start + len(ids)] = ids
+        start += len(ids) + padded
+    return tokens
 
 
-def _of_tokens(rows: Sequence[Row], mask: Numpy) -> Numpy:
+def _versions(rows: Sequence[Row], padding: Sequence[int]) -> tuple[Numpy, list[str]]:
+    """The index of the version that sampled each token, -1 for other tokens, and the names of the
+    versions.
+    """
+    import numpy as np
+
+    names: dict[str, int] = {}
+    indices: list[int] = []
+    lengths: list[int] = []
+    for row, padded in zip(rows, padding, strict=True):
+        unsampled = len(row.segment.prompt_ids)
+        for event in row.segment.events:
+            if not isinstance(event, Sampled):
+                unsampled += len(event.ids)
+                continue
+            for span in event.versions:
+                indices += [-1, names.setdefault(span.version, len(names))]
+                lengths += [unsampled, span.end - span.start]
+                unsampled = 0
+        indices.append(-1)
+        lengths.append(unsampled + padded)
+    return np.repeat(np.array(indices, "int32"), lengths), [*names]
+
+
+def _turn_advantages(rows: Sequence[Row], mask: Numpy) -> Numpy:
     """The advantage of each token's turn."""
     import numpy as np
 
-    values, tokens = [], []
+    values: list[float] = []
+    lengths: list[int] = []
     for row in rows:
         for event in row.segment.events:
             if isinstance(event, Sampled) and not isinstance(row.advantage, float):
                 values.append(row.advantage[event.turn])
-                tokens.append(len(event.ids))
+                lengths.append(len(event.ids))
     advantages = np.zeros(len(mask), "float32")
-    advantages[mask] = np.repeat(values, tokens)
+    advantages[mask] = np.repeat(values, lengths)
     return advantages
 
 
 def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
     import numpy as np
 
-    values = [row.advantage if isinstance(row.advantage, float) else 0.0 for row in rows]
+    advantages = [row.advantage if isinstance(row.advantage, float) else 0.0 for row in rows]
     return {
         "prompt_lengths": np.array([len(row.segment.prompt_ids) for row in rows], "int64"),
         "rewards": np.array([row.reward for row in rows], "float32"),
-        "advantages": np.array(values, "float32"),
+        "advantages": np.array(advantages, "float32"),
         "trajectory_index": np.array([row.trajectory for row in rows], "int64"),
         "group_index": np.array([row.group for row in rows], "int64"),
     }
 
 
-def tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
+def _steps(names: Sequence[str], version_steps: Mapping[str, int]) -> Numpy:
+    import numpy as np
+
+    return np.array([version_steps.get(name, -1) for name in names], "int64")
+
+
+def _tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
     """Its fields, arrays as tensors."""
     with needs("torch"):
         import torch
 
     values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
-    return {
-        name: value if name == "version_names" else torch.as_tensor(value)
-        for name, value in values.items()
-    }
+    for name, value in values.items():
+        if name != "version_names":
+            values[name] = torch.as_tensor(value)
+    return values

@@ -131,7 +131,7 @@ def test_with_nothing_but_a_last_reward_each_token_has_the_advantage_of_its_epis
     batch: Batch, name: str
 ) -> None:
     credit = TurnCredit(estimator=name)
-    for read in (batch.arrays, batch.packed, batch.prefix_tree):
+    for read in (batch.arrays, batch.packed):
         of_rows, of_tokens = read(advantages=name), read(advantages=credit)
         if len(of_rows.rewards):
             rows = _rows_of_tokens(of_tokens)
@@ -140,8 +140,6 @@ def test_with_nothing_but_a_last_reward_each_token_has_the_advantage_of_its_epis
 
 def _rows_of_tokens(arrays: object) -> np.ndarray:
     """The row of each sampled token."""
-    if hasattr(arrays, "row_index"):
-        return arrays.row_index[arrays.mask]
     if hasattr(arrays, "offsets"):
         return np.repeat(np.arange(len(arrays.rewards)), np.diff(arrays.offsets))[arrays.mask]
     return np.nonzero(arrays.mask)[0]

@@ -44,7 +44,7 @@ OTHERS = (
         "bench_tokens",
         "bench_batch",
     ),
-    *("bench_ledger", "bench_idle", "bench_durability", "bench_start"),
+    *("bench_ledger", "bench_idle", "bench_start"),
 )
 
 

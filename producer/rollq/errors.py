@@ -7,7 +7,6 @@
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
     │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
-    │   │   └── Unconfirmed    a write was made, but is not yet where `durability` wants it
     │   ├── Unreachable        Redis does not answer a page of `rollq view`
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
@@ -96,12 +95,6 @@ class Unwritable(LedgerError):
 
 class Unreachable(LedgerError):
     """Redis does not answer. What it had on its disk is not lost."""
-
-
-class Unconfirmed(Unwritable):
-    """Redis made the write, but it is not yet where `Durability` wants it. Send the same again:
-    nothing happens twice.
-    """
 
 
 class Fenced(LedgerError):

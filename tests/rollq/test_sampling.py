@@ -95,7 +95,7 @@ def test_nonsense_from_the_wire_is_refused_as_well() -> None:
     fields = msgpack.unpackb(
         encode_job(Job(run="r", group="g", env="e", task=0, sampling={"top_k": 5}))
     )
-    fields[fields.index({"top_k": 5})] = {"top_k": 0}
+    fields[2]["sampling"] = {"top_k": 0}
     with pytest.raises(ContractError, match=r"r/g/0.*top_k"):
         decode_job(msgpack.packb(fields))
 

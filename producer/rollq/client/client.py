@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rollq.client.tracking import Tracker
     from rollq.job import Job
     from rollq.ledger.replies import Published, Submission
-    from rollq.servers.durability import Durability
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill
@@ -60,16 +59,14 @@ class Client(Operations):
         broker_url: str | None = None,
         budgets: Mapping[FailureClass, int] | None = None,
         hold_s: float = HOLD_S,
-        durability: Durability | str = "async",
     ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used,
         to a cluster now.
 
         `budgets`: for each class, the number of failures that kills a job. The run's first
         submission pins them; a later one with other budgets raises SettingsError. `hold_s`: a
-        consumer that is silent for that many seconds loses its batches. `durability`: where
-        submissions, the seal and acknowledgements must be before their calls return
-        (docs/scale.md). Raises SettingsError for a wrong address or value.
+        consumer that is silent for that many seconds loses its batches. Raises SettingsError for a
+        wrong address or value.
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
         from rollq.client.internals import Internals
@@ -77,16 +74,11 @@ class Client(Operations):
         from rollq.client.producing.producer import Producer
         from rollq.client.tracking import Trackers
         from rollq.servers.connection import RetryLoop, connect
-        from rollq.servers.durability import Durability
 
         check_client(run, hold_s)
-        if durability not in list(Durability):
-            raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(
-            connect(settings.redis_url, patience_s=PATIENCE_S), run, Durability(durability)
-        )
+        self._internals = Internals.of(connect(settings.redis_url, patience_s=PATIENCE_S), run)
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
@@ -290,9 +282,7 @@ class Client(Operations):
 
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
-        deliveries = Deliveries(
-            self._internals.ledger.redis, self.run, self._internals.ledger.scripts.durability
-        )
+        deliveries = Deliveries(self._internals.ledger.redis, self.run)
         consumer = Consumer(
             deliveries,
             Purpose(purpose),

@@ -59,7 +59,7 @@ class Episodes:
         """What `Client.episodes` says."""
         ledger, self._reader, self._producer = internals.ledger, internals.reader, producer
         self._run_name = ledger.run
-        self._deliveries = Deliveries(ledger.redis, ledger.run, ledger.scripts.durability)
+        self._deliveries = Deliveries(ledger.redis, ledger.run)
         self._keep_steps = keep_steps
         self._closing = threading.Event()
         self._retry = RetryLoop(wait=self._pause)

@@ -6,7 +6,6 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
-from rollq.servers.durability import Durability
 
 
 class Internals(NamedTuple):
@@ -18,6 +17,6 @@ class Internals(NamedTuple):
     dead_letters: DeadLetters
 
     @classmethod
-    def of(cls, redis: Any, run: str, durability: Durability) -> Self:
-        ledger = Ledger(redis, run, durability)
+    def of(cls, redis: Any, run: str) -> Self:
+        ledger = Ledger(redis, run)
         return cls(ledger, LedgerReader(redis, run), Versions(redis, run), DeadLetters(redis, run))

@@ -4,7 +4,6 @@ clear line.
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ from rollq.client.internals import Internals
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
-from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
 from rollq.servers.patience import PATIENCE_S
 from rollq.servers.refusal import no_answer, unreached
@@ -82,14 +80,6 @@ def explain_lost_redis(url: str) -> Iterator[None]:
         ) from e
 
 
-def _durability() -> Durability:
-    """ROLLQ_DURABILITY. Raises SettingsError."""
-    text = os.environ.get("ROLLQ_DURABILITY") or Durability.ASYNC
-    if text not in set(Durability):
-        raise SettingsError(f"ROLLQ_DURABILITY must be {' or '.join(Durability)}, not {text!r}")
-    return Durability(text)
-
-
 @contextlib.contextmanager
 def open_client(
     args: argparse.Namespace,
@@ -113,7 +103,6 @@ def open_client(
             run=run,
             broker_url=found.broker_url,
             budgets=budgets,
-            durability=_durability(),
         ) as connected,
     ):
         reader = internals(connected).reader
@@ -134,7 +123,7 @@ def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Itera
     with open_redis(args) as connection:
         if known:
             check_run(connection, run, settings(args).redis_url)
-        yield Internals.of(connection, run, _durability())
+        yield Internals.of(connection, run)
 
 
 def check_run(connection: "redis.Redis", run: str, url: str) -> None:

@@ -30,8 +30,7 @@ def add(commands: Commands) -> None:
         "--fsync",
         choices=embedded_redis.FSYNC,
         default=embedded_redis.FSYNC[0],
-        help="when it writes to its disk: once a second, or before an answer "
-        "(ROLLQ_DURABILITY=fsync) (%(default)s)",
+        help="when it writes to its disk: once a second, or before each answer (%(default)s)",
     )
     parser.set_defaults(run=run)
 

@@ -20,7 +20,6 @@ from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.servers.connection import CONNECTION_ERRORS
-from rollq.servers.durability import Durability
 
 SHORTEST_WAIT_S = 0.01
 """0 would mean without end."""
@@ -99,10 +98,8 @@ class Deliveries:
     be read, and redis.ConnectionError when Redis cannot be reached.
     """
 
-    def __init__(
-        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
-    ) -> None:
-        self.scripts = Scripts(client, run, durability)
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.scripts = Scripts(client, run)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def take(
@@ -243,9 +240,7 @@ class Deliveries:
     def _end(
         self, token: str, owner: str, reason: str, groups: Sequence[str], filling: bool = False
     ) -> None:
-        status, *rest = self.scripts.call(
-            "ack", [token, owner, reason, int(filling), *groups], durable=True
-        )
+        status, *rest = self.scripts.call("ack", [token, owner, reason, int(filling), *groups])
         if status == b"fenced":
             self._taken_over(token)
         if status == b"lost":

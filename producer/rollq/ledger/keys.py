@@ -65,7 +65,6 @@ clock. `<job>` is `run/group/sample`.
     rollq:{run}:evaluation       hash  an evaluation's name -> its result (evaluations.py)
     rollq:{run}:solved           hash  task -> its latest group's mean reward (solve_rates.py)
     rollq:{run}:known            hash  a mixture's step -> the rates that became known before it
-    rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
@@ -107,7 +106,6 @@ class Keys:
         self.queued = f"{prefix}queued"
         self.leased = f"{prefix}leased"
         self.dead = f"{prefix}dead"
-        self.confirmed = f"{prefix}confirmed"
         self.evaluation = f"{prefix}evaluation"
         self.solved = f"{prefix}solved"
         self.known = f"{prefix}known"

@@ -35,7 +35,6 @@ from rollq.ledger.records import check_group, entries, joined, kwargs_text, samp
 from rollq.ledger.replies import Claim, Cursor, JobMessage, Outcome, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.ledger.stored import text
-from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
 from rollq.wire.codec import encode_job, job_digest
 from rollq.wire.events import decode_event
@@ -49,11 +48,8 @@ class Ledger:
     be read, and redis.ConnectionError when Redis cannot be reached.
     """
 
-    def __init__(
-        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
-    ) -> None:
-        """`durability`: where submissions and the seal must be before their calls return."""
-        self.scripts = Scripts(client, run, durability)
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.scripts = Scripts(client, run)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
         self._listed = False
 
@@ -94,7 +90,7 @@ class Ledger:
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
-        status, *rest = self.scripts.call("submit", args, durable=True)
+        status, *rest = self.scripts.call("submit", args)
         if status in (b"new", b"known"):
             self.activate()
         match status:
@@ -201,7 +197,7 @@ class Ledger:
         args = [
             word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)
         ]
-        status, *rest = self.scripts.call("seal", args, durable=True)
+        status, *rest = self.scripts.call("seal", args)
         if status == b"gap":
             source = rest[0].decode()
             raise self._gap(source, (submitted or {})[source].groups, _cursor(*rest[1:]))
@@ -214,7 +210,7 @@ class Ledger:
         Raises SettingsError when the run has others.
         """
         ours = [tokenizer_hash, template_hash]
-        theirs = [text(value) for value in self.scripts.call("pin_tokenizer", ours, durable=True)]
+        theirs = [text(value) for value in self.scripts.call("pin_tokenizer", ours)]
         if theirs != ours:
             raise SettingsError(self._other_tokenizer(theirs, ours))
 

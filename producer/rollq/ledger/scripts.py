@@ -8,18 +8,16 @@ lost request.
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
 import redis
 
-from rollq.errors import ContractError, LedgerError, Unconfirmed
+from rollq.errors import ContractError, LedgerError
 from rollq.job import LARGEST_GROUP, QUEUE, Purpose, parse_id
 from rollq.ledger import constants
 from rollq.ledger.keys import Keys
-from rollq.servers.connection import RetryLoop
-from rollq.servers.durability import Durability, confirmed
 from rollq.servers.refusal import translated
 
 T = TypeVar("T")
@@ -38,67 +36,37 @@ CONSTANT = re.compile(r"\bconstants\.(\w+)")
 COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
-CONFIRM_FOR_S = 30.0
-"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments.
-After that Unconfirmed is raised, and the same may be sent again.
-"""
-
 
 class Scripts:
     """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is
     cheap to make.
     """
 
-    def __init__(
-        self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC
-    ) -> None:
+    def __init__(self, client: "redis.Redis", run: str) -> None:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
         # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to
         # every script of the run until all of its keys have moved: no script sees a part of them.
         self._first_args = (2, self.keys.prefix, self.keys.meta, run)
-        self.durability = durability
-        self._can_confirm = durability is Durability.ASYNC
 
-    def call(self, name: str, args: Sequence[Any], *, durable: bool = False) -> Any:
-        """Run lua/<name>.lua. With `durable`, returns once what it wrote is where `durability`
-        wants it.
-
-        Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and
-        SettingsError, before anything was written, for a server that cannot confirm.
-        """
-        (text, sha), values = source(name), (*self._first_args, *args)
-        if not durable or self.durability is Durability.ASYNC:
+    def call(self, name: str, args: Sequence[Any]) -> Any:
+        """The reply of lua/<name>.lua. Raises LedgerError."""
+        text, sha = source(name)
+        values = (*self._first_args, *args)
+        try:
             try:
-                return _run(self.redis.execute_command, text, sha, values)
-            except redis.ResponseError as e:
-                raise self.translated(self._about(name, args), e) from e
-        what = self._about(name, args)
-        if not self._can_confirm:
-            RetryLoop()(
-                lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S
-            )
-            self._can_confirm = True
-        send = partial(self._confirmed, what)
-        return RetryLoop()(
-            lambda: self.guard(what, lambda: _run(send, text, sha, values)), CONFIRM_FOR_S
-        )
+                return self.redis.execute_command("EVALSHA", sha, *values)
+            except redis.exceptions.NoScriptError:
+                return self.redis.execute_command("EVAL", text, *values)
+        except redis.ResponseError as e:
+            raise self.translated(self._about(name, args), e) from e
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
         return name + next(
             (f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), ""
         )
-
-    def _confirmed(self, what: str, *command: Any) -> Any:
-        """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or
-        SettingsError.
-        """
-        try:
-            return confirmed(self.redis, self.durability, self.keys.confirmed, command)
-        except Unconfirmed as e:
-            raise Unconfirmed(f"run {self.run}: {what}: {e}") from e
 
     def guard(self, what: str, call: Callable[[], T]) -> T:
         """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis
@@ -124,13 +92,6 @@ class Scripts:
         if run != self.run:
             raise ContractError(f"job {job_id} is not of run {self.run}")
         return group, sample
-
-
-def _run(send: Callable[..., Any], text: str, sha: str, args: Sequence[Any]) -> Any:
-    try:
-        return send("EVALSHA", sha, *args)
-    except redis.exceptions.NoScriptError:
-        return send("EVAL", text, *args)
 
 
 @cache

@@ -233,8 +233,6 @@ NAN = float("nan")
         {"hold_s": "x"},
         {"hold_s": NAN},
         {"hold_s": 0},
-        {"durability": []},
-        {"durability": "disk"},
     ],
     ids=str,
 )

@@ -327,8 +327,7 @@ class TestOtherVersions:
         finish_groups(ledger, "a", "b")
         with client.consumer() as consumer:
             with monkeypatch.context() as patch:
-                patch.setattr("rollq.wire.blob.SCHEMA", 1)
-                patch.setattr("rollq.wire.codec.SCHEMA", 1, raising=False)
+                patch.setattr("rollq.wire.blob.SCHEMA", 3)
                 for _ in range(2):
                     with pytest.raises(UnknownSchema, match="the rollq that wrote it"):
                         consumer.next(2)

@@ -52,7 +52,6 @@ SLOW = (
     "contract/test_interruptions.py",
     "contract/test_several_engines.py",
     "rollq/evaluation/test_statistics.py",
-    "rollq/servers/test_cluster.py",
     "rollq/servers/test_sentinel.py",
     "rollq_integrations/tau/test_tau2_2025_rewards.py",
     "rollq_worker/process/test_celery_worker.py",

@@ -1,9 +1,8 @@
-"""Redis servers on loopback, all of them real processes: a primary with replicas, Sentinels, and a
-cluster.
+"""Redis servers on loopback, all of them real processes: a primary with replicas, and
+Sentinels.
 """
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.conftest import free_port, redis_binary, started_redis
 from tests.waiting import until
 
 HOST = "127.0.0.1"
-SLOTS = 16384
 SERVICE = "ledger"
 SAFE = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "5")
 """A primary that has lost its replicas takes no writes."""
@@ -202,101 +200,3 @@ class Sentinels(Replicated):
             process.kill()
             process.wait(60)
         super().close()
-
-
-class Cluster:
-    """Three primaries, each with a third of the slots. `alone`: each serves them while others are
-    away.
-    """
-
-    def __init__(self, folder: Path, *, alone: bool = False) -> None:
-        enabled = [
-            "--cluster-enabled",
-            "yes",
-            "--cluster-node-timeout",
-            "2000",
-            "--cluster-config-file",
-            "nodes.conf",
-        ]
-        enabled += ["--cluster-require-full-coverage", "no"] if alone else []
-        self.servers = [self._server(folder / str(number), enabled) for number in range(3)]
-        first, *others = self.servers
-        for number, server in enumerate(self.servers):
-            slots = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
-            server.client.execute_command("CLUSTER", "ADDSLOTS", *slots)
-            server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for server in others:
-            first.client.execute_command("CLUSTER", "MEET", HOST, server.port)
-        until(self.agree)
-
-    def _server(self, folder: Path, settings: Sequence[str]) -> Server:
-        while (port := free_port()) + 10000 > 65535:  # the servers talk to each other there
-            pass
-        return Server(folder, settings, port=port)
-
-    def agree(self) -> bool:
-        """Whether every server knows all, and each slot has one."""
-        infos = [server.client.execute_command("CLUSTER", "INFO") for server in self.servers]
-        found = [info if isinstance(info, dict) else _pairs(info) for info in infos]
-        return all(
-            (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3") for info in found
-        )
-
-    def heal(self, server: Server) -> None:
-        if server.process.poll() is not None:
-            server.start()
-        server.client.config_set("maxmemory", 0)
-        until(self.agree)
-
-    @property
-    def url(self) -> str:
-        return f"cluster://{','.join(f'{HOST}:{server.port}' for server in self.servers)}"
-
-    def owner(self, slot: int) -> Server:
-        """The server that has the slot."""
-        rows: Any = self.servers[0].client.execute_command("CLUSTER", "SLOTS")
-        port = next(row[2][1] for row in rows if row[0] <= slot <= row[1])
-        return next(server for server in self.servers if server.port == port)
-
-    def close(self) -> None:
-        for server in self.servers:
-            server.send(signal.SIGCONT)
-            server.kill()
-
-
-class SlotMove:
-    """A slot that moves from its server to another one, a few keys at a time."""
-
-    def __init__(self, cluster: Cluster, slot: int) -> None:
-        self.cluster, self.slot = cluster, slot
-        self.source = cluster.owner(slot)
-        self.target = next(server for server in cluster.servers if server is not self.source)
-        self._setslot(self.target, "IMPORTING", self._id(self.source))
-        self._setslot(self.source, "MIGRATING", self._id(self.target))
-
-    def move(self, keys: int) -> int:
-        """Moves so many keys. Returns how many it moved."""
-        found = self.source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
-        if found:
-            self.source.client.execute_command(
-                "MIGRATE", HOST, self.target.port, "", 0, 5000, "KEYS", *found
-            )
-        return len(found)
-
-    def end(self) -> None:
-        """Moves what is left, and says whose slot it is now."""
-        while self.move(100):
-            pass
-        for server in (self.target, self.source, *self.cluster.servers):
-            self._setslot(server, "NODE", self._id(self.target))
-
-    def _setslot(self, server: Server, *what: str) -> None:
-        server.client.execute_command("CLUSTER", "SETSLOT", self.slot, *what)
-
-    def _id(self, server: Server) -> str:
-        found: Any = server.client.execute_command("CLUSTER", "MYID")
-        return found.decode() if isinstance(found, bytes) else found
-
-
-def _pairs(info: bytes) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in info.decode().split("\r\n") if ":" in line)

@@ -41,7 +41,7 @@ class Settings:
     redis_url: str = REDIS_URL
     """ROLLQ_REDIS_URL: the ledger. The forms of an address: urls.py."""
     broker_url: str = REDIS_URL
-    """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis, unless that is a cluster."""
+    """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis."""
     engine_urls: tuple[str, ...] = (ENGINE_URL,)
     """ROLLQ_ENGINE_URL: SGLang servers or routers, with commas between them. `file:PATH` and
     `redis:NAME` are lists of engines that may change (`engine_address`).

@@ -3,8 +3,6 @@ Opens no connection.
 
 redis://, rediss://, unix://                              one server, as redis-py reads them
 sentinel://[USER:PASSWORD@]HOST:PORT,.../DATABASE?service=NAME[&sentinel_password=...][&ssl=true&ssl_ca_certs=...]
-cluster://[USER:PASSWORD@]HOST:PORT,...[?ssl=true...]      some of the cluster's servers; redis-py
-finds the others
 """
 
 import re
@@ -16,17 +14,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 from rollq.errors import SettingsError
 
 ONE_SERVER = ("redis", "rediss", "unix")
-SENTINEL, CLUSTER = "sentinel", "cluster"
-EXPECTED = {
-    SENTINEL: "sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME",
-    CLUSTER: "cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT",
-}
-DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
-OPTIONS = {
-    SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+",
-    CLUSTER: r"ssl|ssl_\w+",
-}
-"""The options of an address. Those that begin with `ssl_` are redis-py's."""
+SENTINEL_OPTION = re.compile(r"service|sentinel_username|sentinel_password|ssl|ssl_\w+")
+"""An option of a `sentinel://` address. Those that begin with `ssl_` are redis-py's."""
 CELERYS = r"ssl_\w+|connect_timeout|credential_provider|heartbeat|insist|login_method"
 """The options of one server that kombu takes as they are."""
 REDIS_PYS = (
@@ -46,11 +35,10 @@ SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """What a `sentinel://` or `cluster://` address says."""
+    """The parts of a `sentinel://` address."""
 
-    scheme: str
     hosts: tuple[tuple[str, int], ...]
-    """Sentinels, or servers of the cluster: host and port."""
+    """Host and port of each Sentinel."""
     username: str | None
     password: str | None
     """Of the Redis servers."""
@@ -91,10 +79,14 @@ def is_http(url: str) -> bool:
         return False
 
 
+def is_sentinel(url: str) -> bool:
+    """True if the address names Sentinels."""
+    return url.startswith("sentinel://")
+
+
 def check_url(url: str) -> None:
     """Raises SettingsError when `url` cannot be the address of a Redis."""
-    scheme = url.partition("://")[0]
-    if scheme in EXPECTED:
+    if is_sentinel(url):
         parse_servers(url)
         return
     try:
@@ -108,8 +100,7 @@ def check_url(url: str) -> None:
     if parts.scheme not in ONE_SERVER:
         raise SettingsError(
             f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, "
-            "unix://, sentinel:// or"
-            " cluster://)"
+            "unix:// or sentinel://)"
         )
     if parts.scheme == "unix":
         if not parts.path:
@@ -137,29 +128,25 @@ def _check_login(url: str, parts: SplitResult) -> None:
 
 
 def parse_servers(url: str) -> Servers:
-    """Reads a `sentinel://` or `cluster://` address. Raises SettingsError."""
-    scheme, _, rest = url.partition("://")
-    rest, _, query = rest.partition("?")
+    """Reads a `sentinel://` address. Raises SettingsError."""
+    rest, _, query = url.partition("://")[2].partition("?")
     netloc, _, path = rest.partition("/")
     login, _, hosts = netloc.rpartition("@")
     username, _, password = login.partition(":")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    found = tuple(_host(text, DEFAULT_PORT[scheme]) for text in hosts.split(","))
+    found = tuple(_host(text) for text in hosts.split(","))
     wrong = (
         None in found
         or not re.fullmatch(r"\d{0,4}", path)
-        or not all(re.fullmatch(OPTIONS[scheme], name) for name in options)
+        or not all(map(SENTINEL_OPTION.fullmatch, options))
+        or not options.get("service")
     )
-    if (
-        wrong
-        or (scheme == SENTINEL and not options.get("service"))
-        or (scheme == CLUSTER and path not in ("", "0"))
-    ):
+    if wrong:
         raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected {EXPECTED[scheme]})"
+            f"not an address of Redis: {mask_url(url)} (expected "
+            "sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME)"
         )
     return Servers(
-        scheme=scheme,
         hosts=tuple(host for host in found if host),
         username=unquote(username) or None,
         password=unquote(password) or None,
@@ -168,10 +155,10 @@ def parse_servers(url: str) -> Servers:
     )
 
 
-def _host(text: str, default_port: int) -> tuple[str, int] | None:
+def _host(text: str) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]` or `[IPV6][:PORT]`; None for anything else."""
     parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(?::(\d{1,5}))?", text)
-    if not parts or not 0 < (port := int(parts[2] or default_port)) < 65536:
+    if not parts or not 0 < (port := int(parts[2] or 26379)) < 65536:
         return None
     return parts[1].strip("[]"), port
 
@@ -180,21 +167,13 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     """The address as Celery's Redis transport wants it, and its transport options. Other brokers
     stay as they are.
 
-    Raises SettingsError for a cluster, because Celery's queues need one server, and for an unknown
-    option.
+    Raises SettingsError for an unknown option.
     """
-    scheme = url.partition("://")[0]
-    if scheme == CLUSTER:
-        raise SettingsError(
-            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set "
-            "ROLLQ_BROKER_URL to a Redis of"
-            " its own, redis:// or sentinel://"
-        )
     if ";" in url:  # it is written for Celery already
         return url, {}
-    if scheme in ONE_SERVER:
+    if url.partition("://")[0] in ONE_SERVER:
         return _for_kombu(url), {}
-    if scheme != SENTINEL:
+    if not is_sentinel(url):
         return url, {}
     servers = parse_servers(url)
     if servers.tls:

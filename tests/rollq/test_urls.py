@@ -13,7 +13,6 @@ from rollq.errors import SettingsError
 from rollq.job import QUEUE
 from rollq.ledger.constants import NEW
 from rollq.ledger.replies import JobMessage
-from rollq.servers.cluster import ClusterClient
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import broker_options, check_url, is_http, mask_url, parse_servers
@@ -32,13 +31,6 @@ def test_an_address_of_sentinels() -> None:
     assert not found.tls
 
 
-def test_an_address_of_a_cluster() -> None:
-    found = parse_servers("cluster://:secret@h1:7000,h2?ssl=true&ssl_ca_certs=/a b")
-    assert found.hosts == (("h1", 7000), ("h2", 6379))
-    assert (found.username, found.password, found.tls) == (None, "secret", True)
-    assert found.tls_options == "ssl_ca_certs=/a%20b"
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -49,13 +41,10 @@ def test_an_address_of_a_cluster() -> None:
         "sentinel://h1:26379,/0?service=x",
         "sentinel:///0?service=x",
         "sentinel://h1/0?service=x&sentinel_pasword=y",
-        "cluster://",
-        "cluster://h1:7000/1",  # a cluster has one database
-        "cluster://h1:7000?service=x",
     ],
 )
 def test_what_cannot_be_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match=r"expected (sentinel|cluster)://"):
+    with pytest.raises(SettingsError, match="expected sentinel://"):
         check_url(url)
 
 
@@ -225,23 +214,12 @@ def test_other_brokers_stay_as_they_are(url: str) -> None:
     assert broker_options(url) == (url, {})
 
 
-def test_celery_needs_one_server_without_tls_to_others() -> None:
-    with pytest.raises(SettingsError, match="ROLLQ_BROKER_URL"):
-        broker_options("cluster://h")
+def test_celery_has_no_tls_to_sentinels() -> None:
     with pytest.raises(SettingsError, match="no TLS to servers behind Sentinels"):
         broker_options("sentinel://h/0?service=x&ssl=true")
 
 
-def test_a_cluster_needs_a_broker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLQ_REDIS_URL", "cluster://h1,h2")
-    with pytest.raises(SettingsError, match="ROLLQ_BROKER_URL"):
-        Settings.from_env()
-    assert Settings.from_env(broker_url="redis://b").redis_url == "cluster://h1,h2"
-    monkeypatch.setenv("ROLLQ_BROKER_URL", "sentinel://h/0?service=x")
-    assert Settings.from_env().broker_url == "sentinel://h/0?service=x"
-
-
-def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_reaches_servers_and_sentinels() -> None:
     with connect(
         "sentinel://h/0?service=x&ssl=true&ssl_ca_certs=/ca&ssl_check_hostname=false"
     ) as client:
@@ -249,10 +227,3 @@ def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> N
         for options in (pool.connection_kwargs, pool.sentinel_manager.sentinel_kwargs):
             assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("/ca", False)
         assert issubclass(pool.connection_class, SSLConnection)
-    given = {}
-    monkeypatch.setattr(
-        ClusterClient, "__init__", lambda self, hosts, patience, **options: given.update(options)
-    )
-    monkeypatch.setattr(ClusterClient, "__del__", lambda self: None)
-    connect("cluster://h?ssl=true&ssl_ca_certs=/ca")
-    assert (given["ssl"], given["ssl_ca_certs"]) == (True, "/ca")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
-from rollq.client.closing import CLOSE_S, Closed
+from rollq.client.closing import Closed
 from rollq.client.operations import Operations
 from rollq.errors import ClientClosed, ContractError, FailureClass, SettingsError
 from rollq.job import NAME, Purpose
@@ -35,10 +35,6 @@ AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill
 Redis.
 """
-PATIENCE_S = 8.0
-"""Seconds for which a call to Redis is made again by itself. Then RetryLoop goes on, which knows
-timeouts. Longer than patience.FIRST_S, so that an address without Redis is still named.
-"""
 
 
 class Client(Operations):
@@ -60,8 +56,7 @@ class Client(Operations):
         budgets: Mapping[FailureClass, int] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used,
-        to a cluster now.
+        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
 
         `budgets`: for each class, the number of failures that kills a job. The run's first
         submission pins them; a later one with other budgets raises SettingsError. `hold_s`: a
@@ -73,12 +68,13 @@ class Client(Operations):
         from rollq.client.producing.broker import Broker
         from rollq.client.producing.producer import Producer
         from rollq.client.tracking import Trackers
-        from rollq.servers.connection import RetryLoop, connect
+        from rollq.servers.connection import connect
+        from rollq.servers.retry import RetryLoop
 
         check_client(run, hold_s)
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(connect(settings.redis_url, patience_s=PATIENCE_S), run)
+        self._internals = Internals.of(connect(settings.redis_url, patience_s=0), run)
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
@@ -361,7 +357,6 @@ class Client(Operations):
         if self._closing.is_set():
             return
         self._closing.set()
-        self._internals.ledger.redis.patience.shorten(CLOSE_S)
         for each in list(self._open):
             each.close()
         self._trackers.close()

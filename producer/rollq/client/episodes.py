@@ -29,7 +29,7 @@ from rollq.errors import (
 )
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 

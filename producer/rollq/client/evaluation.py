@@ -22,7 +22,7 @@ from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
 from rollq.job import Job, Purpose, part_of_name
 from rollq.ledger.replies import Published
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from rollq.wire.codec import job_digest
 
 log = logging.getLogger("rollq")

@@ -12,7 +12,7 @@ from rollq.errors import ContractError, LedgerError
 if TYPE_CHECKING:
     from rollq.client.internals import Internals
     from rollq.ledger.replies import DeadLetter, JobState
-    from rollq.servers.connection import RetryLoop
+    from rollq.servers.retry import RetryLoop
     from rollq.trajectory import Trajectory
 
 

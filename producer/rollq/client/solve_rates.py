@@ -9,7 +9,7 @@ from rollq.client.consuming.functions import Filter, Where
 from rollq.client.internals import Internals
 from rollq.client.producing.producer import Producer
 from rollq.ledger.solve_rates import Rate, Store
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 
 
 class SolveRates:

@@ -18,7 +18,7 @@ from rollq.errors import SettingsError
 from rollq.evaluation.result import Result
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from rollq.snapshot.run import RunSnapshot, read_run
 
 log = logging.getLogger("rollq")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.diagnosis import problem, run_holdup
 from rollq.snapshot.fleet import read_one_run
 from rollq.snapshot.run_wait import RunWait

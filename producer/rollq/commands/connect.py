@@ -14,10 +14,10 @@ from rollq.client.client import Client, internals
 from rollq.client.internals import Internals
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.servers.connection import CONNECTION_ERRORS, connect, retry
+from rollq.servers.connection import PATIENCE_S, connect
 from rollq.servers.health import check_redis
-from rollq.servers.patience import PATIENCE_S
 from rollq.servers.refusal import no_answer, unreached
+from rollq.servers.retry import CONNECTION_ERRORS, retry
 from rollq.settings import Settings
 from rollq.snapshot.diagnosis import other_runs
 from rollq.urls import mask_url

@@ -37,7 +37,7 @@ from rollq.job import Purpose
 from rollq.ledger.evaluations import Store
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import retry
+from rollq.servers.retry import retry
 from rollq.trajectory import Trajectory
 
 OF_TRAINING = ("purpose", "spare", "min_viable", "routed_experts")

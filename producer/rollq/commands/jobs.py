@@ -17,7 +17,7 @@ from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
 from rollq.ledger.replies import DeadLetter
-from rollq.servers.connection import retry
+from rollq.servers.retry import retry
 
 
 def add(commands: Commands) -> None:

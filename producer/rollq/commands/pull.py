@@ -36,7 +36,7 @@ from rollq.errors import NotHeld, PullTimeout, SettingsError
 from rollq.export.output import TrajectoryFile
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
-from rollq.servers.connection import retry
+from rollq.servers.retry import retry
 
 LARGEST_BATCH = 64
 """Most groups in one batch, so that memory does not limit a pull."""

@@ -19,7 +19,7 @@ from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.scripts import Scripts, short_reason
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 
 SHORTEST_WAIT_S = 0.01
 """0 would mean without end."""

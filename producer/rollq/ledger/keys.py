@@ -1,8 +1,7 @@
 """Every name that rollq uses in Redis.
 
-A run's keys share the hash tag `{run}`, so that they lie in one cluster slot and a script may touch
-several; scripts get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's
-clock. `<job>` is `run/group/sample`.
+Scripts get the prefix of a run's keys and build the names as `Keys` does. Times: Unix seconds,
+Redis's clock. `<job>` is `run/group/sample`.
 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some

@@ -46,9 +46,7 @@ class Scripts:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
-        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to
-        # every script of the run until all of its keys have moved: no script sees a part of them.
-        self._first_args = (2, self.keys.prefix, self.keys.meta, run)
+        self._first_args = (1, self.keys.prefix, run)
 
     def call(self, name: str, args: Sequence[Any]) -> Any:
         """The reply of lua/<name>.lua. Raises LedgerError."""

@@ -15,7 +15,7 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.workers.live_workers import AWAY
 from rollq.ledger.workers.time_spent import WAITS
 from rollq.metrics.metric import Metric, Sample, counter, gauge, spread
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_fleet
 from rollq.snapshot.run import PLACES, RunSnapshot
 
@@ -32,10 +32,8 @@ UP = gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below 
 UNREADABLE = gauge(
     "rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`)."
 )
-MEMORY = gauge("rollq_redis_memory_bytes", "Bytes of memory that Redis uses. Not of a cluster.")
-MEMORY_LIMIT = gauge(
-    "rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none. Not of a cluster."
-)
+MEMORY = gauge("rollq_redis_memory_bytes", "Bytes of memory that Redis uses.")
+MEMORY_LIMIT = gauge("rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none.")
 WORKERS = gauge("rollq_live_workers", "Number of worker processes that live.")
 SLOTS = gauge("rollq_live_slots", "Episodes that the live workers can play at once.")
 IN_FLIGHT = gauge("rollq_live_in_flight", "Episodes that the live workers are playing.")

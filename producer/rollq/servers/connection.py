@@ -1,13 +1,7 @@
-"""Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it
-takes the call.
-
-Redis refuses writes when it is out of memory, when its disk is full or when it has just become a
-replica. A refused write changed nothing, so it is safe to send again. This module does not know
-what is stored.
+"""Connections to Redis that wait rather than fail: to one server, or to the one that Sentinels call
+the primary. Nothing here knows what is stored.
 """
 
-import logging
-import random
 import re
 import time
 from collections.abc import Callable
@@ -20,94 +14,68 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
-from rollq.errors import SettingsError, Unwritable
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.patience import PATIENCE_S, NoRedis, Patience, Pipeline
-from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
-
-log = logging.getLogger("rollq")
+from rollq.errors import SettingsError
+from rollq.servers.retry import Address, RetryLoop
+from rollq.urls import Servers, check_url, is_sentinel, mask_url, parse_servers
 
 T = TypeVar("T")
 
+PATIENCE_S = 30.0
+"""Seconds for which a call is made again."""
 SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
-CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
-"""Exceptions that a call raises when it gives up."""
-HOPELESS = (NoRedis, redis.AuthenticationError)
-"""Those of them that no wait ends: the address or the login is wrong."""
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
-"""What a server answers that is no primary any more, or is one without its replicas."""
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
-RECONNECT_PAUSE_S = 1.0
-"""Seconds between two calls that found no Redis. Each such call has itself waited for its patience.
-"""
-WARN_EVERY_S = 30.0
+"""Answers of a server that is no primary any more, or is one without its replicas."""
 
 
 def connect(
     url: str, *, max_connections: int = 256, patience_s: float = PATIENCE_S
 ) -> "redis.Redis":
-    """A client for any address of `rollq.urls`. Nothing is sent yet, except to a cluster.
+    """A client for any address of `rollq.urls`. Nothing is sent yet.
 
     `max_connections` must exceed the threads that use it. A call is made again for `patience_s`
-    seconds after it could not reach Redis; 0: it is made once. Raises SettingsError, or
-    redis.ConnectionError when no server of a cluster answers.
+    seconds when it cannot reach Redis, unless its caller has a RetryLoop; 0: it is made once.
+    Raises SettingsError.
     """
     check_url(url)
     options: dict[str, Any] = {
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": 3.0,
         "max_connections": max_connections,
+        "retry": Retry(NoBackoff(), 0),
     }
-    several = url.partition("://")[0] in EXPECTED
-    servers = parse_servers(url) if several else None
+    servers = parse_servers(url) if is_sentinel(url) else None
     try:
-        client: Any = (
-            _servers_client(servers, options, patience_s)
-            if servers
-            else _server_client(url, options, patience_s)
-        )
+        client: Any = _behind_sentinels(servers, options) if servers else _at(url, options)
     except (ValueError, TypeError) as e:
         option = re.search(r"'(\w+)'", str(e))
-        wrong = (
-            f"the option {option[1]} is unknown or has a wrong value"
-            if option
-            else "an option is wrong"
-        )
-        why = "no Redis Cluster, or the user lacks +cluster|slots" if several else wrong
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({why})") from None
+        wrong = "an option is wrong"
+        if option:
+            wrong = f"the option {option[1]} is unknown or has a wrong value"
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({wrong})") from None
     if not servers and client.connection_pool.connection_kwargs.get("decode_responses"):
         raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")
+    client.retry_loop = RetryLoop(for_s=patience_s, unwritable=False)
     return client  # type: ignore[no-any-return]
 
 
-def _server_client(url: str, options: dict[str, Any], patience_s: float) -> "OneServer":
-    """A client for the server at an address. Raises ValueError or TypeError for an option that has
-    no such value.
-    """
-    client: Any = OneServer.from_url(url, retry=Retry(NoBackoff(), 0), **options)
-    client.patience = Patience(mask_url(url), patience_s)
+def _at(url: str, options: dict[str, Any]) -> "OneServer":
+    """A client for the server at an address. Raises ValueError or TypeError for a wrong option."""
+    client: Any = OneServer.from_url(url, **options)
+    client.address = Address(mask_url(url))
     pool = client.connection_pool
-    pool.connection_class(
-        **pool.connection_kwargs
-    )  # redis-py looks at most options when it connects
+    # redis-py looks at most options when it connects
+    pool.connection_class(**pool.connection_kwargs)
     return client  # type: ignore[no-any-return]
 
 
-def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float) -> "redis.Redis":
-    """A client for Sentinels, or for a cluster. Raises ValueError for an option that has no such
-    value.
-    """
+def _behind_sentinels(servers: Servers, options: dict[str, Any]) -> "SentinelClient":
+    """A client for the primary of Sentinels. Raises ValueError for a wrong option."""
     library: Any = redis  # without types where it matters here
     tls = library.connection.parse_url(f"redis:///?{servers.tls_options}") | {"ssl": servers.tls}
-    options = options | tls | {"username": servers.username, "password": servers.password}
-    patience = Patience(", ".join(f"{host}:{port}" for host, port in servers.hosts), patience_s)
-    if servers.scheme == CLUSTER:
-        return ClusterClient(servers.hosts, patience, **options)  # type: ignore[return-value]
+    login = {"username": servers.username, "password": servers.password}
     # A Sentinel that is away must not hold up the question to the next one.
-    once = Retry(NoBackoff(), 0)
-    brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": once}
+    brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": options["retry"]}
     sentinels = library.Sentinel(
         servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login
     )
@@ -117,11 +85,13 @@ def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float
         service,
         sentinels,
         db=servers.database,
-        retry=once,
         **options,
+        **tls,
+        **login,
     )
     client: Any = SentinelClient.from_pool(pool())
-    client.patience, client.open_pool = patience, pool
+    client.address = Address(", ".join(f"{host}:{port}" for host, port in servers.hosts))
+    client.open_pool = pool
     client.find_primary = partial(sentinels.discover_master, service)
     return client  # type: ignore[no-any-return]
 
@@ -129,27 +99,32 @@ def _servers_client(servers: Servers, options: dict[str, Any], patience_s: float
 class OneServer(redis.Redis):
     """A client of one server: the one at an address, or the one that Sentinels call the primary."""
 
-    patience: Patience
+    address: Address
+    retry_loop: RetryLoop
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
+        command: Any = super().execute_command
+        return self.retrying(lambda: command(*args, **options))
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        start: Any = super().pipeline
+        return Pipeline(self, lambda: start(transaction, shard_hint))
+
+    def retrying(self, call: Callable[[], T]) -> T:
+        """The call's result, after as many tries as the loop allows."""
+        return self.retry_loop(lambda: self.address(lambda: self._once(call)))
+
+    def _once(self, call: Callable[[], T]) -> T:
         """Leaves a server that is no primary any more, so that the next call looks for the primary.
 
         redis-py does so by itself, but not for errors that come out of a script.
         """
-        command: Any = super().execute_command
         try:
-            return self.patiently(lambda: command(*args, **options))
+            return call()
         except redis.ResponseError as e:
-            leave_demoted(self, e)
+            if isinstance(e, ReadOnlyError) or NOT_PRIMARY.search(str(e)):
+                self.connection_pool.disconnect(inuse_connections=False)
             raise
-
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
-        start: Any = super().pipeline
-        return Pipeline(self.patiently, lambda: start(transaction, shard_hint))
-
-    def patiently(self, call: Callable[[], T]) -> T:
-        """The call's result, as `Patience` gives it."""
-        return self.patience(call)
 
 
 class SentinelClient(OneServer):
@@ -164,12 +139,9 @@ class SentinelClient(OneServer):
     _primary: tuple[str, int] | None = None
     _look_at = 0.0
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        def look_and_call() -> T:
-            self._look()
-            return call()
-
-        return self.patience(look_and_call)
+    def _once(self, call: Callable[[], T]) -> T:
+        self._look()
+        return super()._once(call)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -184,61 +156,30 @@ class SentinelClient(OneServer):
                 pool.disconnect(inuse_connections=False)
 
 
-def leave_demoted(client: Any, error: redis.ResponseError) -> None:
-    """Drop the idle connections of a client of one server, if the error says that it is no primary
-    now.
-    """
-    if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
-        client.connection_pool.disconnect(inuse_connections=False)
-
-
-class RetryLoop:
-    """Calls Redis again until it takes the call. All calls of one loop together log one warning in
-    WARN_EVERY_S.
-
-    `wait(seconds)` is called between two tries and may raise to stop earlier. With `relogin`, the
-    loop also waits for a Redis that refuses the login.
+class Pipeline:
+    """Collects commands. `execute` sends them, and sends all of them again while Redis cannot be
+    reached.
     """
 
-    def __init__(
-        self, *, wait: Callable[[float], object] = time.sleep, relogin: bool = False
-    ) -> None:
-        self._wait = wait
-        self._relogin = relogin
-        self._warned = float("-inf")
+    def __init__(self, client: OneServer, start: Callable[[], Any]) -> None:
+        """`start` makes redis-py's own pipeline."""
+        self._client, self._start = client, start
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def __call__(self, call: Callable[[], T], for_s: float = float("inf")) -> T:
-        """Raises Unwritable or CONNECTION_ERRORS after `for_s` seconds; NoRedis and
-        AuthenticationError at once.
-        """
-        pause, deadline = FIRST_PAUSE_S, time.monotonic() + for_s
-        while True:
-            try:
-                return call()
-            except Unwritable as e:
-                if time.monotonic() >= deadline:
-                    raise
-                self._warn(e)
-                seconds, pause = pause, min(LONGEST_PAUSE_S, pause * 1.6)
-            except CONNECTION_ERRORS as e:
-                hopeless = isinstance(e, NoRedis if self._relogin else HOPELESS)
-                if hopeless or time.monotonic() >= deadline:
-                    raise
-                log.info("Redis is away (%s); trying again", type(e).__name__)
-                seconds = RECONNECT_PAUSE_S
-            # The jitter keeps threads that wait together from coming back together.
-            self._wait(
-                min(seconds * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic()))
-            )
+    def __getattr__(self, name: str) -> Callable[..., "Pipeline"]:
+        def collect(*args: Any, **options: Any) -> Pipeline:
+            self._calls.append((name, args, options))
+            return self
 
-    def _warn(self, error: Unwritable) -> None:
-        if time.monotonic() - self._warned >= WARN_EVERY_S:
-            log.warning(
-                "%s. Nothing is lost; trying again until it takes writes", str(error).rstrip(".")
-            )
-            self._warned = time.monotonic()
+        return collect
 
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        calls, self._calls = self._calls, []
 
-def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
-    """A RetryLoop for a single call."""
-    return RetryLoop()(call, for_s)
+        def send() -> list[Any]:
+            pipe = self._start()
+            for name, args, options in calls:
+                getattr(pipe, name)(*args, **options)
+            return list(pipe.execute(raise_on_error=raise_on_error))
+
+        return self._client.retrying(send)

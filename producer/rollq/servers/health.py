@@ -9,14 +9,11 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import redis
-
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.refusal import no_answer
 
 OLDEST = (6, 2)
 """The oldest Redis that rollq works with."""
@@ -58,46 +55,33 @@ def check_redis(connection: Any) -> list[str]:
     return sorted({f"{found.says}: {found.remedy}" for found in bad})
 
 
-def findings(connection: Any) -> list[Finding]:
-    """What the server says of itself; of a cluster, what is wrong with each of its primaries, and
-    else what the first says.
-    """
-    if not isinstance(connection, ClusterClient):
-        return _of_server(connection)
-    told = [
-        (node, finding)
-        for node, found in connection.ask_primaries(_of_server).items()
-        for finding in ([_away(node, found)] if isinstance(found, redis.RedisError) else found)
-    ]
-    bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
-    wrong = {finding.name for _, finding in bad}
-    good = {finding.name: finding for _, finding in reversed(told) if finding.name not in wrong}
-    return [
-        *good.values(),
-        *(replace(finding, name=f"{finding.name} at {node}") for node, finding in bad),
-    ]
+def findings(server: Any) -> list[Finding]:
+    """Checks of what the server says of itself."""
+    try:
+        info = server.info()
+        return [
+            _version(info),
+            _eviction(info),
+            _persistence(info),
+            _memory(info),
+            _replication(info),
+        ]
+    except (redis.ResponseError, KeyError) as e:
+        says = f"Redis does not show how it is configured ({e})"
+        remedy = (
+            "it must run with noeviction and appendonly; +info in its user's rights "
+            "lets rollq see that"
+        )
+        return [Finding("redis", Level.WARN, says, remedy)]
 
 
 def server_info(connection: Any) -> dict[str, Any]:
-    """What one server says of its version, memory, disk and role; empty for a cluster, and where it
-    is not allowed.
-    """
-    if isinstance(connection, ClusterClient):
-        return {}
+    """The server's version, memory, disk and role; empty where the user may not read them."""
     try:
-        found: dict[str, Any] = connection.info()
-        return found
+        info: dict[str, Any] = connection.info()
+        return info
     except redis.ResponseError:
         return {}
-
-
-def server_infos(connection: Any) -> dict[str, dict[str, Any] | redis.RedisError]:
-    """The same of each primary of a cluster, by its name, or why it does not answer; of one server
-    by "".
-    """
-    if isinstance(connection, ClusterClient):
-        return connection.ask_primaries(server_info)
-    return {"": server_info(connection)}
 
 
 def latency(connection: Any) -> Finding:
@@ -122,32 +106,6 @@ def latency(connection: Any) -> Finding:
         "(redis-cli --latency)"
     )
     return Finding("redis latency", Level.WARN, f"Redis {says}", remedy, details=details)
-
-
-def _away(node: str, error: redis.RedisError) -> Finding:
-    says = f"Redis at {node} does not answer ({str(error).rstrip('.')})"
-    others = "Its runs wait meanwhile; others go on with `cluster-require-full-coverage no`"
-    remedy = f"{no_answer(error) or 'start it again'}. {others}"
-    return Finding("redis", Level.FAIL, says, remedy)
-
-
-def _of_server(server: Any) -> list[Finding]:
-    try:
-        info = server.info()
-        return [
-            _version(info),
-            _eviction(info),
-            _persistence(info),
-            _memory(info),
-            _replication(info),
-        ]
-    except (redis.ResponseError, KeyError) as e:
-        says = f"Redis does not show how it is configured ({e})"
-        remedy = (
-            "it must run with noeviction and appendonly; +info in its user's rights "
-            "lets rollq see that"
-        )
-        return [Finding("redis", Level.WARN, says, remedy)]
 
 
 def _version(info: Mapping[str, Any]) -> Finding:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import ClusterDownError, NoPermissionError, ReadOnlyError, TryAgainError
+from redis.exceptions import NoPermissionError, ReadOnlyError
 from redis.sentinel import MasterNotFoundError
 
 from rollq.errors import LedgerError, Unwritable
@@ -22,10 +22,10 @@ T = TypeVar("T")
 MIB = 2**20
 REFUSING = re.compile(
     r"not allowed when used memory"
-    r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|CLUSTERDOWN|TRYAGAIN|BUSY) "
+    r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|BUSY) "
 )
 """What Redis answers, itself or through a script, when it takes no writes."""
-WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
+WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError)
 """Errors of this kind whose codes redis-py drops from the text."""
 DAMAGED = re.compile(r"DAMAGED (\S+) (.*?)(?: script:|$)")
 """What a script says of a key that it cannot use."""
@@ -75,8 +75,6 @@ def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
     do about it.
     """
     text = str(error)
-    if isinstance(error, TryAgainError):
-        return "its cluster slot is being moved", ""
     if isinstance(error, ReadOnlyError):
         return text, REMEDIES["READONLY"]
     if found := DAMAGED.search(text):

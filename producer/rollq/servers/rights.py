@@ -1,4 +1,4 @@
-"""Which commands a user of Redis may not send, asked of the server itself.
+"""Asks Redis for the commands that its user may not send.
 
 The invariant: nothing is done. Redis checks a user's rights when it queues a command of a
 transaction, and the transaction is thrown away. So it also works for users who may not read the
@@ -11,19 +11,13 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError
 
-from rollq.servers.cluster import ClusterClient
-
 Command = Sequence[str | int]
 
 
-def refused(client: Any, commands: Sequence[Command]) -> list[str] | None:
-    """Those of these commands that the client's user may not send, each with Redis's reason.
-    Several commands that are refused for their keys have the same reason.
-
-    None for a cluster, each of whose servers has users of its own. Raises CONNECTION_ERRORS.
+def refused(client: Any, commands: Sequence[Command]) -> list[str]:
+    """The commands that the client's user may not send, each with Redis's reason. Several that are
+    refused for their keys have the same reason. Raises CONNECTION_ERRORS.
     """
-    if isinstance(client, ClusterClient):
-        return None
     pool = client.connection_pool
     connection = pool.get_connection()
     try:

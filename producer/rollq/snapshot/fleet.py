@@ -27,9 +27,8 @@ from rollq.ledger.workers.live_workers import (
     live_workers,
 )
 from rollq.ledger.workers.reaping import ActiveRuns
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.health import server_infos
-from rollq.servers.refusal import guarded, no_answer, why_no_writes
+from rollq.servers.health import server_info
+from rollq.servers.refusal import guarded, why_no_writes
 from rollq.snapshot.run import RunSnapshot, read_run
 
 MOST_RUNS = 20
@@ -42,9 +41,7 @@ LOST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How Redis does, and whether it takes writes. Of a cluster there are many, which tell no
-    memory here.
-    """
+    """How Redis does, and whether it takes writes."""
 
     at: float
     """Its clock, Unix seconds."""
@@ -55,11 +52,7 @@ class Server:
     limit: int | None = None
     """Its maxmemory in bytes; None: there is none, or it does not tell."""
     trouble: str = ""
-    """Why it takes no writes, and the remedy; empty when it does. Of a cluster: the server that has
-    the run, or all of them where no run was named.
-    """
-    away: Sequence[str] = ()
-    """Servers of a cluster that do not answer."""
+    """Why it takes no writes, and the remedy; empty when it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +119,12 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
     `read_run`. A run that cannot be read is among the `unreadable`. Raises LedgerError, and redis's
     errors when Redis is away.
     """
-    fleet = read_workers(connection, run)
-    shown = [run] if run else _by_work(connection, fleet.server.away)
+    fleet = read_workers(connection)
+    shown = [run] if run else _by_work(connection)
     found, unreadable = [], []
     for name in shown[:MOST_RUNS]:
         try:
-            found.append(
-                read_run(_reader(connection, name, fleet.server.away), fleet.server.at, oldest)
-            )
+            found.append(read_run(LedgerReader(connection, name), fleet.server.at, oldest))
         except LedgerError as e:
             unreadable.append(str(e))
     more = max(0, len(shown) - MOST_RUNS)
@@ -144,24 +135,23 @@ def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
     """The fleet with this run, and with the names of all runs if it does not exist. Raises what
     `read_fleet` raises, and LedgerError if the run cannot be read.
     """
-    fleet = read_workers(reader.redis, reader.run)
+    fleet = read_workers(reader.redis)
     run = read_run(reader, fleet.server.at, oldest)
     return replace(fleet, runs=[run], names=() if run.known else runs(reader.redis))
 
 
-def read_workers(connection: Any, run: str | None = None) -> FleetSnapshot:
-    """The fleet without its runs. With `run`, whoever looks cares for this one alone."""
-    return FleetSnapshot(server=_server(connection, run), workers=live_workers(connection))
+def read_workers(connection: Any) -> FleetSnapshot:
+    """The fleet without its runs."""
+    return FleetSnapshot(server=_server(connection), workers=live_workers(connection))
 
 
 def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | LedgerError]]:
     """All runs, the oldest first: when each began (Unix seconds), and its counts, or why they
     cannot be read. Raises LedgerError for the list of runs.
     """
-    away = _away(server_infos(connection))
     for name, began in runs_since(connection).items():
         try:
-            yield name, began, _reader(connection, name, away).stats()
+            yield name, began, LedgerReader(connection, name).stats()
         except LedgerError as e:
             yield name, began, e
 
@@ -196,72 +186,29 @@ class FleetReader:
         return {name: now - at for name, (at, _) in self._seen.items() if name not in live}
 
 
-def _server(connection: Any, run: str | None) -> Server:
-    told = server_infos(connection)
+def _server(connection: Any) -> Server:
+    info = server_info(connection)
     began = time.perf_counter()
     seconds, micros = guarded("Redis's clock", connection.time)
     ping_ms = (time.perf_counter() - began) * 1000
-    only, concerned = told.get(""), {_server_of(connection, run)} if run else set(told)
-    info = only if isinstance(only, dict) else {}
     return Server(
         at=seconds + micros / 1e6,
         ping_ms=ping_ms,
         used=info.get("used_memory"),
         limit=info.get("maxmemory") or None,
-        trouble=". ".join(
-            _troubles({node: said for node, said in told.items() if node in concerned})
-        ),
-        away=_away(told),
+        trouble=why_no_writes(info),
     )
 
 
-def _troubles(told: Mapping[str, Mapping[str, Any] | Exception]) -> Iterator[str]:
-    """Why servers take no writes."""
-    for node, said in told.items():
-        if isinstance(said, Exception):
-            yield (
-                f"Redis at {node} does not answer ({str(said).rstrip('.')}). "
-                f"{no_answer(said) or 'Start it again'}"
-            )
-        elif why := why_no_writes(said):
-            yield f"at {node}, {why}" if node else why
-
-
-def _away(told: Mapping[str, Mapping[str, Any] | Exception]) -> Sequence[str]:
-    return [node for node, said in told.items() if isinstance(said, Exception)]
-
-
-def _server_of(connection: Any, run: str) -> str | None:
-    """The server of a cluster that has the run, None when none has; empty when there is
-    only one.
-    """
-    return connection.server_of(Keys(run).meta) if isinstance(connection, ClusterClient) else ""
-
-
-def _reader(connection: Any, run: str, away: Sequence[str]) -> LedgerReader:
-    """Raises LedgerError for a run of a server that is away, or of none: a call would wait for it,
-    and others can be read.
-    """
-    if (node := _server_of(connection, run)) is None:
-        raise LedgerError(
-            f"run {run}: no server of the cluster has its slot. `redis-cli --cluster "
-            "fix` gives it one"
-        )
-    if node in away:
-        raise LedgerError(f"run {run}: Redis at {node} does not answer. Start it again")
-    return LedgerReader(connection, run)
-
-
-def _by_work(connection: Any, away: Sequence[str]) -> list[str]:
+def _by_work(connection: Any) -> list[str]:
     """All runs: those with most jobs in play, then the newest."""
     newest = runs(connection)[::-1]
     active = set(ActiveRuns(connection).names()) & set(newest)
     working = sorted(active, key=newest.index)[:MOST_ACTIVE]
-    asked = [name for name in working if _server_of(connection, name) not in (None, *away)]
     pipe = connection.pipeline(transaction=False)
-    for name in asked:
+    for name in working:
         pipe.zcard(Keys(name).leased)
-    leased = dict(zip(asked, pipe.execute(raise_on_error=False), strict=True))
+    leased = dict(zip(working, pipe.execute(raise_on_error=False), strict=True))
     counts = {name: count if isinstance(count, int) else 0 for name, count in leased.items()}
     return list(dict.fromkeys([*sorted(working, key=lambda name: -counts.get(name, 0)), *newest]))
 

@@ -18,7 +18,7 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import JobState
 from rollq.ledger.stored import group_size, number, text, whole
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_one_run
 from rollq.snapshot.run import PLACES
 from rollq.trajectory import Trajectory

@@ -111,15 +111,10 @@ def unplayed(w: RunWait) -> str:
 
 
 def troubles(w: RunWait) -> str:
-    """Sentences; empty when all workers, engines and servers of a cluster are well."""
+    """Sentences; empty when all workers and engines are well."""
     silent = {worker.name: worker.age_s for worker in w.able if worker.age_s >= SILENT_S}
     cannot = f"{misfits(w)}." if w.misfits else ""
-    away = (
-        f"Redis at {listed(w.fleet.server.away)} does not answer: start it again."
-        if w.fleet.server.away
-        else ""
-    )
-    return " ".join(filter(None, (away, nothing_heard(silent), idle_engines(w.able), cannot)))
+    return " ".join(filter(None, (nothing_heard(silent), idle_engines(w.able), cannot)))
 
 
 def nothing_heard(silent: Mapping[str, float]) -> str:

@@ -19,8 +19,8 @@ from rollq.client.client import internals
 from rollq.errors import ClientClosed, PullTimeout, RollqError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.servers import patience
-from rollq.servers.patience import NoRedis
+from rollq.servers import retry
+from rollq.servers.retry import NoRedis
 from rollq.snapshot.run import read_run
 from tests.conftest import free_port
 from tests.rollq.client.test_tracking import Notes
@@ -29,7 +29,7 @@ from tests.rollq.samples import group
 from tests.servers import Server
 
 AWAY_S = 1.0
-"""Seconds without Redis, ten times what a call waits."""
+"""Seconds without Redis."""
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("rollq.client.client.PATIENCE_S", AWAY_S / 10)
+def client(server: Server) -> Iterator[Client]:
     with Client(server.url, run="r") as client:
         client.submit(group("a"))
         yield client
@@ -162,7 +161,7 @@ def test_a_step_is_told_to_its_tracker_once_redis_is_back(
 def test_an_address_without_redis_and_a_refused_login_are_raised(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "FIRST_S", 0.0)
+    monkeypatch.setattr(retry, "FIRST_S", 0.0)
     server.client.config_set("requirepass", "right")
     server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     for timeout in (None, 0):

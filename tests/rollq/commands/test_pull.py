@@ -284,7 +284,6 @@ def test_ready_groups_are_taken_before_all_are_there(
 def test_a_redis_that_goes_away_for_good_is_one_clear_line(
     pull: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.client.client.PATIENCE_S", 0.2)
     take = Deliveries.take
     with EmbeddedRedis() as server:
 

@@ -108,7 +108,7 @@ def test_damage_costs_its_job_alone(ledger: Ledger) -> None:
     ledger.submit(group())
     lease = play(ledger, JOB, a=TOP_P)
     play(ledger, "r/g/1", a=TOP_P)
-    ledger.redis.hset(ledger.keys.extras(JOB), mapping={"#": lease, "a": b"\x93\x02\xa5extra"})
+    ledger.redis.hset(ledger.keys.extras(JOB), mapping={"#": lease, "a": b"\x93\x01\xa5extra"})
     first, second = reader(ledger).read([JOB, "r/g/1"], ["a"])
     assert isinstance(first, ContractError) and "job r/g/0: extra a" in str(first)
     assert not isinstance(second, ContractError) and second.extras == {"a": TOP_P}

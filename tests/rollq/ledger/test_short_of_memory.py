@@ -19,7 +19,7 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop, retry
+from rollq.servers.retry import RetryLoop, retry
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event

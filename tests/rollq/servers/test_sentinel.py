@@ -22,8 +22,9 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import JobMessage
-from rollq.servers.connection import RetryLoop, connect
+from rollq.servers.connection import connect
 from rollq.servers.health import check_redis
+from rollq.servers.retry import RetryLoop
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import group

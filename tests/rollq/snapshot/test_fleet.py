@@ -160,7 +160,7 @@ def test_a_redis_that_takes_no_writes_comes_before_all_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger.submit(group())
-    monkeypatch.setattr("rollq.snapshot.fleet.server_infos", lambda connection: {"": info})
+    monkeypatch.setattr("rollq.snapshot.fleet.server_info", lambda connection: info)
     assert fleet_holdup(fleet.read()).startswith(said)
 
 

@@ -176,7 +176,6 @@ class TestRedis:
     def test_claiming_waits_for_it(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq.servers.connection.FIRST_PAUSE_S", 0.01)
         job_id = submit(ledger)
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow")]
         claims = FailsFirst(runner.ledger("r").claim, *errors)
@@ -187,7 +186,6 @@ class TestRedis:
     def test_without_memory_what_runs_goes_on_and_what_is_new_waits(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq.servers.connection.FIRST_PAUSE_S", 0.01)
         running, waiting = submit(ledger), submit(ledger, group="h")
         ended: list[str] = []
         play = loop.play

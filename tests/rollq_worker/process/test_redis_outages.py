@@ -22,7 +22,7 @@ from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.workers import reaping
-from rollq.servers import connection, patience
+from rollq.servers import connection, retry
 from rollq.servers.connection import connect
 from rollq_worker.process import reaper
 from rollq_worker.process.attempts import attempt, leases
@@ -57,7 +57,7 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
     monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", connection.SOCKET_TIMEOUT_S / SCALE)
-    monkeypatch.setattr(patience, "BACKOFF", EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE))
+    monkeypatch.setattr(retry, "BACKOFF", EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE))
     renew_scripts(monkeypatch)
 
 
@@ -66,7 +66,7 @@ class Store(OwnRedis):
 
     def client(self) -> Any:
         """With production's patience, scaled."""
-        return connect(self.url, patience_s=patience.PATIENCE_S / SCALE)
+        return connect(self.url, patience_s=connection.PATIENCE_S / SCALE)
 
     def restart(self, after_s: float) -> None:
         self.stop(signal.SIGKILL)

@@ -59,7 +59,7 @@ def error_line(text: str) -> str:
 @pytest.mark.parametrize(
     ("env", "code", "words"),
     [
-        ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss://, unix://, sentinel://"),
+        ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss://, unix:// or sentinel://"),
         ({"REDIS_URL": NO_REDIS}, 1, "Start one with `rollq redis`"),
         ({"BROKER_URL": "nonsense"}, 2, "ROLLQ_BROKER_URL: not the address of a broker"),
         (
@@ -68,7 +68,6 @@ def error_line(text: str) -> str:
             "No such transport: carrier-pigeon (redis:// or rediss://)",
         ),
         ({"BROKER_URL": NO_REDIS.replace("//", "//me:secret@")}, 1, "no broker at redis://me:***@"),
-        ({"BROKER_URL": "cluster://h"}, 2, "Celery cannot use a Redis Cluster as its broker"),
         ({"QUEUES": "a,a"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a,a'"),
         ({"QUEUES": "a b"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a b'"),
         ({"QUEUES": ","}, 2, "ROLLQ_QUEUES must be names of queues, each once, not ''"),

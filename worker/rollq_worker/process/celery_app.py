@@ -31,8 +31,8 @@ from rollq.errors import RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import QUEUE
 from rollq.ledger.keys import celery_queue
-from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.servers.refusal import refuses_writes, translated
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.process.job_task import JobRunner

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
 from rollq.ledger.workers.engine_addresses import read_list
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.settings import FILE, REDIS
 
 log = logging.getLogger("rollq.worker")

@@ -14,7 +14,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
-from math import inf
 from typing import Any
 
 from rollq.errors import (
@@ -25,22 +24,19 @@ from rollq.errors import (
     LedgerError,
     RolloutFailure,
     UnknownSchema,
-    Unwritable,
     WorkerFailure,
 )
 from rollq.job import parse_id
 from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop, connect
+from rollq.servers.retry import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
-from rollq_worker.process.away_runs import AwayRuns
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.incompatible_runs import IncompatibleRuns
 from rollq_worker.process.time_spent import TimeSpent
@@ -59,14 +55,6 @@ LATER_S = 10.0
 """Seconds after which a job comes again that no worker can play now, so that other runs get the
 slots meanwhile. More than constants.SENDING_S, because the confirmation of its last message may be
 on its way.
-"""
-CLAIM_FOR_S = 3.0
-"""Seconds for which a slot tries to reach a run's server in a cluster before it takes a message of
-another run.
-"""
-AWAY_PAUSE_S = 1.0
-"""Seconds that a slot keeps each further message of such a run: another worker may reach its
-server.
 """
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once.
@@ -104,20 +92,6 @@ class JobRunner:
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
-        self._brief, self._claims, self._claim_for_s = connection, self.ledger, inf
-        """The same connection and ledgers, on a cluster with less patience: other runs need the
-        slot.
-        """
-        self.away: AwayRuns | None = None
-        """Of a cluster."""
-        if isinstance(connection, ClusterClient):
-            self.away, self._claim_for_s = AwayRuns(self._pause), 0.0
-            self._brief = connect(
-                settings.redis_url,
-                max_connections=settings.concurrency + 50,
-                patience_s=CLAIM_FOR_S,
-            )
-            self._claims = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(self._brief, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self.incompatible_runs = IncompatibleRuns()
@@ -136,11 +110,7 @@ class JobRunner:
         except ContractError as e:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
-        ledger = self._claims(run)
-        if self.away and run in self.away:
-            self.draining.wait(AWAY_PAUSE_S)
-            self.away.later(run, partial(ledger.resend, job_id, LATER_S))
-            return {"stop": "refused: its Redis is away"}
+        ledger = self.ledger(run)
         if self.incompatible_runs.skips(run):
             self._resend(ledger, job_id, LATER_S)
             return {"stop": "refused: left to other workers"}
@@ -155,11 +125,9 @@ class JobRunner:
         except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
-        if claim is None:
-            return {"stop": "refused: its Redis is away"}
         if isinstance(claim, Refusal):
             return self._refused(ledger, job_id, claim)
-        with self.leases.hold(self.ledger(run), claim) as attempt:
+        with self.leases.hold(ledger, claim) as attempt:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         with self._counting:
@@ -185,10 +153,9 @@ class JobRunner:
             self._resend(ledger, job_id, LATER_S)
         return {"stop": f"refused: {refusal.reason}"}
 
-    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
-        """Waits while the engine or Redis is away or full. None when the server is one of a
-        cluster: other runs need the slot, and the job comes again. Raises Drained, or LedgerError
-        when a key is damaged.
+    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
+        """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a
+        key is damaged.
         """
         ask = partial(
             ledger.claim,
@@ -207,19 +174,7 @@ class JobRunner:
                 self._pause(CHECK_S)
             return ask()
 
-        def give_back() -> None:
-            found = ask()  # the claim that got no reply may have been taken, and has the same token
-            if isinstance(found, Claim):
-                ledger.release(job_id, found.lease)
-            else:
-                ledger.resend(job_id, LATER_S)
-
-        try:
-            return self._retry(claim, self._claim_for_s)
-        except (Unwritable, *CONNECTION_ERRORS) as e:
-            assert self.away is not None  # else it waits
-            self.away.later(ledger.run, give_back, e)
-            return None
+        return self._retry(claim)
 
     def _pause(self, seconds: float) -> None:
         if self.draining.wait(seconds):
@@ -227,7 +182,7 @@ class JobRunner:
 
     def _resend(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
         call = partial(ledger.resend, job_id, after_s)
-        self._hand_back(ledger.run, call, f"{job_id}: not handed back (%s); it is sent again later")
+        self._hand_back(call, f"{job_id}: not handed back (%s); it is sent again later")
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
@@ -331,21 +286,15 @@ class JobRunner:
         return summary
 
     def _release(self, attempt: Attempt) -> Summary:
-        attempt.ledger = self._claims(attempt.job.run)  # its thread has waited enough
         told = f"{attempt.job.id}: not released (%s): its lease expires"
-        released = self._hand_back(attempt.job.run, attempt.release, told)
+        released = self._hand_back(attempt.release, told)
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
-    def _hand_back(self, run: str, call: Callable[[], object], failed: str) -> bool:
-        """Whether the job is handed back. Where its server of a cluster is away, it is handed back
-        later.
-        """
+    def _hand_back(self, call: Callable[[], object], failed: str) -> bool:
+        """True if the job is handed back."""
         try:
             call()
             return True
         except (LedgerError, *CONNECTION_ERRORS) as e:
-            if self.away and isinstance(e, (Unwritable, *CONNECTION_ERRORS)):
-                self.away.later(run, call, e)
-            else:
-                log.warning(failed, type(e).__name__)
+            log.warning(failed, type(e).__name__)
             return False

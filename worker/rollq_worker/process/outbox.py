@@ -13,7 +13,7 @@ from rollq.client.producing.broker import Broker
 from rollq.errors import RollqError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
 

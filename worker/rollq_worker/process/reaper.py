@@ -31,7 +31,7 @@ from rollq.ledger.workers.live_workers import (
     unregister,
 )
 from rollq.ledger.workers.reaping import ActiveRuns, ReaperRole
-from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S
+from rollq.servers.retry import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq_worker.process.outbox import Outbox
 
 log = logging.getLogger(__name__)

@@ -32,16 +32,12 @@ class Part(StrEnum):
     TRAINER = "trainer"
 
 
-def missing(client: Any, part: Part) -> list[str] | None:
-    """What this part needs of the ledger and its user may not do. None where it cannot be asked: of
-    a cluster.
-
-    Raises redis's errors.
-    """
+def missing(client: Any, part: Part) -> list[str]:
+    """Commands that this part sends to the ledger and its user may not. Raises redis's errors."""
     return refused(client, [*_SCRIPTS, *_LEDGER[part]])
 
 
-def missing_at_broker(client: Any, part: Part, queue: str) -> list[str] | None:
+def missing_at_broker(client: Any, part: Part, queue: str) -> list[str]:
     """The same for a broker that is a Redis, and this Celery queue."""
     pool: Any = client.connection_pool
     sends: list[Command] = [

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
 from rollq.ledger.ledger import Ledger
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
@@ -153,10 +151,6 @@ def _check_permissions(connection: Any, url: str) -> None:
         Ledger(connection, unknown).resend(f"{unknown}/x/0")
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
-    except CONNECTION_ERRORS as e:
-        if not isinstance(connection, ClusterClient):
-            raise
-        log.warning("a server of the cluster does not answer (%s): its rights are not checked", e)
     except LedgerError as e:
         raise RollqError(
             f"Redis at {mask_url(url)} refuses what rollq needs: {e} ({redis_rights.REMEDY})"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from rollq.errors import FailureClass, RollqError
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import WAITS, report_time
-from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq_worker.engine.traffic import Traffic
 from rollq_worker.process.attempts.attempt import Attempt
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import PullTimeout, Unwritable
 from rollq.ledger.deliveries import Deliveries, Taken
-from rollq.servers.connection import CONNECTION_ERRORS, HOPELESS, RetryLoop
+from rollq.servers.retry import CONNECTION_ERRORS, HOPELESS, RetryLoop
 
 T = TypeVar("T")
 

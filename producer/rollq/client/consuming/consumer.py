@@ -40,7 +40,7 @@ from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")

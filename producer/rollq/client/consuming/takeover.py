@@ -9,7 +9,7 @@ from functools import partial
 
 from rollq.job import Purpose
 from rollq.ledger.deliveries import Deliveries, Opened, named_session
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 
 log = logging.getLogger("rollq")
 

@@ -24,7 +24,7 @@ from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, JobMessage, Submission
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 
 log = logging.getLogger("rollq")
 

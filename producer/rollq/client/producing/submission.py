@@ -19,7 +19,7 @@ from rollq.errors import ContractError, Gap, JobConflict
 from rollq.job import Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from rollq.wire.codec import job_digest
 
 PAGE = 1000

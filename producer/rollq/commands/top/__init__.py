@@ -15,8 +15,9 @@ from rollq.commands.progress import exit_on_sigterm
 from rollq.commands.top.frame import Pace, frame
 from rollq.commands.top.screen import Screen, open_screen
 from rollq.errors import LedgerError, RollqError
-from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.connection import connect
 from rollq.servers.refusal import no_answer
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import FleetReader, FleetSnapshot
 from rollq.snapshot.run import RunSnapshot

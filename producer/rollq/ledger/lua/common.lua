@@ -1,7 +1,7 @@
 -- What all scripts share. scripts.py puts in front of each what it uses of this and the other shared files (settle,
 -- holds, journal). keys.py says what the keys hold.
 --
--- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:', so that all of them lie in the run's slot
+-- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:'
 -- ARGV[1]  the run
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
 --

@@ -11,7 +11,7 @@ from rollq.client.client import Client, internals
 from rollq.client.consuming import batch_wait
 from rollq.errors import MissingGroups, PullTimeout
 from rollq.ledger.ledger import Ledger
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import group, reader
 

@@ -18,7 +18,7 @@ from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Cursor, State
-from rollq.servers.connection import RetryLoop
+from rollq.servers.retry import RetryLoop
 from tests.rollq.groups import ack, drop_group, play_groups, take
 from tests.rollq.samples import group, job, reader
 

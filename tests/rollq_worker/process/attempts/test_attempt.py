@@ -288,8 +288,6 @@ def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, cloc
 def test_redis_may_be_away_or_full_for_long(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("FIRST_PAUSE_S", "RECONNECT_PAUSE_S"):
-        monkeypatch.setattr(f"rollq.servers.connection.{pause}", 0.01)
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.0)
     with Leases(threading.Event()).hold(ledger, claim(ledger)) as attempt:
         errors = [
@@ -308,7 +306,6 @@ def test_a_wait_for_redis_past_the_deadline_costs_no_lease(
     ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.01)
-    monkeypatch.setattr("rollq.servers.connection.LONGEST_PAUSE_S", 0.01)
     leases, has_room, asked, append = (
         Leases(threading.Event()),
         threading.Event(),

@@ -14,9 +14,7 @@ import pytest
 import redis
 
 from rollq.errors import EnvironmentFailure, FailureClass, Fenced, Unwritable, UserFailure
-from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim
 from rollq.trajectory import Header
 from rollq_worker.process.attempts import leases as leases_module
 from rollq_worker.process.attempts.attempt import Attempt
@@ -71,45 +69,6 @@ class TestRenewing:
             leases.tick()
             assert reap(ledger) == [] and not attempt.lost.is_set()
             assert attempt.fail(FailureClass.ENGINE, "late") == "queued"
-
-    def test_a_run_whose_server_is_away_costs_no_other_run_its_leases(
-        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("rollq_worker.process.attempts.attempt.HELD_BACK_S", -1.0)
-        monkeypatch.setattr("rollq_worker.process.attempts.leases.CALL_WAIT_S", 0.05)
-        back, leases, other = (
-            threading.Event(),
-            Leases(threading.Event()),
-            Ledger(ledger.redis, "away"),
-        )
-        job = Job(run="away", group="g", env="shop", task=0)
-        other.submit([job])
-        found = other.claim(job.id, worker="w", token="t")
-        assert isinstance(found, Claim)
-        for method in ("renew_leases", "append"):
-            monkeypatch.setattr(other, method, lambda *args: back.wait(150) and [])
-        with leases.hold(other, found) as waits, leases.hold(ledger, claim(ledger)) as attempt:
-            for _ in range(3):
-                clock.ahead += LEASE_S
-                ledger.redis.zincrby(ledger.keys.leased, -LEASE_S, f"r/g0/0#{attempt.lease}")
-                leases.tick()
-                until(lambda: lease_until(ledger, "r/g0/0") > ledger.scripts.now() + LEASE_S / 2)
-                for held in (waits, attempt):
-                    held.append(sampled(0))
-                leases.write_behind()
-                until(lambda: not attempt.holds_back)
-            assert len(ledger.journal("r/g0/0")) == 3
-            assert (
-                len(
-                    [
-                        thread
-                        for thread in threading.enumerate()
-                        if thread.name.startswith("rollq-le")
-                    ]
-                )
-                == 1
-            )
-            back.set()
 
     @pytest.mark.parametrize(
         ("pause", "call", "name"),

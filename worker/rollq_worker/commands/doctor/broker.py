@@ -11,7 +11,7 @@ from rollq.servers import health
 from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
 from rollq.settings import Settings
-from rollq.urls import CLUSTER, mask_url
+from rollq.urls import mask_url
 from rollq_worker.commands.doctor.redis_server import rights
 from rollq_worker.process import redis_rights
 from rollq_worker.process.celery_app import bare_app, check_broker
@@ -96,8 +96,6 @@ def _same(client: Any, settings: Settings) -> bool:
     """Whether broker and ledger are one database of one server, under whatever names."""
     if settings.broker_url == settings.redis_url:
         return True
-    if settings.redis_url.startswith(CLUSTER):
-        return False
     ledger = connect(settings.redis_url, patience_s=0)
     try:
         places = [

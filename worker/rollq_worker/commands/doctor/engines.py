@@ -15,8 +15,9 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.ledger.workers.reaping import ActiveRuns
-from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.settings import FILE, REDIS, Settings
 from rollq_worker.engine.limits import UNLIMITED, read_limits
 from rollq_worker.engine.sglang_client import SGLangEngine

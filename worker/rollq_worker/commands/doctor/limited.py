@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from rollq.errors import RollqError
-from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.servers.health import Finding, Level
+from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.urls import mask_url
 from rollq_worker.http_client import NoResponse
 

@@ -30,8 +30,7 @@ from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.versions import Versions
-from rollq.servers.cluster import ClusterClient
-from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
+from rollq.servers.retry import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.wire.codec import decode_header, encode_header
@@ -43,10 +42,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CLUSTER_WAIT_S = 30.0
-"""Seconds for which an attempt waits for its server in a cluster. Then its slot plays a run of
-another server, and the job goes on later at no cost.
-"""
 OPENING = 2
 """Number of entries before the first turn: the header and the first prompt. They may travel with
 it.
@@ -334,16 +329,11 @@ class Attempt:
     def _call(self, call: Callable[[], T]) -> T:
         """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.
 
-        Raises Drained or Fenced when the attempt must stop meanwhile: Drained also when it has
-        waited for one server of a cluster for long, because runs of the others need the slot.
+        Raises Drained or Fenced when the attempt must stop meanwhile.
         """
         self._calling_since = began = time.monotonic()
         try:
-            return self._retry(
-                call, CLUSTER_WAIT_S if isinstance(self.ledger.redis, ClusterClient) else inf
-            )
-        except (Unwritable, *CONNECTION_ERRORS) as e:
-            raise Drained(f"{self.job.id}: its Redis is away: {e}") from e
+            return self._retry(call)
         finally:
             # The order matters: the heartbeat reads both, and must never see a deadline that is too
             # early.

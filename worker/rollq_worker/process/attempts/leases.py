@@ -2,31 +2,28 @@
 
 The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next
 `check`. If it cannot check, because it waits for the engine or is in foreign code, the heartbeat
-ends it. The late writer journals what an attempt holds back while its turn takes long. Both call
-each run's ledger in a thread of its own (`PerRun`), because the ledgers may lie on several servers,
-and one may be away.
+ends it. The late writer journals what an attempt holds back while its turn takes long.
 """
 
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rollq.errors import RollqError, Unwritable
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq.servers.refusal import no_answer
+from rollq.servers.retry import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq_worker.process.attempts.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 RENEW_EVERY_S = LEASE_S / 3
 TICK_S = 1.0
@@ -38,8 +35,6 @@ LOOK_EVERY_S = 0.2
 """Seconds between two looks for events that are held back for too long."""
 AWAY_PAUSE_S = 1.0
 """Seconds without late writes after Redis took none."""
-CALL_WAIT_S = 1.0
-"""Most seconds that the heartbeat waits for its calls. Those that take longer go on without it."""
 LOST_THREAD_S = 30.0
 """Seconds after which the thread of an abandoned attempt counts as lost."""
 MOST_LOST = 4
@@ -89,8 +84,6 @@ class Leases:
         """When each run's leases were last renewed (`time.monotonic`)."""
         self._warned: dict[tuple[str, type[Exception]], float] = {}
         """When each run or job was last warned of such an error."""
-        self._tending = PerRun("rollq-lease")
-        self._writing = PerRun("rollq-late-write")
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
         self._late_writer = threading.Thread(
             target=self._write_late, name="rollq-late-writer", daemon=True
@@ -165,28 +158,23 @@ class Leases:
                 self.write_behind()
 
     def write_behind(self) -> None:
-        """Write what attempts hold back for too long, except for runs whose last such write still
-        waits for Redis.
-        """
-
-        def write(attempts: list[Attempt]) -> None:
-            for attempt in attempts:
-                try:
-                    attempt.write_behind()
-                except (Unwritable, *CONNECTION_ERRORS) as e:
-                    log.info("%s: not journaled in time: %s", attempt.job.id, type(e).__name__)
-                    self._stop.wait(AWAY_PAUSE_S)
-                    return
-
-        self._writing(_by_run(attempt for attempt in self.held() if attempt.holds_back), write)
+        """Write what attempts hold back for too long."""
+        for attempt in self.held():
+            if not attempt.holds_back:
+                continue
+            try:
+                attempt.write_behind()
+            except (Unwritable, *CONNECTION_ERRORS) as e:
+                log.info("%s: not journaled in time: %s", attempt.job.id, type(e).__name__)
+                self._stop.wait(AWAY_PAUSE_S)
+                return
 
     def tick(self) -> None:
-        """Renew what is due and watch all attempts, except those of runs whose last tick still
-        waits for Redis.
-        """
+        """Renew what is due and watch all attempts."""
         runs = _by_run(self.held())
         self._renewed = {run: at for run, at in self._renewed.items() if run in runs}
-        self._tending(runs, self._tend)
+        for attempts in runs.values():
+            self._tend(attempts)
         self._count_lost_threads()
 
     def _tend(self, attempts: list[Attempt]) -> None:
@@ -295,33 +283,3 @@ def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     for attempt in attempts:
         found[attempt.ledger.run].append(attempt)
     return found
-
-
-class PerRun:
-    """Calls to the ledgers of several runs: one at a time for each run, in a thread of its own.
-
-    A call waits for half a minute or more while its server is away, and each of a cluster's servers
-    has some of the runs.
-    """
-
-    def __init__(self, name: str) -> None:
-        """`name`: of the threads."""
-        self._name = name
-        self._threads: dict[str, threading.Thread] = {}
-
-    def __call__(self, runs: Mapping[str, T], call: Callable[[T], object]) -> None:
-        """Make the call for each of these runs, except for those whose last call has not ended. It
-        raises nothing.
-        """
-        until = time.monotonic() + CALL_WAIT_S
-        self._threads = {run: thread for run, thread in self._threads.items() if thread.is_alive()}
-        started = {
-            run: threading.Thread(target=call, args=(what,), name=self._name, daemon=True)
-            for run, what in runs.items()
-            if run not in self._threads
-        }
-        self._threads |= started
-        for thread in started.values():
-            thread.start()
-        for thread in started.values():
-            thread.join(max(0.0, until - time.monotonic()))

@@ -6,15 +6,15 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-from redis.exceptions import TryAgainError
 from redis.sentinel import MasterNotFoundError
 
 from rollq.servers import connection
-from rollq.servers import patience as module
+from rollq.servers import retry as module
 from rollq.servers.connection import connect
 from tests.conftest import free_port
 from tests.servers import Server
@@ -23,14 +23,36 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
-    module._said.clear()
-    module._reached.clear()
+    for memory in (module._answered, module._away_since, module._warned):
+        memory.clear()
+
+
+def patiently(name: str, for_s: float, call: Callable[[], None]) -> None:
+    """As the client of a server at that address calls it."""
+    address = module.Address(name)
+    module.RetryLoop(for_s=for_s)(lambda: address(call))
+
+
+def test_a_loop_within_another_makes_its_call_once() -> None:
+    tries = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise redis.ConnectionError("away")
+
+    inner = module.RetryLoop(for_s=60.0)
+    with pytest.raises(redis.ConnectionError):
+        module.RetryLoop(for_s=0.0)(lambda: inner(fail))
+    assert len(tries) == 1
+    with pytest.raises(redis.ConnectionError):
+        module.RetryLoop(for_s=0.2)(fail)  # a loop that has ended leaves the thread to others
+    assert len(tries) > 2
 
 
 def test_a_wait_that_lasts_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SILENT_S", 0.0)
+    monkeypatch.setattr(module, "SHORT_S", 0.0)
     port = free_port()
     client = connect(f"redis://user:secret@127.0.0.1:{port}/0", patience_s=0.3)
     for _ in range(2):
@@ -49,7 +71,7 @@ def test_a_wait_for_sentinels_is_said_without_their_passwords(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of older versions of redis-py shows its clients with all their options."""
-    monkeypatch.setattr(module, "SILENT_S", 0.0)
+    monkeypatch.setattr(module, "SHORT_S", 0.0)
     sentinel = (
         "<redis.client.Redis(<redis.connection.ConnectionPool(<Connection(password=secret)>)>)>"
     )
@@ -60,23 +82,9 @@ def test_a_wait_for_sentinels_is_said_without_their_passwords(
         )
 
     with pytest.raises(MasterNotFoundError):
-        module.Patience("r", 0.1)(look)
+        patiently("r", 0.1, look)
     (record,) = caplog.records
     assert "ConnectionError('refused')" in record.message and "secret" not in record.message
-
-
-def test_a_slot_that_moves_is_no_server_that_is_away(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SILENT_S", 0.0)
-
-    def ask() -> None:
-        raise TryAgainError("Multiple keys request during rehashing of slot")
-
-    with pytest.raises(TryAgainError):
-        module.Patience("r", 0.1)(ask)
-    (record,) = caplog.records
-    assert "Redis at r takes no calls for these keys now (Multiple keys" in record.message
 
 
 def test_a_server_that_never_answered_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +102,7 @@ def test_a_try_that_takes_longer_than_all_the_patience_is_said_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a dead name server."""
-    monkeypatch.setattr(module, "SILENT_S", 0.2)
+    monkeypatch.setattr(module, "SHORT_S", 0.2)
     monkeypatch.setattr(module, "FIRST_S", 0.2)
 
     def look() -> None:
@@ -102,10 +110,10 @@ def test_a_try_that_takes_longer_than_all_the_patience_is_said_too(
         raise redis.ConnectionError("Temporary failure in name resolution")
 
     with pytest.raises(module.NoRedis):
-        module.Patience("wrong", 0.1)(look)
-    module._reached.add("known")
+        patiently("wrong", 0.1, look)
+    module._answered.add("known")
     with pytest.raises(redis.ConnectionError):
-        module.Patience("known", 0.1)(look)
+        patiently("known", 0.1, look)
     assert "Redis at known does not answer" in caplog.text
 
 
@@ -117,7 +125,7 @@ def test_a_server_that_reads_its_file_is_there(monkeypatch: pytest.MonkeyPatch) 
         raise redis.BusyLoadingError("Redis is loading the dataset in memory")
 
     with pytest.raises(redis.BusyLoadingError) as caught:
-        module.Patience("r", 0.2)(load)
+        patiently("r", 0.2, load)
     assert caught.value.__cause__ is None  # nor is it its own cause
 
 

@@ -277,6 +277,10 @@ def installed(scripts: Path) -> tuple[Path, Path]:
 PARAMS = ["replay", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(1200)])]
 
 
+ONLY_REAL = PARAMS[1:]
+"""For what the replay engine does not tell apart: a pause in place, and one that retracts."""
+
+
 @pytest.fixture(params=PARAMS)
 def server(request: pytest.FixtureRequest) -> Server:
     """A server that answers as fast as it can."""

@@ -1,6 +1,4 @@
-"""LoRA adapters of the replay engine and of a real SGLang server on a CPU: versions by name, and
-runs.
-"""
+"""LoRA adapters of a real SGLang server on a CPU: versions by name, and runs."""
 
 import json
 import subprocess
@@ -23,10 +21,8 @@ from rollq.trajectory import Trajectory
 from rollq.weights import Fleet
 from rollq_worker.process.job_task import JobRunner
 from tests.contract.conftest import (
-    PARAMS,
     Server,
     installed,
-    replay,
     sglang,
     sglang_scripts,
     wrapped,
@@ -37,6 +33,7 @@ from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import running
 from tests.waiting import until
 
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 HERE = Path(__file__).parent
 FLAGS = (
     "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj "
@@ -74,15 +71,6 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def replay_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("replay_lora")
-    for name in ("1", "2"):
-        (folder / name).mkdir()
-    with replay(folder, latency=0.3) as server:
-        yield Serving(server, folder)
-
-
-@pytest.fixture(scope="module")
 def sglang_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder, scripts = tmp_path_factory.mktemp("sglang_lora"), sglang_scripts()
     venv, model = installed(scripts)
@@ -93,13 +81,12 @@ def sglang_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield Serving(server, folder)
 
 
-@pytest.fixture(params=PARAMS)
-def lora(request: pytest.FixtureRequest) -> Iterator[Serving]:
+@pytest.fixture
+def lora(sglang_lora: Serving) -> Iterator[Serving]:
     """A server without adapters; some may have been unloaded."""
-    found: Serving = request.getfixturevalue(f"{request.param}_lora")
-    yield found
-    for name in found.listed():
-        found.unload(name)
+    yield sglang_lora
+    for name in sglang_lora.listed():
+        sglang_lora.unload(name)
 
 
 def refused(answer: requests.Response) -> str:
@@ -144,7 +131,6 @@ def test_a_reply_tells_the_version_of_the_model(lora: Serving) -> None:
     } == {"default"}
 
 
-@pytest.mark.sglang
 def test_an_engine_without_adapters_refuses_to_load_one(sglang_server: Server) -> None:
     answer = sglang_server.post(
         "/generate", {"input_ids": sglang_server.prompt(), "lora_path": "a@1"}

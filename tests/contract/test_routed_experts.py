@@ -1,6 +1,4 @@
-"""Routed experts of the replay engine and of a real SGLang server with a tiny mixture of experts on
-a CPU.
-"""
+"""Routed experts of a real SGLang server with a tiny mixture of experts on a CPU."""
 
 import base64
 import subprocess
@@ -29,10 +27,8 @@ from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
 from tests.contract.conftest import (
-    PARAMS,
     Server,
     installed,
-    replay,
     sglang,
     sglang_scripts,
     wrapped,
@@ -40,6 +36,7 @@ from tests.contract.conftest import (
 from tests.sample_requests import sample_request
 from tests.waiting import until
 
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 HERE = Path(__file__).parent
 ASKED = {"layers": 3, "top_k": 2, "experts": 8}
 """The shape of tiny_moe_model.py."""
@@ -48,13 +45,7 @@ FLAG = "--enable-return-routed-experts"
 
 
 @pytest.fixture(scope="module")
-def replay_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with replay(tmp_path_factory.mktemp("replay_moe"), routed_experts=ASKED) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def sglang_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, scripts = tmp_path_factory.mktemp("sglang_moe"), sglang_scripts()
     venv, text_model = installed(scripts)
     subprocess.run(
@@ -63,12 +54,6 @@ def sglang_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     serving = wrapped(venv, folder, HERE / "serve_moe.py")
     with sglang(scripts, serving, folder / "model", folder / "log", FLAG) as server:
         yield server
-
-
-@pytest.fixture(params=PARAMS)
-def moe(request: pytest.FixtureRequest) -> Server:
-    found: Server = request.getfixturevalue(f"{request.param}_moe")
-    return found
 
 
 @dataclass
@@ -133,26 +118,24 @@ def test_without_being_asked_a_server_reports_none(client: Client) -> None:
     assert len(base64.b64decode(meta["routed_experts"])) % (3 * 2 * 4) == 0
 
 
-def test_without_the_flag_the_engine_is_to_blame(server: Server) -> None:
-    engine = SGLangEngine(server.url, vocab_size=server.tokenizer.vocab_size)
+def test_without_the_flag_the_engine_is_to_blame(sglang_server: Server) -> None:
+    engine = SGLangEngine(sglang_server.url, vocab_size=sglang_server.tokenizer.vocab_size)
     try:
         with pytest.raises(EngineFailure, match=FLAG):
-            Client(server, engine).generate(array("I", server.prompt()), 0)
+            Client(sglang_server, engine).generate(array("I", sglang_server.prompt()), 0)
     finally:
         engine.close()
 
 
-@pytest.mark.sglang
-@pytest.mark.timeout(1200)
-def test_an_aborted_reply_has_the_rows_of_what_it_has(sglang_moe: Server) -> None:
-    engine = SGLangEngine(sglang_moe.url, vocab_size=sglang_moe.tokenizer.vocab_size)
-    client, prompt, found = Client(sglang_moe, engine), array("I", sglang_moe.prompt("Count.")), []
+def test_an_aborted_reply_has_the_rows_of_what_it_has(moe: Server) -> None:
+    engine = SGLangEngine(moe.url, vocab_size=moe.tokenizer.vocab_size)
+    client, prompt, found = Client(moe, engine), array("I", moe.prompt("Count.")), []
     options = {"ignore_eos": True, "min_new_tokens": 4000}
     thread = threading.Thread(
         target=lambda: found.append(client.generate(prompt, 0, 4000, **options))
     )
     thread.start()
-    until(lambda: sglang_moe.load()[0] == 1)
+    until(lambda: moe.load()[0] == 1)
     until(lambda: engine.abort_running() > 0)
     thread.join(60)
     engine.close()

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from tests.contract.background_requests import BackgroundRequests
-from tests.contract.conftest import Server, spans_of
+from tests.contract.conftest import ONLY_REAL, Server, spans_of
 from tests.waiting import until
 
 UNFLUSHED = "Weights were updated, but the cache was not flushed"
@@ -41,6 +43,7 @@ def start_half_a_turn(server: Server, requests: BackgroundRequests) -> Any:
 
 
 class TestPausedInPlace:
+    @pytest.mark.parametrize("slow_server", ONLY_REAL, indirect=True)
     def test_the_cache_cannot_be_flushed_and_an_update_that_would_flush_is_in_use_but_not_shown(
         self, slow_server: Server
     ) -> None:
@@ -72,6 +75,7 @@ class TestPausedInPlace:
 
 
 class TestPausedByRetraction:
+    @pytest.mark.parametrize("slow_server", ONLY_REAL, indirect=True)
     def test_the_cache_can_be_flushed(self, slow_server: Server) -> None:
         with BackgroundRequests(slow_server) as requests:
             reply = start_half_a_turn(slow_server, requests)
@@ -93,6 +97,7 @@ class TestPausedByRetraction:
             slow_server.post("/pause_generation", {"mode": "retract"})
             assert flush(slow_server) == 200
 
+    @pytest.mark.parametrize("slow_server", ONLY_REAL, indirect=True)
     def test_it_may_become_one_that_aborts(self, slow_server: Server) -> None:
         with BackgroundRequests(slow_server) as requests:
             reply = start_half_a_turn(slow_server, requests)

@@ -10,6 +10,7 @@ import sys
 from aiohttp import web
 
 from rollq_worker.replay_engine import server
+from rollq_worker.replay_engine.generate import ReplayOptions
 
 PORT, TEXT, LATENCY = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 
@@ -23,5 +24,5 @@ class CrashingServer(server.ReplayServer):
         return await super().generate(request)
 
 
-server.ReplayServer = CrashingServer  # type: ignore[misc]
-server.serve(port=PORT, env="shop", latency=LATENCY)
+options = ReplayOptions(port=PORT, env="shop", latency=LATENCY)
+server.serve_until_signalled(CrashingServer.load(options))

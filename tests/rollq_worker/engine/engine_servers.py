@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rollq_worker.replay_engine.generate import ReplayOptions
-from rollq_worker.replay_engine.server import run
+from rollq_worker.replay_engine.server import ReplayServer, run
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | str | Callable[[dict[str, Any]], Any]
 """Status, body and headers; `reset`; `hang`; or a function of the request's body that gives an
@@ -166,7 +166,7 @@ def scripted_engine(
 
 
 @contextmanager
-def replaying(**options: Any) -> Iterator[str]:
+def replaying(server: type[ReplayServer] = ReplayServer, **options: Any) -> Iterator[str]:
     """The address of a replay engine in a thread."""
     loop = asyncio.new_event_loop()
     until, ready, address = asyncio.Event(), threading.Event(), []
@@ -175,8 +175,8 @@ def replaying(**options: Any) -> Iterator[str]:
         address.append(url)
         ready.set()
 
-    chosen = ReplayOptions(**{"port": 0, **options})
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run(chosen, until, announce)))
+    loaded = server.load(ReplayOptions(**{"port": 0, **options}))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run(loaded, until, announce)))
     thread.start()
     try:
         assert ready.wait(120), "the replay engine did not start"

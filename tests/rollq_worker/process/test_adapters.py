@@ -18,13 +18,14 @@ from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import act_at, drain_at, submit
+from tests.rollq_worker.process.replay_servers import LoraServer
 from tests.waiting import until
 
 
 @pytest.fixture
 def engine_url() -> Iterator[str]:
     """Of a replay engine without adapters."""
-    with replaying() as url:
+    with replaying(LoraServer) as url:
         yield url
 
 

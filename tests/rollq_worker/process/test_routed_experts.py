@@ -12,11 +12,11 @@ from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.replay_engine.policy import made_up
 from tests.rollq.routed_experts import ASKED, SHAPE
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import running, submit
+from tests.rollq_worker.process.replay_servers import MoeServer, experts_of
 
 JOB = "r/g/0"
 
@@ -36,7 +36,7 @@ class Failing(EnginePool):
 
 @pytest.fixture(scope="module")
 def moe_url() -> Iterator[str]:
-    with replaying(routed_experts=ASKED) as url:
+    with replaying(MoeServer) as url:
         yield url
 
 
@@ -62,7 +62,7 @@ def check(ledger: Ledger) -> Trajectory:
     assert not isinstance(trajectory, ContractError)
     for segment, experts in zip(trajectory.segments(), segment_experts(trajectory), strict=True):
         ids = [*segment.prompt_ids, *segment.response_ids]
-        rows = [made_up.experts_of(id, place, SHAPE) for place, id in enumerate(ids[:-1])]
+        rows = [experts_of(id, place, SHAPE) for place, id in enumerate(ids[:-1])]
         assert experts.reshape(len(ids), -1)[:-1].tolist() == rows
     return trajectory
 

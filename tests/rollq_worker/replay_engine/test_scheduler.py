@@ -108,23 +108,6 @@ def test_to_continue_what_is_not_paused_changes_nothing(monkeypatch: pytest.Monk
     asyncio.run(resume())
 
 
-def test_to_continue_ends_a_pause_that_still_aborts() -> None:
-    async def resume() -> None:
-        scheduler = Scheduler(version="a")
-        running = asyncio.create_task(scheduler.run(Generation(rid="r", total=10, seconds=60)))
-        await asyncio.sleep(0)
-        await scheduler.pause("in_place")
-        pausing = asyncio.create_task(scheduler.pause("abort"))
-        await asyncio.sleep(0)
-        assert scheduler.pausing and not running.done()
-        scheduler.resume()
-        await asyncio.gather(running, pausing)
-        assert not scheduler.pausing and not scheduler.paused
-        await scheduler.run(Generation(rid="late", total=10, seconds=0))
-
-    asyncio.run(asyncio.wait_for(resume(), 10))
-
-
 def test_a_pause_that_is_given_up_is_seen() -> None:
     """No request gets in, so /ready must not say that one would."""
 

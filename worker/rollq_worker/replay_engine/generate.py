@@ -12,13 +12,12 @@ import random
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from rollq.trajectory_extras import ExpertShape
 from rollq_worker.replay_engine.generate_request import GenerateRequest
 from rollq_worker.replay_engine.policy import made_up
 from rollq_worker.replay_engine.policy.ground_truth import POLITE, GroundTruth
@@ -58,10 +57,6 @@ class ReplayOptions:
     """Most requests that run at once, the others queue; 0: no limit."""
     max_queued: int = 0
     """Most requests that may queue, further ones get 503; 0: no limit."""
-    routed_experts: Mapping[str, int] | None = None
-    """Report made-up routed experts of this `ExpertShape`; None: none, as a server without the
-    flag.
-    """
 
 
 class Fault(StrEnum):
@@ -90,7 +85,6 @@ class ReplayEngine:
             max_running=options.max_running,
             max_queued=options.max_queued,
         )
-        self._experts = ExpertShape.read(options.routed_experts) if options.routed_experts else None
         self._count = 0
         self._tokenizer = ground_truth.tokenizer
         self._filler = ground_truth.encode_turn(POLITE)
@@ -154,20 +148,14 @@ class ReplayEngine:
             ],
             "dp_rank": None,
         }
-        if (
-            generation.started and not generation.retracted
-        ):  # a request that was aborted in the queue lacks these
+        if generation.started:  # a request that was aborted in the queue lacks these
             if request.return_logprob and request.logprob_start >= 0:
                 cached = min(cached, request.logprob_start)
             details = {"device": cached, "host": 0} if cached else None
-            meta |= {"prompt_tokens": len(request.ids), "num_retractions": generation.retractions}
+            meta |= {"prompt_tokens": len(request.ids), "num_retractions": 0}
             meta |= {"cached_tokens": cached, "cached_tokens_details": details}
         if request.return_logprob:
             meta |= self._logprobs(request, completion.ids)
-        shape = self._experts
-        if shape is not None and request.routed_from is not None and "prompt_tokens" in meta:
-            tokens = request.ids + completion.ids
-            meta["routed_experts"] = made_up.experts(tokens, request.routed_from, shape)
         return meta
 
     def _logprobs(self, request: GenerateRequest, said: array[int]) -> dict[str, Any]:
@@ -198,7 +186,6 @@ def _entries(scored: Iterable[tuple[float | None, int]]) -> list[Any]:
 def _released(whole: Completion, generation: Generation) -> Completion:
     if not generation.aborted:
         return whole
-    runs = generation.started and not generation.retracted
-    message = "Aborted" if runs else "Abort in waiting queue"
+    message = "Aborted" if generation.started else "Abort in waiting queue"
     finish = {"type": "abort", "message": message, "status_code": None, "err_type": None}
     return Completion(whole.ids[: generation.released()], finish)

@@ -1,8 +1,8 @@
 """The body of POST /generate: one prompt and its sampling parameters.
 
 The invariant: what passes here can be generated, and nothing that would change the reply is dropped
-in silence, except a grammar, which has no effect. Values of sampling parameters are checked as
-those of jobs are.
+in silence, except a grammar and `stop_regex`, which have no effect. Values of sampling parameters
+are checked as those of jobs are.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -24,9 +24,6 @@ FIELDS = {
     "return_logprob": bool,
     "logprob_start_len": int,
     "top_logprobs_num": int,
-    "return_routed_experts": bool,
-    "routed_experts_start_len": int,
-    "lora_path": str,
     "extra_key": str,
 }
 """The fields that it takes, each with the type of its value. `extra_key`, which keeps cached
@@ -57,13 +54,12 @@ class GenerateRequest:
     """The prompt is scored from this token on; -1: not at all."""
     top_logprobs: int
     """The number of best tokens wanted at every scored position."""
-    routed_from: int | None
-    """Routed experts are wanted of the tokens from this one on; None: of none."""
 
-    def texts(self, name: str) -> Sequence[str]:
-        """The texts of a sampling parameter that may have one or several."""
-        given = self.sampling.get(name, ())
-        return (given,) if isinstance(given, str) else given
+    @property
+    def stops(self) -> Sequence[str]:
+        """The stop strings."""
+        stop = self.sampling.get("stop", ())
+        return (stop,) if isinstance(stop, str) else stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +96,8 @@ def read_request(
         return_logprob=body.get("return_logprob", False),
         logprob_start=body.get("logprob_start_len", -1),
         top_logprobs=body.get("top_logprobs_num", 0),
-        routed_from=body.get("routed_experts_start_len", 0)
-        if body.get("return_routed_experts")
-        else None,
     )
     _check_scoring(request, size)
-    _check_routed_from(request)
     return request
 
 
@@ -173,13 +165,6 @@ def _max_new_tokens(count: int, sampling: Mapping[str, Any], size: ModelSize) ->
             "--allow-auto-truncate."
         )
     return min(asked, context - count - 2)  # SGLang's scheduler never fills the last two
-
-
-def _check_routed_from(request: GenerateRequest) -> None:
-    start, count = request.routed_from, len(request.ids)
-    if start is not None and not 0 <= start <= count:
-        wrong = f"higher than the number of input tokens ({count})" if start > 0 else "lower than 0"
-        raise bad_value(f"routed_experts_start_len={start} is {wrong}.")
 
 
 def _check_scoring(request: GenerateRequest, size: ModelSize) -> None:

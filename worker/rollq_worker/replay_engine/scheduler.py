@@ -26,9 +26,6 @@ class Generation:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     started: bool = False
     aborted: bool = False
-    retractions: int = 0
-    retracted: bool = False
-    """Whether a pause has put it back into the queue."""
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     """Weight version, first token and end of each stretch of the released tokens."""
     ran: float = 0.0
@@ -103,11 +100,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether the cache can be flushed: nothing runs, and nothing queues but for the end of a
-        pause.
-        """
-        runs = any(one.started and not one.retracted for one in self._accepted.values())
-        return not runs and (self.paused or not self._queue)
+        """True if the cache can be flushed. In a pause it can, as after SGLang's `retract`."""
+        return self.paused or not self._accepted
 
     async def run(self, generation: Generation) -> None:
         """Run the generation to its end or its abort. Raises HttpError for a duplicate request id
@@ -156,11 +150,7 @@ class Scheduler:
         generation.wake.set()
 
     async def _release_all(self, generation: Generation) -> None:
-        # If it is aborted during a pause, it leaves when the pause ends, or at once if the pause
-        # has retracted it.
-        while not (generation.aborted and generation.retracted) and (
-            self.paused or not (generation.aborted or generation.seconds_left() <= 0)
-        ):
+        while not generation.aborted and (self.paused or generation.seconds_left() > 0):
             await generation.wait(None if self.paused else generation.seconds_left())
         if not generation.aborted:
             generation.ran, generation.since = generation.seconds, None
@@ -177,8 +167,8 @@ class Scheduler:
                 generation.wake.set()
 
     async def pause(self, mode: str) -> None:
-        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all
-        requests (abort). May be repeated in another mode.
+        """Pause: accept nothing, and stop all clocks. With mode `abort` first abort all requests.
+        May be repeated in another mode.
         """
         self.pausing = True
         self._accepting.clear()
@@ -187,15 +177,9 @@ class Scheduler:
             await self._wait_until_empty()
         if self.pausing:  # else it was resumed meanwhile
             self.paused = True
-            self._stop_clocks(retract=mode == "retract")
-
-    def _stop_clocks(self, *, retract: bool) -> None:
-        for generation in self._accepted.values():
-            generation.stop_clock()
-            if retract and generation.started and not generation.retracted:
-                generation.retracted = True
-                generation.retractions += 1
-            generation.wake.set()
+            for generation in self._accepted.values():
+                generation.stop_clock()
+                generation.wake.set()
 
     def resume(self) -> None:
         self.pausing = self.paused = False
@@ -203,7 +187,6 @@ class Scheduler:
             if generation.started and not generation.aborted:
                 generation.stop_clock()  # it runs where nothing was paused
                 generation.since = time.monotonic()
-                generation.retracted = False
             generation.wake.set()
         self._accepting.set()
 

@@ -6,6 +6,7 @@ Every error has the shape that the real server gives it. It does not know what i
 import asyncio
 import hashlib
 import json
+import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ from aiohttp import web
 
 import rollq
 from rollq.errors import SettingsError
-from rollq_worker.replay_engine.adapters import AdapterRefused, Adapters
 from rollq_worker.replay_engine.chat_completions import complete
 from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
@@ -53,9 +53,14 @@ class ReplayServer:
         """That of the weights of now."""
         self.weight_version = options.weight_version
         """As /model_info names it."""
-        self.adapters = Adapters()
         self.unhealthy = False
         """Whether the last health check failed."""
+
+    @classmethod
+    def load(cls, options: ReplayOptions) -> "ReplayServer":
+        """A server with the tokenizer and the tasks that the options name."""
+        tokenizer = load_tokenizer(options.tokenizer, options.template)
+        return cls(options, tokenizer, TaskIndex.load(options.env))
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors], client_max_size=64 << 20)
@@ -67,8 +72,6 @@ class ReplayServer:
                 web.post("/continue_generation", self.continue_generation),
                 web.post("/update_weight_version", self.update_weight_version),
                 web.post("/update_weights_from_disk", self.update_weights_from_disk),
-                web.post("/load_lora_adapter", self.load_lora_adapter),
-                web.post("/unload_lora_adapter", self.unload_lora_adapter),
                 web.post("/weights_checker", self.weights_checker),
                 web.post("/flush_cache", self.flush_cache),
                 web.post("/tokenize", self.tokenize),
@@ -94,14 +97,18 @@ class ReplayServer:
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError
-        body = with_placeholders(await json_body(request), self.tokenizer)
-        asked = read_request(body, self.size, self.tokenizer.encode)
-        if adapter := body.get("lora_path"):
-            self.adapters.use(adapter)
-        text = json.dumps(await self.engine.generate(asked, rng, fault))
+        text = json.dumps(await self.sample(await json_body(request), rng, fault))
         if fault is Fault.GARBAGE:
             text = text[: len(text) // 2]
         return web.Response(text=text, content_type="application/json")
+
+    async def sample(
+        self, body: Mapping[str, Any], rng: random.Random, fault: Fault | None
+    ) -> dict[str, Any]:
+        """The reply to a body of /generate. Raises HttpError."""
+        body = with_placeholders(body, self.tokenizer)
+        wanted = read_request(body, self.size, self.tokenizer.encode)
+        return await self.engine.generate(wanted, rng, fault)
 
     async def abort_request(self, request: web.Request) -> web.Response:
         body = await json_body(request)
@@ -162,25 +169,9 @@ class ReplayServer:
             message += f" Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
-    async def load_lora_adapter(self, request: web.Request) -> web.Response:
-        return _adapter_reply(
-            await json_body(request), self.adapters.load, "lora_name", "lora_path"
-        )
-
-    async def unload_lora_adapter(self, request: web.Request) -> web.Response:
-        return _adapter_reply(await json_body(request), self.adapters.unload, "lora_name")
-
     async def models(self, request: web.Request) -> web.Response:
-        base = self.first_model_path
-        cards = [
-            (base, base, None),
-            *((name, path, base) for name, path in self.adapters.loaded.items()),
-        ]
-        found = [
-            {"id": name, "object": "model", "root": root, "parent": parent}
-            for name, root, parent in cards
-        ]
-        return web.json_response({"object": "list", "data": found})
+        model = {"id": self.first_model_path, "object": "model", "root": self.first_model_path}
+        return web.json_response({"object": "list", "data": [model | {"parent": None}]})
 
     async def weights_checker(self, request: web.Request) -> web.Response:
         """The checksum of the weights, which are their path."""
@@ -280,21 +271,6 @@ class ReplayServer:
         return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
 
 
-def _adapter_reply(
-    body: Mapping[str, Any], act: Callable[..., Mapping[str, str]], *fields: str
-) -> web.Response:
-    for name in fields:
-        if not isinstance(body.get(name), str):
-            raise bad_body(name, "Field required")
-    try:
-        loaded = act(*(body[name] for name in fields))
-    except AdapterRefused as e:
-        return web.json_response(
-            {"success": False, "error_message": str(e), "loaded_adapters": e.loaded}, status=400
-        )
-    return web.json_response({"success": True, "error_message": "", "loaded_adapters": loaded})
-
-
 def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -309,27 +285,22 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"detail": e.reason}, status=e.status)
 
 
-async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str], None]) -> None:
+async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str], None]) -> None:
     """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is
     taken.
     """
-    server = ReplayServer(
-        options, load_tokenizer(options.tokenizer, options.template), TaskIndex.load(options.env)
-    )
+    host, port = server.options.host, server.options.port
     # A client that hangs up ends its generation, so that its request id is free again.
     runner = web.AppRunner(
         server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, options.host, options.port).start()
-        port = runner.addresses[0][1]
-        ready(f"http://{options.host}:{port}")
+        await web.TCPSite(runner, host, port).start()
+        ready(f"http://{host}:{runner.addresses[0][1]}")
         await until.wait()
     except OSError as e:
-        raise SettingsError(
-            f"cannot listen on {options.host}:{options.port}: {e.strerror or e}"
-        ) from e
+        raise SettingsError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
     finally:
         await runner.cleanup()
 
@@ -339,14 +310,18 @@ def serve(**options: Any) -> None:
 
     One line on stdout says when it is ready, and where.
     """
-    chosen = ReplayOptions(**options)
+    serve_until_signalled(ReplayServer.load(ReplayOptions(**options)))
+
+
+def serve_until_signalled(server: ReplayServer) -> None:
+    """Serve in the foreground until SIGTERM or SIGINT."""
 
     async def until_signalled() -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         await run(
-            chosen, stopped, lambda address: print(f"rollq engine: ready at {address}", flush=True)
+            server, stopped, lambda address: print(f"rollq engine: ready at {address}", flush=True)
         )
 
     asyncio.run(until_signalled())

@@ -6,7 +6,6 @@ the length allows ends the turn all the same.
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import re
 from array import array
 from collections.abc import Set
 from dataclasses import dataclass
@@ -49,21 +48,20 @@ def cut_at_stop_token(
 
 
 def cut_at_stop_string(
-    whole: Completion, request: GenerateRequest, tokenizer: Tokenizer
+    completion: Completion, request: GenerateRequest, tokenizer: Tokenizer
 ) -> Completion:
-    """End the completion with the token that completes the first stop string or pattern."""
-    patterns = [(stop, re.compile(re.escape(stop)), True) for stop in request.texts("stop")]
-    patterns += [(stop, re.compile(stop), False) for stop in request.texts("stop_regex")]
-    text = tokenizer.decode(whole.ids) if patterns else ""
-    if not any(pattern.search(text) for _, pattern, _ in patterns):
-        return whole
-    for count in range(1, len(whole.ids) + 1):
-        text = tokenizer.decode(whole.ids[:count])
-        for stop, pattern, trim in patterns:
-            if found := pattern.search(text):
-                visible = text[: found.start()] if trim else text
-                return Completion(whole.ids[:count], {"type": "stop", "matched": stop}, visible)
-    return whole
+    """End the completion with the token that completes the first stop string."""
+    stops = request.stops
+    text = tokenizer.decode(completion.ids) if stops else ""
+    if not any(stop in text for stop in stops):
+        return completion
+    for count in range(1, len(completion.ids) + 1):
+        text = tokenizer.decode(completion.ids[:count])
+        for stop in stops:
+            if stop in text:
+                finish = {"type": "stop", "matched": stop}
+                return Completion(completion.ids[:count], finish, text.partition(stop)[0])
+    return completion
 
 
 def visible_text(completion: Completion, request: GenerateRequest, tokenizer: Tokenizer) -> str:

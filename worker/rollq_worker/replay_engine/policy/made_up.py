@@ -1,16 +1,11 @@
-"""Logprobs and routed experts for tokens that no model sampled or read.
+"""Logprobs for tokens that no model sampled or read.
 
-The invariant: a token's logprob depends only on itself and the token before it, and its experts
-only on itself and its place. So scoring a sequence again gives exactly what generating it gave, as
-from SGLang's cache.
+The invariant: a token's logprob depends only on itself and the token before it. So scoring a
+sequence again gives exactly what generating it gave.
 """
 
-import base64
-from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-
-from rollq.trajectory_extras import ExpertShape
 
 RESOLUTION = 1 << 20
 
@@ -42,23 +37,3 @@ def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, i
     step = max(1, vocab // (count + 100))
     ids = {token, *range(before % step, vocab, step)}
     return sorted(((logprob(before, id), id) for id in ids), reverse=True)[:count]
-
-
-def experts(tokens: Sequence[int], start: int, shape: ExpertShape) -> str:
-    """Those of `tokens[start:]` but for the last token, as SGLang reports them: 32-bit ids in
-    base64.
-    """
-    ids = array("i")
-    for place in range(start, len(tokens) - 1):
-        ids.extend(experts_of(tokens[place], place, shape))
-    return base64.b64encode(ids.tobytes()).decode()
-
-
-def experts_of(token: int, place: int, shape: ExpertShape) -> list[int]:
-    """The experts of one token: layer after layer, all different within a layer."""
-    mixed = (token * 0x9E3779B1 + place * 0x85EBCA77) & 0xFFFFFFFF
-    return [
-        (mixed + layer * 0x2C1B3C6D + step) % shape.experts
-        for layer in range(shape.layers)
-        for step in range(shape.top_k)
-    ]

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Any, get_origin
 
 from rollq.errors import ContractError
-from rollq.sampling import number, objection
+from rollq.numbers import is_number, whole_number
+from rollq.sampling import objection
 from rollq.trajectory_extras import ExpertShape
 
 Json = Any
@@ -117,12 +118,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_tokens", "max_new_tokens"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ContractError(
-                    f"budget.{name} must be a whole number of at least 1, not {value!r}"
-                )
-        if not number(self.deadline_s) or self.deadline_s <= 0:
+            whole_number(f"budget.{name}", getattr(self, name), at_least=1)
+        if not is_number(self.deadline_s) or self.deadline_s <= 0:
             raise ContractError(
                 f"budget.deadline_s must be a positive number of seconds, not {self.deadline_s!r}"
             )
@@ -229,88 +226,79 @@ class Job:
     """
 
     def __post_init__(self) -> None:
-        where = self.title
-        for name in ("run", "group", "adapter"):
+        self._check_types()
+        self._check_names()
+        self._check_group()
+        self._check_options()
+        self._check_experts()
+        refusal = objection(self.sampling, self.budget.max_new_tokens)
+        if refusal:
+            raise self._error(refusal)
+
+    def _error(self, text: str) -> ContractError:
+        return ContractError(f"{self.title}: {text}")
+
+    def _check_types(self) -> None:
+        for name, kind in FIELD_TYPES.items():
             value = getattr(self, name)
-            if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
-                raise ContractError(f"{where}: {name} {value!r} must match {NAME.pattern}")
-        for name in WHOLE:
+            if kind is int:
+                whole_number(f"{self.title}: {name}", value, at_least=0)
+            elif issubclass(kind, StrEnum):
+                if not isinstance(value, str) or value not in [*kind]:
+                    raise self._error(f"{name} must be {' or '.join(kind)}, not {value!r}")
+                object.__setattr__(self, name, kind(value))
+            elif not isinstance(value, kind):
+                kind_name = KIND_NAMES.get(kind, f"a {kind.__name__}")
+                raise self._error(f"{name} must be {kind_name}, not {value!r:.100}")
+
+    def _check_names(self) -> None:
+        for name in ("env", "split", "agent", "queue"):
+            if not getattr(self, name):
+                raise self._error(f"{name} must be a name, not ''")
+        for name in ("run", "group", "adapter", "queue"):
             value = getattr(self, name)
-            if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
-                raise ContractError(
-                    f"{where}: {name} must be a whole number of at least 0 and below "
-                    f"2**53, not {value!r}"
-                )
-        if not self.size:
-            raise ContractError(f"{where}: a group has a size of at least 1")
-        if self.members > LARGEST_GROUP:
-            raise ContractError(
-                f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.members}"
+            if value and not NAME.fullmatch(value):
+                raise self._error(f"{name} {value!r} must match {NAME.pattern}")
+        if is_path(self.env):
+            raise self._error(
+                f"env {self.env!r} is a file's path, and a job carries its name: add_file() of "
+                "rollq_worker.environments.files returns it (docs/environments.md)"
             )
+        if len(self.weight_version) > LONGEST_VERSION:
+            raise self._error(
+                f"weight_version must be a text of at most {LONGEST_VERSION} characters, not "
+                f"{self.weight_version!r:.300}"
+            )
+
+    def _check_group(self) -> None:
+        if not self.size:
+            raise self._error("a group has a size of at least 1")
+        if self.members > LARGEST_GROUP:
+            raise self._error(f"a group has at most {LARGEST_GROUP} samples, not {self.members}")
         if not self.sample < self.members:
-            raise ContractError(
-                f"{where}: sample {self.sample} of a group of {self.members} (samples count from 0)"
+            raise self._error(
+                f"sample {self.sample} of a group of {self.members} (samples count from 0)"
             )
         if self.min_viable > self.size:
-            raise ContractError(
-                f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}"
+            raise self._error(
+                f"min_viable {self.min_viable} is more than the group's size {self.size}"
             )
-        if self.spare and self.purpose == Purpose.EVAL:
-            raise ContractError(
-                f"{where}: spare is {self.spare}, and an evaluation has none: it would "
-                "leave out the slowest tries"
+        if self.spare and self.purpose is Purpose.EVAL:
+            raise self._error(
+                f"spare is {self.spare}, and an evaluation has none: it would leave out the "
+                "slowest tries"
             )
-        for name in ("env", "split", "agent"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
-        if is_path(self.env):
-            raise ContractError(
-                f"{where}: env {self.env!r} is a file's path, and a job carries its "
-                "name: add_file() of"
-                " rollq_worker.environments.files returns it (docs/environments.md)"
-            )
-        if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
-            raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
-        if not isinstance(self.reward, str) or (self.reward_args and not self.reward):
-            raise ContractError(
-                f"{where}: reward must be the name of a reward function, not "
-                f"{self.reward!r}, and reward_args need one"
-            )
-        if not isinstance(self.weight_version, str) or len(self.weight_version) > LONGEST_VERSION:
-            raise ContractError(
-                f"{where}: weight_version must be a text of at most "
-                f"{LONGEST_VERSION} characters, not"
-                f" {self.weight_version!r:.300}"
-            )
-        for name in MAPPINGS:
-            if not isinstance(getattr(self, name), Mapping):
-                raise ContractError(
-                    f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}"
-                )
+
+    def _check_options(self) -> None:
+        if self.reward_args and not self.reward:
+            raise self._error("reward_args need reward, the name of a reward function")
         if self.context and not isinstance(self.context.get("kind"), str):
-            raise ContractError(
-                f"{where}: context must have a kind, a name, not {dict(self.context)!r:.100}"
-            )
+            raise self._error(f"context must have a kind, a name, not {dict(self.context)!r:.100}")
         for name in self.template_kwargs:
             if not isinstance(name, str):
-                raise ContractError(f"{where}: template_kwargs: the key {name!r} is not a string")
+                raise self._error(f"template_kwargs: the key {name!r} is not a string")
             if name in GIVEN_TO_TEMPLATES:
-                raise ContractError(
-                    f"{where}: template_kwargs: leave out {name!r}, which rollq itself gives"
-                )
-        if not isinstance(self.budget, Budget):
-            raise ContractError(
-                f"{where}: budget must be a Budget, not {type(self.budget).__name__}"
-            )
-        for name, kind in (("history", History), ("purpose", Purpose)):
-            if not isinstance(getattr(self, name), str) or getattr(self, name) not in set(kind):
-                raise ContractError(
-                    f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}"
-                )
-            object.__setattr__(self, name, kind(getattr(self, name)))
-        self._check_experts()
-        if why := objection(self.sampling, self.budget.max_new_tokens):
-            raise ContractError(f"{where}: {why}")
+                raise self._error(f"template_kwargs: leave out {name!r}, which rollq itself gives")
 
     def _check_experts(self) -> None:
         if not self.routed_experts:
@@ -318,11 +306,9 @@ class Job:
         try:
             ExpertShape.read(self.routed_experts)
         except ContractError as e:
-            raise ContractError(f"{self.title}: {e}") from e
-        if self.purpose == Purpose.EVAL:
-            raise ContractError(
-                f"{self.title}: routed_experts are for training, and this is an evaluation"
-            )
+            raise self._error(str(e)) from e
+        if self.purpose is Purpose.EVAL:
+            raise self._error("routed_experts are for training, and this is an evaluation")
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Job":
@@ -341,12 +327,12 @@ class Job:
         and the rest was checked before, so nothing is checked again, which would take as long as
         decoding it.
         """
-        found = object.__new__(Job)
+        job = object.__new__(Job)
         for name in Job.__slots__:
-            object.__setattr__(found, name, getattr(self, name))
-        object.__setattr__(found, "sample", sample)
-        object.__setattr__(found, "seq", seq)
-        return found
+            object.__setattr__(job, name, getattr(self, name))
+        object.__setattr__(job, "sample", sample)
+        object.__setattr__(job, "seq", seq)
+        return job
 
     def replacement(self, number: int) -> "Job":
         """The job in that replacement of its group, which `Client.refill` submits when it was
@@ -366,7 +352,7 @@ class Job:
     @property
     def id(self) -> str:
         """`run/group/sample`, the idempotence key."""
-        return f"{self.run}/{self.group}/{self.sample}"
+        return job_id(self.run, self.group, self.sample)
 
     @property
     def title(self) -> str:
@@ -388,8 +374,12 @@ class Job:
         return self.min_viable or self.size
 
 
-WHOLE = tuple(field.name for field in fields(Job) if field.type is int)
-MAPPINGS = tuple(field.name for field in fields(Job) if get_origin(field.type) is Mapping)
+FIELD_TYPES: Mapping[str, Any] = {
+    field.name: get_origin(field.type) or field.type for field in fields(Job)
+}
+"""The class of each field's values."""
+MAPPINGS = tuple(name for name, kind in FIELD_TYPES.items() if kind is Mapping)
+KIND_NAMES = {str: "a text", Mapping: "a mapping"}
 
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
@@ -410,10 +400,15 @@ def served_adapter(adapter: str, version: str) -> str:
     return f"{adapter}@{version}"
 
 
-def parse_id(job_id: str) -> tuple[str, str, int]:
-    """`run/group/sample` taken apart. Raises ContractError."""
-    run, _, rest = job_id.partition("/")
+def job_id(run: str, group: str, sample: int) -> str:
+    """The id of a job."""
+    return f"{run}/{group}/{sample}"
+
+
+def parse_id(text: str) -> tuple[str, str, int]:
+    """Run, group and sample of a job's id. Raises ContractError."""
+    run, _, rest = text.partition("/")
     group, _, sample = rest.partition("/")
     if not (NAME.fullmatch(run) and NAME.fullmatch(group) and SAMPLE.fullmatch(sample)):
-        raise ContractError(f"{job_id!r:.200} is not a job id (run/group/sample)")
+        raise ContractError(f"{text!r:.200} is not a job id (run/group/sample)")
     return run, group, int(sample)

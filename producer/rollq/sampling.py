@@ -8,8 +8,10 @@ standard library only.
 import json
 import re
 from collections.abc import Callable, Mapping
-from sys import float_info
+from functools import partial
 from typing import Any
+
+from rollq.numbers import is_number, is_whole
 
 GRAMMARS = ("json_schema", "regex", "ebnf")
 """Parameters that constrain a turn to a grammar; a job may have at most one."""
@@ -29,24 +31,21 @@ MAX_STOP_REGEX = 256
 Check = Callable[[Any], bool]
 
 
-def number(value: object) -> bool:
-    """Whether the value is a finite number, and no bool."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= float_info.max
-    )
-
-
 def _within(low: float, high: float = float("inf"), *, above: bool = False) -> Check:
     """A check that a number is within bounds. With `above`, the lower bound itself is
     not allowed.
     """
-    return lambda value: number(value) and low <= value <= high and not (above and value == low)
+
+    def check(value: Any) -> bool:
+        if not is_number(value) or (above and value == low):
+            return False
+        return bool(low <= value <= high)
+
+    return check
 
 
 def _whole(low: int, high: int) -> Check:
-    return lambda value: type(value) is int and low <= value <= high
+    return partial(is_whole, at_least=low, at_most=high)
 
 
 def _text(value: object) -> bool:
@@ -64,11 +63,9 @@ def _texts(value: object) -> bool:
 
 
 def _pattern(value: object) -> bool:
-    if (
-        not isinstance(value, str)
-        or not value
-        or len(value.encode("utf-8", "replace")) > MAX_STOP_REGEX
-    ):
+    if not isinstance(value, str) or not value:
+        return False
+    if len(value.encode("utf-8", "replace")) > MAX_STOP_REGEX:
         return False
     try:
         re.compile(value)
@@ -78,7 +75,7 @@ def _pattern(value: object) -> bool:
 
 
 def _schema(value: object) -> bool:
-    """Whether the value is JSON. The engine decides which schemas it has a grammar for."""
+    """True if the value is JSON. The engine decides which schemas it has a grammar for."""
     if not isinstance(value, str) or not value:
         return False
     try:
@@ -90,11 +87,10 @@ def _schema(value: object) -> bool:
     return True
 
 
-def _bias(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(id, str) and id.isascii() and id.isdigit() and number(bias)
-        for id, bias in value.items()
-    )
+def _biases(value: object) -> bool:
+    if not isinstance(value, Mapping) or not all(map(is_number, value.values())):
+        return False
+    return all(isinstance(id, str) and id.isascii() and id.isdigit() for id in value)
 
 
 PARAMETERS: dict[str, tuple[Check, str]] = {
@@ -119,7 +115,7 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "regex": (_text, "a regular expression"),  # in the engine's dialect; `re` knows a part of it
     "ebnf": (_text, "a grammar, as a string"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
-    "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
+    "logit_bias": (_biases, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
 """For each parameter, by SGLang's name (srt/sampling/sampling_params.py): the check of its value,
@@ -128,7 +124,7 @@ and what the value must be, in words.
 
 
 def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
-    """Why the engine would refuse this in a turn of `max_new_tokens`, naming the parameter; "" when
+    """The reason for which the engine would refuse this in a turn of `max_new_tokens`; empty when
     it would not.
     """
     for name, value in sampling.items():
@@ -136,14 +132,16 @@ def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
             return f"sampling takes no {name}: {OURS[name]}"
         if name not in PARAMETERS:
             return f"sampling does not know {name}; it takes {', '.join(PARAMETERS)}"
-        fine, words = PARAMETERS[name]
-        if not fine(value):
-            return f"sampling: {name} must be {words}, not {repr(value)[:100]}"
-    if len(given := [name for name in GRAMMARS if name in sampling]) > 1:
-        return f"sampling: a turn can be held to one of {' and '.join(given)}, not to several"
-    if (least := sampling.get("min_new_tokens", 0)) > max_new_tokens:
+        accepts, kind = PARAMETERS[name]
+        if not accepts(value):
+            return f"sampling: {name} must be {kind}, not {value!r:.100}"
+    grammars = [name for name in GRAMMARS if name in sampling]
+    if len(grammars) > 1:
+        return f"sampling: a turn can be held to one of {' and '.join(grammars)}, not to several"
+    fewest = sampling.get("min_new_tokens", 0)
+    if fewest > max_new_tokens:
         return (
-            f"sampling: min_new_tokens, {least}, is more than "
+            f"sampling: min_new_tokens, {fewest}, is more than "
             f"budget.max_new_tokens, {max_new_tokens}"
         )
     return ""

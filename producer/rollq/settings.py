@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError
 from rollq.job import NAME, QUEUE
+from rollq.numbers import whole_number
 from rollq.urls import broker_options, check_url, is_http, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -20,6 +21,7 @@ IN_FILE = "_FILE"
 """ROLLQ_REDIS_URL_FILE and ROLLQ_BROKER_URL_FILE name a file with the address, so that no
 environment shows it.
 """
+MOST_SLOTS = 999_999_999
 FILE, REDIS = "file:", "redis:"
 """How an engine's address begins that is a list of addresses."""
 
@@ -75,21 +77,16 @@ class Settings:
             )
         broker_options(self.broker_url)
         object.__setattr__(self, "engine_urls", tuple(map(engine_address, self.engine_urls)))
-        if twice := next(
-            (url for url in self.engine_urls if self.engine_urls.count(url) > 1), None
-        ):
-            raise SettingsError(f"ROLLQ_ENGINE_URL, or --engine: {mask_url(twice)} is there twice")
+        for url in self.engine_urls:
+            if self.engine_urls.count(url) > 1:
+                raise SettingsError(
+                    f"ROLLQ_ENGINE_URL, or --engine: {mask_url(url)} is there twice"
+                )
         if not self.engine_urls:
             raise SettingsError("ROLLQ_ENGINE_URL: no engine is named")
-        if type(self.concurrency) is not int or self.concurrency < 1:
-            raise SettingsError(
-                f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}"
-            )
-        if (
-            not self.queues
-            or len({*self.queues}) < len(self.queues)
-            or not all(map(NAME.fullmatch, self.queues))
-        ):
+        whole_number("ROLLQ_CONCURRENCY", self.concurrency, 1, MOST_SLOTS, SettingsError)
+        are_distinct = len({*self.queues}) == len(self.queues) > 0
+        if not are_distinct or not all(map(NAME.fullmatch, self.queues)):
             raise SettingsError(
                 f"ROLLQ_QUEUES must be names of queues, each once, not {','.join(self.queues)!r}"
             )
@@ -107,7 +104,7 @@ class Settings:
             engine_urls=_names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             template=env.get("ROLLQ_TEMPLATE"),
-            concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
+            concurrency=_concurrency(env.get("ROLLQ_CONCURRENCY", "64")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
             queues=_names(env.get("ROLLQ_QUEUES", QUEUE)),
@@ -152,11 +149,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _whole(name: str, text: str) -> int:
-    if not re.fullmatch(r"\s*\d{1,9}\s*", text):
-        limit = " and at most 999999999" if text.strip().isdecimal() else ""
-        raise SettingsError(f"{name} must be a whole number of at least 1{limit}, not {text!r}")
-    return int(text)
+def _concurrency(text: str) -> int:
+    is_short = len(text) < 20  # Python refuses to read thousands of digits
+    value = int(text) if is_short and text.strip().isdecimal() else text
+    return whole_number("ROLLQ_CONCURRENCY", value, 1, MOST_SLOTS, SettingsError)
 
 
 def _endpoints(text: str) -> Mapping[str, Endpoint]:

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.numbers import is_whole, whole_number
 
 ROUTED_EXPERTS = "routed_experts"
 """Name of the experts that tokens were routed to, which a job asks for."""
@@ -37,7 +38,7 @@ class Extra:
         if not isinstance(self.dtype, str) or not self.dtype:
             raise ContractError(f"the dtype of an extra is a name, not {self.dtype!r}")
         lengths = self.shape if isinstance(self.shape, Sequence) else ()
-        if not lengths or any(type(length) is not int or length < 1 for length in lengths):
+        if not lengths or not all(is_whole(length, at_least=1) for length in lengths):
             raise ContractError(
                 f"the shape of an extra has lengths of at least 1, not {self.shape!r}"
             )
@@ -71,28 +72,21 @@ class ExpertShape:
     """
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("layers", MOST_LAYERS),
-            ("top_k", MOST_EXPERTS),
-            ("experts", MOST_EXPERTS),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise ContractError(
-                    f"routed_experts: {name} must be a whole number from 1 to {most}, not {value!r}"
-                )
+        whole_number("routed_experts: layers", self.layers, 1, MOST_LAYERS)
+        whole_number("routed_experts: top_k", self.top_k, 1, MOST_EXPERTS)
+        whole_number("routed_experts: experts", self.experts, 1, MOST_EXPERTS)
         if self.top_k > self.experts:
             raise ContractError(f"routed_experts: top_k {self.top_k} of {self.experts} experts")
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> ExpertShape:
+    def read(cls, numbers: Mapping[str, Any]) -> ExpertShape:
         """The shape in a job's `routed_experts`. Raises ContractError."""
         names = {field.name for field in fields(cls)}
-        if not isinstance(given, Mapping) or given.keys() != names:
+        if not isinstance(numbers, Mapping) or numbers.keys() != names:
             raise ContractError(
-                f"routed_experts must have {', '.join(sorted(names))}, not {given!r:.100}"
+                f"routed_experts must have {', '.join(sorted(names))}, not {numbers!r:.100}"
             )
-        return cls(**given)
+        return cls(**numbers)
 
     @property
     def dtype(self) -> str:
@@ -120,7 +114,7 @@ class ExpertShape:
 
     def pack(self, ids: Iterable[int]) -> bytes:
         """The ids of experts as the bytes of rows."""
-        found = array("B" if self.dtype == "uint8" else "H", ids)
+        numbers = array("B" if self.dtype == "uint8" else "H", ids)
         if sys.byteorder == "big":
-            found.byteswap()
-        return found.tobytes()
+            numbers.byteswap()
+        return numbers.tobytes()

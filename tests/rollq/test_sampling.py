@@ -92,12 +92,11 @@ def test_one_grammar_a_turn() -> None:
 
 
 def test_nonsense_from_the_wire_is_refused_as_well() -> None:
-    fields = msgpack.unpackb(
-        encode_job(Job(run="r", group="g", env="e", task=0, sampling={"top_k": 5}))
-    )
-    fields[2]["sampling"] = {"top_k": 0}
+    blob = encode_job(Job(run="r", group="g", env="e", task=0, sampling={"top_k": 5}))
+    schema, kind, fields = msgpack.unpackb(blob)
+    fields["sampling"] = {"top_k": 0}
     with pytest.raises(ContractError, match=r"r/g/0.*top_k"):
-        decode_job(msgpack.packb(fields))
+        decode_job(msgpack.packb([schema, kind, fields]))
 
 
 VALUES = st.recursive(

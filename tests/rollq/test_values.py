@@ -63,8 +63,7 @@ def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> No
     [
         (
             {"task": -1},
-            "job of 'shop', task -1: task must be a whole number of at least 0 and "
-            "below 2**53, not -1",
+            "job of 'shop', task -1: task must be a whole number of at least 0, not -1",
         ),
         ({"task": 3, "seed": 2**53}, "job of 'shop', task 3: seed must be"),
         (

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from rollq.errors import JobFailure, RolloutFailure
 from rollq.job import Json
-from rollq.sampling import number
+from rollq.numbers import is_number
 from rollq.settings import Endpoint
 from rollq_worker.http_client import HttpClient, NoResponse, Response
 from rollq_worker.waiting import backoff, wait
@@ -102,10 +102,10 @@ class ChatOptions:
             (
                 "temperature",
                 read.temperature is None
-                or (number(read.temperature) and 0 <= read.temperature <= 2),
+                or (is_number(read.temperature) and 0 <= read.temperature <= 2),
             ),
             ("max_tokens", type(read.max_tokens) is int and read.max_tokens >= 1),
-            ("timeout_s", number(read.timeout_s) and 0 < read.timeout_s <= 3600),
+            ("timeout_s", is_number(read.timeout_s) and 0 < read.timeout_s <= 3600),
             ("retries", type(read.retries) is int and 0 <= read.retries <= 100),
         ):
             if not valid:

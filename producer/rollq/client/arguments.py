@@ -5,7 +5,7 @@ from typing import Literal
 
 from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME
-from rollq.sampling import number
+from rollq.numbers import is_number, whole_number
 
 Order = Literal["ready", "submitted"]
 """`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that
@@ -26,13 +26,12 @@ def check_client(run: str, hold_s: float) -> None:
 
 def check_ahead(ahead: int) -> None:
     """Raises ContractError."""
-    if type(ahead) is not int or ahead < 1:
-        raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
+    whole_number("ahead", ahead, at_least=1)
 
 
 def check_days(days: float) -> None:
     """Raises SettingsError."""
-    if not number(days) or not 0 < days <= MOST_DAYS:
+    if not is_number(days) or not 0 < days <= MOST_DAYS:
         raise SettingsError(
             f"forget_after: days must be a positive number of at most {MOST_DAYS}, not {days!r}"
         )
@@ -49,8 +48,7 @@ def check_wanted(groups: int, timeout: float | None) -> None:
     """Raises ContractError unless a consumer can wait for that many groups, for that
     many seconds.
     """
-    if type(groups) is not int or groups < 1:
-        raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
+    whole_number("groups", groups, at_least=1)
     if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
         raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 
@@ -65,9 +63,7 @@ def check_consumer(order: Order, name: str | None, step: int | None) -> None:
         raise ContractError(
             "step is that of a named consumer's batch: give the consumer a name, too"
         )
-    if step is not None and (
-        type(step) is not int or not 0 <= step < 1 << 53
-    ):  # scripts count in floats
-        raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
+    if step is not None:
+        whole_number("step", step, at_least=0)
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

@@ -17,6 +17,7 @@ from rollq.client.operations import Operations
 from rollq.errors import ClientClosed, ContractError, FailureClass, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
+from rollq.numbers import whole_number
 from rollq.settings import Settings
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ class Client(Operations):
         and so on up to `times`. Safe to repeat. Raises what `submit` raises.
         """
         check_ahead(ahead)
-        if type(times) is not int or times < 0:
-            raise ContractError(f"times must be a whole number of at least 0, not {times!r}")
+        whole_number("times", times, at_least=0)
         return self._producer.refill(jobs, times, ahead)
 
     def seal(self) -> None:

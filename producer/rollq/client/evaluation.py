@@ -22,6 +22,7 @@ from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
 from rollq.job import Job, Purpose, part_of_name
 from rollq.ledger.replies import Published
+from rollq.numbers import whole_number
 from rollq.servers.retry import RetryLoop
 from rollq.wire.codec import job_digest
 
@@ -40,8 +41,7 @@ def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[J
     Raises ContractError for no tasks, a task that is there twice, a `k` that is no number of tries,
     and a name that is no text.
     """
-    if type(k) is not int or k < 1:
-        raise ContractError(f"k must be a whole number of tries of at least 1, not {k!r}")
+    whole_number("k, the number of tries,", k, at_least=1)
     if not isinstance(name, str) or not name:
         raise ContractError(f"run {run}: the name of an evaluation is a text, not {name!r}")
     if odd := [task for task in tasks if not isinstance(task, Job)]:

@@ -19,6 +19,7 @@ from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.replies import Submission
+from rollq.numbers import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +50,14 @@ class SubmitKeys(plan.Tasks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        optional = ("groups_per_batch", "max_running", "max_staleness")
-        whole = {key: getattr(self, key) for key in ("epochs", "ahead", "refill", *optional)}
-        whole |= {f"max_failures.{failure}": count for failure, count in self.max_failures.items()}
-        for key, value in whole.items():
-            least = 0 if key in ("max_staleness", "refill") else 1
-            if (value is not None or key not in optional) and (
-                type(value) is not int or value < least
-            ):
-                raise SettingsError(
-                    f"{key} must be a whole number of at least {least}, not {value!r}"
-                )
+        smallest = {"epochs": 1, "ahead": 1, "refill": 0}
+        for key in ("groups_per_batch", "max_running", "max_staleness"):
+            if getattr(self, key) is not None:
+                smallest[key] = 0 if key == "max_staleness" else 1
+        for key, at_least in smallest.items():
+            whole_number(key, getattr(self, key), at_least, error=SettingsError)
+        for failure, count in self.max_failures.items():
+            whole_number(f"max_failures.{failure}", count, at_least=1, error=SettingsError)
         if (self.groups_per_batch is None) != (self.max_staleness is None):
             raise SettingsError("groups_per_batch and max_staleness go together")
         if self.max_running is not None and self.max_staleness is None:

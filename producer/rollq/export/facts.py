@@ -6,16 +6,16 @@ The record of a trajectory, the offline check of a file and the test of docs/com
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, get_origin
+from typing import Any
 
 from rollq.errors import FailureClass
 from rollq.events import Sampled, Stop
 from rollq.export.conversations import conversations, steps, unanswered
 from rollq.export.times import times_of
-from rollq.job import Job
-from rollq.sampling import number
+from rollq.job import FIELD_TYPES
+from rollq.numbers import is_number
 from rollq.trajectory import Trajectory
 
 JOB_FIELDS = ("run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling")
@@ -64,7 +64,7 @@ def are_messages(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return number(value) and bool(value >= 0)
+    return is_number(value) and bool(value >= 0)
 
 
 def _is_stop(value: Any) -> bool:
@@ -76,7 +76,7 @@ def _is_failure(value: Any) -> bool:
 
 
 def _is_reward(value: Any) -> bool:
-    return value is None or number(value)
+    return value is None or is_number(value)
 
 
 def _are_rewards(value: Any) -> bool:
@@ -95,7 +95,7 @@ def _is_wait(value: Any) -> bool:
     if not is_list(value) or len(value) != 4:
         return False
     what, start, seconds, turn = value
-    return is_text(what) and number(start) and number(seconds) and is_count(turn)
+    return is_text(what) and is_number(start) and is_number(seconds) and is_count(turn)
 
 
 TEXT = (is_text, "a text")
@@ -106,12 +106,7 @@ LIST = (is_list, "a list")
 
 def _job_fact(name: str, *, is_optional: bool = False) -> Fact:
     """The fact of a job's field. The field's type says what it must be."""
-    [field] = [field for field in fields(Job) if field.name == name]
-    accepts, kind = TEXT
-    if field.type is int:
-        accepts, kind = COUNT
-    elif get_origin(field.type) is Mapping:
-        accepts, kind = MAPPING
+    accepts, kind = {int: COUNT, str: TEXT, Mapping: MAPPING}[FIELD_TYPES[name]]
 
     def read(trajectory: Trajectory) -> Any:
         value = getattr(trajectory.job, name)

@@ -12,7 +12,7 @@ from rollq.errors import ContractError
 from rollq.events import GRADED, Finish
 from rollq.export.facts import FACTS, are_messages, is_list, is_mapping, is_text
 from rollq.job import parse_id
-from rollq.sampling import number
+from rollq.numbers import is_number
 from rollq.trajectory_extras import Extra
 
 PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
@@ -108,7 +108,7 @@ def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
         return f"id {token!r:.60} is no token id"
     if type(sampled) is not int or sampled not in (0, 1):
         return f"mask {sampled!r:.60} is neither 0 nor 1"
-    if not number(logprob):
+    if not is_number(logprob):
         return f"logprob {logprob!r:.60} is no finite number"
     if sampled and not is_text(version):
         return f"it was sampled, and version {version!r:.60} is no name"

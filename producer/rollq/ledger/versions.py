@@ -14,6 +14,7 @@ from rollq.errors import SettingsError
 from rollq.ledger.replies import Admission, Published
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.stored import text, whole
+from rollq.numbers import whole_number
 
 MOST_GROUPS = 1_000_000
 """Largest number that `limit_staleness` takes."""
@@ -79,16 +80,12 @@ class Versions:
         """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for
         wrong numbers, and when the run has others.
         """
-        for name, number, least in (
+        for name, number, at_least in (
             ("groups_per_batch", groups_per_batch, 1),
             ("max_staleness", max_staleness, 0),
             ("max_running", 1 if max_running is None else max_running, 1),
         ):
-            if type(number) is not int or not least <= number <= MOST_GROUPS:
-                raise SettingsError(
-                    f"run {self.run}: {name} is a whole number from {least} to "
-                    f"{MOST_GROUPS}, not {number!r}"
-                )
+            whole_number(f"run {self.run}: {name}", number, at_least, MOST_GROUPS, SettingsError)
         ours = [groups_per_batch, max_staleness, max_running or 0]
         status, *theirs = self.scripts.call("admit", ours)
         if status == b"other":

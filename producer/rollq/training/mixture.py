@@ -11,9 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 from rollq.errors import ContractError
 from rollq.job import Job, group_name
+from rollq.numbers import is_number, is_whole, whole_number
 
 Weight = float | Mapping[int, float] | Callable[[int], float]
 """A number, a table `{first step: number}`, or a function of the step."""
@@ -43,9 +45,7 @@ class Part:
         if odd := [job for job in self.jobs if not isinstance(job, Job)]:
             raise ContractError(f"the tasks of a mixture are Jobs, not {odd[0]!r:.100}")
         if isinstance(self.weight, Mapping):
-            if 0 not in self.weight or any(
-                type(step) is not int or step < 0 for step in self.weight
-            ):
+            if 0 not in self.weight or not all(map(is_whole, self.weight)):
                 raise ContractError(
                     f"{self}: the table {self.weight!r:.100} needs whole steps, of "
                     "which the first is 0"
@@ -58,21 +58,17 @@ class Part:
 
     def weight_at(self, step: int) -> float:
         """Raises ContractError for what is no weight."""
-        found: object = self.weight
-        if isinstance(found, Mapping):
-            steps = sorted(found)
-            found = found[steps[bisect_right(steps, step) - 1]]
-        elif callable(found):
-            found = found(step)
-        if (
-            isinstance(found, bool)
-            or not isinstance(found, int | float)
-            or not 0 <= found < math.inf
-        ):
+        weight: Any = self.weight
+        if isinstance(weight, Mapping):
+            steps = sorted(weight)
+            weight = weight[steps[bisect_right(steps, step) - 1]]
+        elif callable(weight):
+            weight = weight(step)
+        if not is_number(weight) or weight < 0:
             raise ContractError(
-                f"{self}: its weight at step {step} must be a number of at least 0, not {found!r}"
+                f"{self}: its weight at step {step} must be a number of at least 0, not {weight!r}"
             )
-        return float(found)
+        return float(weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +85,7 @@ class Rest:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        if type(self.steps) is not int or self.steps < 1:
-            raise ContractError(
-                f"tasks rest for a whole number of steps of at least 1, not {self.steps!r}"
-            )
+        whole_number("the number of steps for which tasks rest", self.steps, at_least=1)
         if not self.low < self.high:
             raise ContractError(
                 f"tasks rest at low and below, at high and above: {self.low!r} is not "
@@ -123,15 +116,10 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ContractError("a mixture needs at least one part")
-        for name, value, least in (
-            ("groups_per_step", self.groups_per_step, 1),
-            ("steps", 1 if self.steps is None else self.steps, 1),
-            ("seed", self.seed, 0),
-        ):
-            if type(value) is not int or value < least:
-                raise ContractError(
-                    f"{name} of a mixture must be a whole number of at least {least}, not {value!r}"
-                )
+        whole_number("groups_per_step of a mixture", self.groups_per_step, at_least=1)
+        whole_number("seed of a mixture", self.seed, at_least=0)
+        if self.steps is not None:
+            whole_number("steps of a mixture", self.steps, at_least=1)
         self.weights_at(0)
 
     def weights_at(self, step: int) -> list[float]:

@@ -200,7 +200,7 @@ JOBS = tasks("a", 2)
         (lambda: Mixture([Part(JOBS)], 1, seed=-1), "seed of a mixture"),
         (
             lambda: Rest(lambda step: {}, steps=0),
-            "tasks rest for a whole number of steps of at least 1, not 0",
+            "for which tasks rest must be a whole number of at least 1, not 0",
         ),
         (lambda: Rest(lambda step: {}, steps=1, low=1.0), "1.0 is not below 1.0"),
     ],

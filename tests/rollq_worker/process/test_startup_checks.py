@@ -74,7 +74,7 @@ def error_line(text: str) -> str:
         (
             {"CONCURRENCY": "many"},
             2,
-            "ROLLQ_CONCURRENCY must be a whole number of at least 1, not 'many'",
+            "ROLLQ_CONCURRENCY must be a whole number of at least 1 and at most 999999999",
         ),
         (
             {"CONCURRENCY": "3000000"},

@@ -13,7 +13,7 @@ from typing import Any
 from rollq.env import RewardFunction, Task
 from rollq.errors import JobFailure
 from rollq.job import Job, Json
-from rollq.sampling import number
+from rollq.numbers import is_number
 from rollq.settings import Endpoint
 from rollq_worker.plug_ins import check_arguments, function_named
 
@@ -68,7 +68,7 @@ def check_judged(job: Job, task: Task) -> None:
 
 
 def _seconds(name: str, limit_s: Any) -> float:
-    if number(limit_s) and 0 < limit_s <= MOST_S:
+    if is_number(limit_s) and 0 < limit_s <= MOST_S:
         return float(limit_s)
     raise JobFailure(
         f"reward {name!r}: its longest_s must be seconds, at most {MOST_S:g}, not {limit_s!r:.60}"

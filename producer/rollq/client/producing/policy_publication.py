@@ -6,6 +6,7 @@ import uuid
 from rollq.errors import ContractError
 from rollq.job import LONGEST_VERSION
 from rollq.ledger.versions import LAST_STEP, Versions
+from rollq.numbers import whole_number
 
 
 def check_version(run: str, weight_version: object) -> None:
@@ -22,10 +23,7 @@ class PolicyPublication:
 
     def __init__(self, versions: Versions, step: int, weight_version: str) -> None:
         """Raises ContractError for a wrong step or version."""
-        if type(step) is not int or not 0 <= step < LAST_STEP:
-            raise ContractError(
-                f"run {versions.run}: the step of a policy is a whole number from 0, not {step!r}"
-            )
+        whole_number(f"run {versions.run}: the step of a policy", step, 0, LAST_STEP - 1)
         check_version(versions.run, weight_version)
         self.step, self.number = step, 0
         """`number`: how many publications the run had with this one; 0: it was not said yet."""

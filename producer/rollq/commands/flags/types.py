@@ -11,25 +11,24 @@ from typing import TypeVar
 
 from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME, Json
+from rollq.numbers import LARGEST, is_whole, whole_kind
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
 from rollq.urls import is_http, mask_url
 
 E = TypeVar("E", bound=StrEnum)
 
-LARGEST = 2**53 - 1
-"""The largest whole number that is allowed, because the ledger counts in doubles."""
 
-
-def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """An argument type: a whole number in [least, most]."""
-    bounds = f"of at least {least}" + (f" and at most {most}" if most < LARGEST else "")
+def whole(at_least: int, at_most: int = LARGEST) -> Callable[[str], int]:
+    """An argument type: a whole number within these bounds."""
 
     def parse(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if least <= (value := int(text)) <= most:
+            value = int(text)
+            if is_whole(value, at_least, at_most):
                 return value
-        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, not {text!r}")
+        kind = whole_kind(at_least, at_most)
+        raise argparse.ArgumentTypeError(f"expected {kind}, not {text!r}")
 
     return parse
 

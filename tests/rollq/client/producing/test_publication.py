@@ -117,7 +117,7 @@ def test_another_trainer_has_published_since(
 @pytest.mark.parametrize("step", [-1, True, 1.0, "1", 1 << 53, None])
 def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
     with pytest.raises(
-        ContractError, match="run r: the step of a policy is a whole number from 0, not"
+        ContractError, match="run r: the step of a policy must be a whole number of at least 0"
     ):
         client.publish(step)  # type: ignore[arg-type]
 
@@ -134,6 +134,8 @@ def test_a_version_is_a_text(client: Client, name: object) -> None:
     "numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)]
 )
 def test_admission_takes_whole_numbers(client: Client, numbers: tuple[int, int]) -> None:
-    with pytest.raises(SettingsError, match=r"is a whole number from [01] to 1000000, not"):
+    with pytest.raises(
+        SettingsError, match=r"must be a whole number of at least [01] and at most 1000000"
+    ):
         client.limit_staleness(*numbers)
     assert client.stats()["admission"] is None

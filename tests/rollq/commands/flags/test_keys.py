@@ -259,7 +259,7 @@ WRONG_FILES = [
         "[budget]\nmax_turn = 3",
         "run.toml: there is no key budget.max_turn; did you mean budget.max_turns?",
     ),
-    ("env = 3", "env must be a name, not 3"),
+    ("env = 3", "env must be a text, not 3"),
     ("tasks = 2026-01-01", "run.toml: tasks: expected A-B"),
     ("[user]\nkind = 'scripted'\nsince = 2026-01-01", "is not JSON"),
     ("seed = ", "run.toml is not TOML: "),

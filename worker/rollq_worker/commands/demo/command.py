@@ -30,8 +30,8 @@ from rollq.errors import JobFailure, SettingsError
 from rollq.export.output import TrajectoryFile
 from rollq.export.transcript import clean
 from rollq.job import Job, group_name
+from rollq.numbers import is_number
 from rollq.pip_extras import install_line, needs
-from rollq.sampling import number
 from rollq.urls import mask_url
 from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun
@@ -53,7 +53,7 @@ class DemoKeys:
     """Probability that the replay engine gets an episode wrong."""
 
     def __post_init__(self) -> None:
-        if not number(self.mistakes) or not 0 <= self.mistakes <= 1:
+        if not is_number(self.mistakes) or not 0 <= self.mistakes <= 1:
             raise SettingsError(f"mistakes must be a probability, not {self.mistakes!r}")
 
 

@@ -192,7 +192,7 @@ class DataSource:
         return batch
 
     def dynamic_sampling_filter(self, group: Group) -> bool:
-        """Whether slime trains on the group: it is complete, every member sampled something, and
+        """True if slime trains on the group: it is complete, every member sampled something, and
         slime's own filter keeps it. Groups that slime's arguments do not fit raise SettingsError.
         """
         check_arguments(group, self.args)

@@ -49,9 +49,9 @@ class Taken(NamedTuple):
 
     batch: int
     last: bool
-    """Whether it is the last sample of its batch."""
+    """True if it is the last sample of its batch."""
     stale: bool
-    """Whether the trainer drops it."""
+    """True if the trainer drops it."""
 
 
 class RolloutBuffer(queue.Queue[Any]):

@@ -88,7 +88,7 @@ class Episode:
         return await self._toolsets.open()
 
     async def _stops(self) -> bool:
-        """Whether a stop condition holds, which the package asks before each turn of the model."""
+        """True if a stop condition holds, which the package asks before each turn of the model."""
         for function in self._task.hooks("stop"):
             if await call(function, {package().Trace: self._trace}):
                 self._trace.stop_condition = function.__name__

@@ -82,7 +82,7 @@ class ExportedTrajectory:
     adapter: str = ""
     """The LoRA adapter that sampled, of which `versions` are versions; empty: none did."""
     images: bool = False
-    """Whether the policy saw images. The file has their references only, and scoring needs the
+    """True if the policy saw images. The file has their references only, and scoring needs the
     images themselves.
     """
 

@@ -57,7 +57,7 @@ class SampledTokens:
     logprobs: array[float]
     """array('d')."""
     stopped: bool
-    """Whether the last one ended the turn."""
+    """True if the last one ended the turn."""
 
 
 class Scorer:

@@ -1,4 +1,4 @@
-"""Whether chance explains what was counted. Pure numbers.
+"""True if chance explains what was counted. Pure numbers.
 
 The errors of a file are many small groups of tokens (turns, trajectories, classes), and each is
 tested. So that a correct file passes in 999 of 1,000 audits, `LEVEL` is divided by the number of

@@ -129,7 +129,7 @@ class SampledTurn:
     pieces: Sequence[int]
     """Where its pieces end. A turn has several when its generation was interrupted."""
     stopped: bool
-    """Whether its last token ended it, not a limit."""
+    """True if its last token ended it, not a limit."""
     sampling: Mapping[str, Json]
     """What its first piece was sampled with."""
 

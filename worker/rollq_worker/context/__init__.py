@@ -59,7 +59,7 @@ def context_factory(
 
 
 def asks_policy(job: Job) -> bool:
-    """Whether a turn of the policy may be answered by a question for a summary."""
+    """True if a turn of the policy may be answered by a question for a summary."""
     return job.context.get("kind") == SUMMARY and "endpoint" not in job.context
 
 

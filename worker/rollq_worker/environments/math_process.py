@@ -36,7 +36,7 @@ class MathProcesses:
         """
 
     def same(self, answer: str, truth: str) -> bool | None:
-        """Whether the answer has the truth's value; None if the truth is no formula.
+        """True if the answer has the truth's value; None if the truth is no formula.
 
         Raises ValueError when this takes too much time or memory, or math-verify fails, and
         RuntimeError when the process ended for another reason.

@@ -49,7 +49,7 @@ class ChatTemplate:
         self._texts = {key: str(texts[key]) for key in (DEFAULT, FOR_TOOLS) if key in texts}
         self._compiled = {key: _compile(name, text) for key, text in self._texts.items()}
         self._named = named
-        self.given: Mapping[str, Json] = {}
+        self.fixed_arguments: Mapping[str, Json] = {}
         """The arguments with which it always renders."""
 
     @cached_property
@@ -57,19 +57,19 @@ class ChatTemplate:
         """The names of the arguments that it reads."""
         return frozenset().union(*map(_arguments, self._texts.values())) - GIVEN_TO_TEMPLATES
 
-    def with_arguments(self, given: Mapping[str, Json]) -> "ChatTemplate":
+    def with_arguments(self, arguments: Mapping[str, Json]) -> "ChatTemplate":
         """The template that always renders with these arguments.
 
         Raises JobFailure for a name that it does not read.
         """
-        for name in given:
+        for name in arguments:
             if name not in self.arguments:
                 raise JobFailure(
                     f"template_kwargs: the chat template of {self._name} {self._unknown(name)}"
                 )
-        found = copy(self)
-        found.given = dict(given)
-        return found
+        template = copy(self)
+        template.fixed_arguments = dict(arguments)
+        return template
 
     def _unknown(self, name: str) -> str:
         if not self.arguments:
@@ -91,7 +91,7 @@ class ChatTemplate:
         try:
             return self._choose(tools).render(
                 **self._named,
-                **_copy({**kwargs, **self.given}),
+                **_copy({**kwargs, **self.fixed_arguments}),
                 messages=[_with_reasoning(_copy(message)) for message in messages],
                 tools=_copy(tools),
                 documents=None,
@@ -105,7 +105,9 @@ class ChatTemplate:
             ) from e
 
     def _choose(self, tools: Sequence[Json] | None) -> jinja2.Template:
-        key = FOR_TOOLS if tools is not None and FOR_TOOLS in self._compiled else DEFAULT
+        key = DEFAULT
+        if tools is not None and FOR_TOOLS in self._compiled:
+            key = FOR_TOOLS
         if key not in self._compiled:
             raise ValueError(
                 "there are several templates, and none is for conversations without tools"
@@ -114,16 +116,14 @@ class ChatTemplate:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """The message without what is None, and with its reasoning under each key that
+    """The message without fields that are None, and with its reasoning under each key that
     templates read.
     """
-    found = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((found[key] for key in _REASONING if key in found), None)
-    return (
-        found
-        if reasoning is None
-        else {"thinking": reasoning, **found, "reasoning_content": reasoning}
-    )
+    fields = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((fields[key] for key in _REASONING if key in fields), None)
+    if reasoning is None:
+        return fields
+    return {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
 def _copy(value: Any) -> Any:
@@ -135,9 +135,7 @@ def _copy(value: Any) -> Any:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag `generation`, with which some templates mark what the model writes. It writes what is
-    inside.
-    """
+    """The tag `generation`, with which some templates mark the model's text. It writes its body."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -164,8 +162,8 @@ def _to_json(
 
 
 def _environment() -> jinja2.Environment:
-    """Not the immutable sandbox: Kimi-K2-Thinking's template appends to lists, and all that it gets
-    are copies.
+    """A sandbox that is not the immutable one: Kimi-K2-Thinking's template appends to lists, and
+    all that it gets are copies.
     """
     environment = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
@@ -179,36 +177,47 @@ _ENVIRONMENT = _environment()
 
 
 def _arguments(text: str) -> set[str]:
-    """The variables that a template reads before it sets them, or asks whether they are there.
+    """The variables that a template reads before it sets them, or tests for their presence.
 
     Jinja also counts those that a template sets in one branch only; many templates have a dozen.
     """
     tree = _ENVIRONMENT.parse(text)
-    read: set[str] = set()
-    stored: set[str] = set()
+    variables = _Variables()
+    variables.visit(tree, frozenset())
+    return jinja2.meta.find_undeclared_variables(tree) & variables.read
 
-    def walk(node: jinja2.nodes.Node, parameters: frozenset[str]) -> None:
-        """`parameters`: those of the macros around the node."""
+
+class _Variables:
+    """Collects the variables that a template reads before it sets them."""
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+        self._stored: set[str] = set()
+
+    def visit(self, node: jinja2.nodes.Node, parameters: frozenset[str]) -> None:
+        """`parameters` are those of the macros around the node."""
         if isinstance(node, jinja2.nodes.Name):
-            if node.ctx == "store":
-                stored.add(node.name)
-            elif node.ctx == "load" and node.name not in stored | parameters:
-                read.add(node.name)
+            self._visit_name(node, parameters)
             return
         if isinstance(node, jinja2.nodes.Macro | jinja2.nodes.CallBlock):
             parameters |= {parameter.name for parameter in node.args}
         if isinstance(node, jinja2.nodes.Test | jinja2.nodes.Filter) and node.name in _ASKS:
-            asked = node.node
-            if isinstance(asked, jinja2.nodes.Name) and asked.name not in parameters:
-                read.add(asked.name)
-        late = (
-            node.fields[:1] if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For) else ()
-        )  # the target
-        for child in (*node.iter_child_nodes(exclude=late), *node.iter_child_nodes(only=late)):
-            walk(child, parameters)
+            variable = node.node
+            if isinstance(variable, jinja2.nodes.Name) and variable.name not in parameters:
+                self.read.add(variable.name)
+        targets: tuple[str, ...] = ()  # an assignment reads its value before it sets its target
+        if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For):
+            targets = node.fields[:1]
+        for child in node.iter_child_nodes(exclude=targets):
+            self.visit(child, parameters)
+        for child in node.iter_child_nodes(only=targets):
+            self.visit(child, parameters)
 
-    walk(tree, frozenset())
-    return jinja2.meta.find_undeclared_variables(tree) & read
+    def _visit_name(self, node: jinja2.nodes.Name, parameters: frozenset[str]) -> None:
+        if node.ctx == "store":
+            self._stored.add(node.name)
+        elif node.ctx == "load" and node.name not in self._stored | parameters:
+            self.read.add(node.name)
 
 
 def _compile(name: str, text: str) -> jinja2.Template:

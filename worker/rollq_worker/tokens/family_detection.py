@@ -47,7 +47,7 @@ _TOOL: Json = {
 
 
 def shows_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the template lists the tools for the model."""
+    """True if the template lists the tools for the model."""
     try:
         return _TOOL_NAME in _render(tokenizer, [], True)
     except JobFailure:
@@ -77,14 +77,15 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
     an unknown format; without tools, for one that does not end turns with a control token.
     """
     try:
-        family, complete = _that_calls(tokenizer)
-        found = family if complete else _with_written_calls(tokenizer) or family
+        family, is_complete = _that_calls(tokenizer)
+        if not is_complete:
+            family = _with_written_calls(tokenizer) or family
     except JobFailure:
-        written = _with_written_calls(tokenizer)
-        if written is None and tools:
+        with_text = _with_written_calls(tokenizer)
+        if with_text is None and tools:
             raise
-        found = written or _without_calls(tokenizer)
-    return replace(found, system_in_user=_takes_no_system(tokenizer))
+        family = with_text or _without_calls(tokenizer)
+    return replace(family, system_in_user=_takes_no_system(tokenizer))
 
 
 def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
@@ -103,27 +104,30 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
                 refusal = refusal or e
                 continue
             rendered = rendered or _TOOL_NAME in turn
-            for family in _candidates(tokenizer, prompt, turn):
-                if _fits(family, turn):
-                    return replace(family, text_arguments=text_arguments), turn.count(
-                        family.stops[0]
-                    ) < 2
+            family = next((f for f in _candidates(tokenizer, prompt, turn) if _fits(f, turn)), None)
+            if family is not None:
+                is_complete = turn.count(family.stops[0]) < 2
+                return replace(family, text_arguments=text_arguments), is_complete
+    raise _no_family(tokenizer, rendered, refusal)
+
+
+def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None) -> JobFailure:
+    """The error for a template that fits no record. `rendered`: it writes calls."""
     remedy = (
         "use a training template (`rollq doctor` names one that fits), another "
-        "model, or add a format"
+        "model, or add a format (docs/formats.md)"
     )
-    remedy += " (docs/formats.md)"
     template = f"the chat template of {tokenizer.name}"
     if rendered:
-        known = ", ".join(name for name in readers() if name != NO_CALLS)
-        raise JobFailure(
-            f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}"
+        formats = ", ".join(name for name in readers() if name != NO_CALLS)
+        return JobFailure(
+            f"{template} writes tool calls in no format that rollq reads ({formats}); {remedy}"
         )
     if refusal is not None:
-        raise JobFailure(
+        return JobFailure(
             f"{refusal}: it cannot write a tool call; correct the template or use another model"
         )
-    raise JobFailure(
+    return JobFailure(
         f"{template} leaves an assistant's tool calls out, so nothing shows what a turn "
         f"with calls looks like; {remedy}"
     )
@@ -135,24 +139,22 @@ def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tu
     """
     arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
-    whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(
-        _USER
-    )[2]
-    return prompt, text_behind(tokenizer, prompt, whole)
+    call = example_call(_TOOL_NAME, arguments, call_id)
+    conversation = _render(tokenizer, [call], False).rpartition(_USER)[2]
+    return prompt, text_behind(tokenizer, prompt, conversation)
 
 
-def text_behind(tokenizer: Tokenizer, prompt: str, whole: str) -> str:
-    """What `whole` has behind the text with which both begin. No control token of either is cut in
-    two.
+def text_behind(tokenizer: Tokenizer, prompt: str, text: str) -> str:
+    """The rest of `text` behind its common prefix with `prompt`. No control token of either is cut
+    in two.
     """
-    same = common_prefix(prompt, whole)
+    same = common_prefix(prompt, text)
     for start in range(max(0, same - 40), same):
-        tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
-        if any(
-            prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens
-        ):
-            return whole[start:]
-    return whole[same:]
+        for token in tokenizer.added_tokens:
+            is_cut = start + len(token) > same
+            if is_cut and (prompt.startswith(token, start) or text.startswith(token, start)):
+                return text[start:]
+    return text[same:]
 
 
 def common_prefix(one: str, other: str) -> int:
@@ -166,11 +168,11 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
     for family in families():
         if family.call_text is not None:
             continue
-        own = (
-            any(end in prompt + turn for end in (*family.stops, *family.template_ends))
-            and family.call_mark in turn
-        )
-        if family.stops[0] in tokenizer.added_tokens and (own or family.header_stops):
+        if family.stops[0] not in tokenizer.added_tokens:
+            continue
+        ends = (*family.stops, *family.template_ends)
+        shows_end = any(end in prompt + turn for end in ends)
+        if family.header_stops or (shows_end and family.call_mark in turn):
             yield family
     end = _end_of_turn(tokenizer)
     if end:
@@ -186,13 +188,10 @@ def _with_written_calls(tokenizer: Tokenizer) -> Family | None:
         prompt, listed = _render(tokenizer, [], True), shows_tools(tokenizer)
         end = _end_of_turn(tokenizer)
         for family in families():
-            mark = family.call_text.prompt_mark if family.call_text else None
-            if (
-                mark is not None
-                and family.stops[0] == end
-                and listed == bool(mark)
-                and mark in prompt
-            ):
+            if family.call_text is None or family.stops[0] != end:
+                continue
+            mark = family.call_text.prompt_mark
+            if listed == bool(mark) and mark in prompt:
                 return family
     return None
 
@@ -205,27 +204,26 @@ def _without_calls(tokenizer: Tokenizer) -> Family:
     """
     end = _end_of_turn(tokenizer, tools=())
     if not end:
-        _render(
-            tokenizer, [{"role": "assistant", "content": "a"}], False, ()
-        )  # raises where it cannot be rendered
+        # Raises a better error if the template cannot be rendered.
+        _render(tokenizer, [{"role": "assistant", "content": "a"}], False, ())
         raise JobFailure(
             f"the chat template of {tokenizer.name} ends turns with none of the control "
-            "tokens of the vocabulary, so"
-            " nothing would stop a turn: correct the template, or use another model"
+            "tokens of the vocabulary, so nothing would stop a turn: correct the template, or use "
+            "another model"
         )
-    tags = ((name, reader.think) for name, reader in readers().items())
-    named = next(
-        (name for name, think in tags if think != THINK and think[1] in tokenizer.added_tokens),
-        NO_CALLS,
-    )
-    parser = NO_CALLS if THINK[1] in tokenizer.added_tokens else named
+    parser = NO_CALLS
+    if THINK[1] not in tokenizer.added_tokens:
+        for name, reader in readers().items():
+            if reader.think != THINK and reader.think[1] in tokenizer.added_tokens:
+                parser = name
+                break
     return Family(
         name="other (no calls)", stops=(end,), parser=parser, reply_roles=frozenset({"user"})
     )
 
 
 def _takes_no_system(tokenizer: Tokenizer) -> bool:
-    """Whether the template refuses a system prompt or leaves it out."""
+    """True if the template refuses a system prompt or leaves it out."""
     messages: list[Message] = [
         {"role": "system", "content": _SYSTEM},
         {"role": "user", "content": _USER},
@@ -242,8 +240,8 @@ def _takes_no_system(tokenizer: Tokenizer) -> bool:
 
 
 def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
-    """The control token with which the template ends an assistant's turn, whether more follows or
-    not; "" if it has none.
+    """The control token with which the template ends an assistant's turn, both at the end and
+    before a reply. "" if it has none.
 
     Of several it is the one that the model's files name.
     """
@@ -260,13 +258,14 @@ def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     except JobFailure:
         return ""
     control = any_of(filter(None, tokenizer.added_tokens))
-    own = control.findall(last[: common_prefix(last, more)])
-    named = [token for token in own if tokenizer.added_tokens[token] in tokenizer.eos_ids]
-    return next(iter([*named, *own[-1:], *control.findall(more)]), "")
+    shared = control.findall(last[: common_prefix(last, more)])
+    named = [token for token in shared if tokenizer.added_tokens[token] in tokenizer.eos_ids]
+    candidates = [*named, *shared[-1:], *control.findall(more)]
+    return candidates[0] if candidates else ""
 
 
 def _fits(family: Family, turn: str) -> bool:
-    """Whether the family's reader gets the call back."""
+    """True if the family's reader gets the call back."""
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0 and _TOOL_NAME not in turn[cut:]:
         turn = turn[:cut]

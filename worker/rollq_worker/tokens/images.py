@@ -1,10 +1,8 @@
-"""How many tokens an image takes, and where they stand in a prompt: Qwen2-VL's image processor and
-its successors'.
+"""The tokens of an image in a prompt, as by the image processor of Qwen2-VL and its successors.
 
-Qwen2-VL, Qwen2.5-VL and Qwen3-VL cut an image into squares, after they have resized it to whole
-squares within a range of pixels. Each square is one `<|image_pad|>`. A chat template writes one
-placeholder an image, and the processor makes as many of it as there are squares. It knows no
-pixels.
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL resize an image to a multiple of a square's side, within a range
+of pixels. Each square is one `<|image_pad|>`. A chat template writes one placeholder an image, and
+the processor repeats it for each square. This module knows no pixels.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -77,10 +75,10 @@ class ImageTokens:
             )
         expanded, at = array("I"), 0
         for image in shown:
-            found = ids.index(placeholder, at)
-            expanded += ids[at:found]
+            position = ids.index(placeholder, at)
+            expanded += ids[at:position]
             expanded += array("I", [placeholder]) * self.length(image.width, image.height)
-            at = found + 1
+            at = position + 1
         return expanded + ids[at:]
 
     def _config(self) -> Mapping[str, Json]:
@@ -100,9 +98,9 @@ class ImageTokens:
                 f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and "
                 "Qwen3-VL, with do_resize"
             )
-        if self._tokenizer.given.get("add_vision_id"):
+        if self._tokenizer.fixed_arguments.get("add_vision_id"):
             raise JobFailure(
-                "add_vision_id numbers the images of the whole conversation, which a "
+                "add_vision_id numbers all images of a conversation, which a "
                 "bridge does not know: leave it out"
             )
         return config
@@ -112,8 +110,8 @@ def squares(height: int, width: int, side: int, fewest: int, most: int) -> tuple
     """Rows and columns of squares of `side` pixels after resizing to between `fewest` and `most`
     pixels.
 
-    Each side is rounded to whole squares. Beyond the range, both are scaled alike and then rounded
-    inwards.
+    Each side is rounded to a multiple of `side`. Beyond the range, both are scaled alike and then
+    rounded inwards.
     """
     rows, columns = round(height / side), round(width / side)
     if rows * columns * side * side > most:

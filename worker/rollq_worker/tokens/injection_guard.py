@@ -50,25 +50,21 @@ class ControlTokens:
         texts = list(filter(None, tokenizer.added_tokens))
         self.token = any_of(texts)
         """Finds the leftmost longest token, as the tokenizer itself does."""
-        self._greedy = {
-            token.content: token for token in tokenizer.added if token.lstrip or token.rstrip
-        }
-        """Those that swallow the white space around them."""
-        self._starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
-        self._ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
+        greedy = [token for token in tokenizer.added if token.lstrip or token.rstrip]
+        self._greedy = {token.content: token for token in greedy}
+        """The tokens that swallow the white space around them."""
+        self._starts: set[str] = set()
+        self._ends: set[str] = set()
+        for text in texts:
+            self._starts.update(text[:n] for n in range(1, len(text)))
+            self._ends.update(text[n:] for n in range(1, len(text)))
         self._first_chars = frozenset(text[0] for text in texts)
         self._last_chars = frozenset(text[-1] for text in texts)
         self._longest = max(map(len, texts), default=0)
         # Marks never leave the process, so no text can contain the nonce.
         self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
         self.mark = re.compile(self.nonce + r"(\d{6})")
-        # Templates write some texts as <name> and </name>, so such a name alone could complete a
-        # token.
-        names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
-        self.names = (
-            frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
-        )
-
+        self.names = _tag_names(texts) - _FORMAT
         self._remembered = lru_cache(_MAX_REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
         self._one_at_a_time = Lock()
 
@@ -83,16 +79,15 @@ class ControlTokens:
         texts = list(map(restore, texts))
         plain = list(filter(None, texts))
         if remember:
-            with (
-                self._one_at_a_time
-            ):  # else a thousand threads that begin at once all encode the same long text
-                encoded = list(map(self._remembered, plain))
+            # Without the lock, a thousand threads that begin at once all encode one long text.
+            with self._one_at_a_time:
+                encoded = iter([self._remembered(text) for text in plain])
         else:
-            encoded = self.tokenizer.encode_plain(*plain)
-        ids, found = array("I"), iter(encoded)
+            encoded = iter(self.tokenizer.encode_plain(*plain))
+        ids = array("I")
         for n, text in enumerate(texts):
             if text:
-                ids.extend(next(found))
+                ids.extend(next(encoded))
             if n < len(controls):
                 ids.append(controls[n])
         return ids
@@ -103,10 +98,13 @@ class ControlTokens:
         texts: list[str] = []
         at = 0
         for match in self.token.finditer(rendered):
-            text, end = rendered[at : match.start()], match.end()
-            if token := self._greedy.get(match[0]):
-                text = text.rstrip(_SPACE) if token.lstrip else text
-                end = _skip(rendered, end) if token.rstrip else end
+            text = rendered[at : match.start()]
+            end = match.end()
+            token = self._greedy.get(match[0])
+            if token and token.lstrip:
+                text = text.rstrip(_SPACE)
+            if token and token.rstrip:
+                end = _skip(rendered, end)
             texts.append(text)
             controls.append(self.ids[match[0]])
             at = end
@@ -114,22 +112,29 @@ class ControlTokens:
         return texts, controls
 
     def end_of_token(self, text: str) -> int:
-        """How many characters at the start of the text are the end of a token, which has the
-        token's last one in it.
-        """
+        """The number of characters at the start of the text that are the end of a token."""
         head = text[: self._longest]
         if self._last_chars.isdisjoint(head):
             return 0
         return next((n for n in range(len(head), 0, -1) if head[:n] in self._ends), 0)
 
     def start_of_token(self, text: str) -> int:
-        """How many characters at the end of the text are the start of a token, which has the
-        token's first one in it.
-        """
+        """The number of characters at the end of the text that are the start of a token."""
         tail = text[-self._longest :]
         if self._first_chars.isdisjoint(tail):
             return 0
         return next((n for n in range(len(tail), 0, -1) if tail[-n:] in self._starts), 0)
+
+
+def _tag_names(tokens: Iterable[str]) -> frozenset[str]:
+    """The names in tokens of the form <name> or </name>. Templates write some tags in parts, so
+    that a name alone could complete a token.
+    """
+    names: set[str] = set()
+    for token in tokens:
+        if token[0] == "<" and token[-1] == ">":
+            names |= {token[1:-1], token[1:-1].lstrip("/")}
+    return frozenset(names)
 
 
 class Guard:
@@ -157,13 +162,13 @@ class Guard:
             return [self.hide(item) for item in value]
         return value
 
-    def hide_found(self, pattern: re.Pattern[str], text: Json) -> Json:
-        """A hidden text with marks for what the pattern finds, which is no part of a mark; other
-        values as they are.
+    def hide_matches(self, pattern: re.Pattern[str], text: Json) -> Json:
+        """A hidden text with marks for the matches of the pattern, which never match in a mark.
+        Other values stay as they are.
         """
         if not isinstance(text, str) or pattern.search(text) is None:
             return text
-        return pattern.sub(lambda found: self._mark_of(found[0]), text)
+        return pattern.sub(lambda match: self._mark_of(match[0]), text)
 
     def encode(self, rendered: str, remember: bool = False) -> array[int]:
         """array('I'): the ids of a rendered text. `remember`: keep them, because much of it will
@@ -229,7 +234,8 @@ def _branches(node: dict[str, Any]) -> str:
     choices = [re.escape(char) + _branches(after) for char, after in node.items() if char]
     if not choices:
         return run
-    return f"{run}(?:{'|'.join(choices)}){'?' if '' in node else ''}"
+    may_end = "?" if "" in node else ""
+    return f"{run}(?:{'|'.join(choices)}){may_end}"
 
 
 def _skip(text: str, at: int) -> int:

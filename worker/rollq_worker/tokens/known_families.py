@@ -268,7 +268,7 @@ def families() -> Sequence[Family]:
                 f"{plug_in.object.parser!r}, and"
                 f" there are {', '.join(readers())}; add one as docs/formats.md shows"
             )
-    known = {family.name: family for family in FAMILIES}
+    by_name = {family.name: family for family in FAMILIES}
     return tuple(
-        with_plug_ins(known, ((plug_in.object.name, plug_in) for plug_in in added)).values()
+        with_plug_ins(by_name, ((plug_in.object.name, plug_in) for plug_in in added)).values()
     )

@@ -28,7 +28,7 @@ MAX_HEADS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What comes before the turn, besides a user's message."""
+    """The messages before the turn, besides a user's."""
 
     system: bool = False
     """A system prompt. Some templates refuse a conversation without one; others move it to the last
@@ -112,19 +112,15 @@ class MadeUpConversation:
         if not self._family.one_call or len(calls) < 2:
             return self._answer(message, replies, guard)
         last = len(calls) - 1
-        own = [
-            *([reply] for reply in replies[:last]),
-            replies[last:],
-        ]  # what is asked behind the results goes last
-        each = [
-            self._answer({**message, "tool_calls": [call]}, answers, guard, header=n == last)
-            for n, (call, answers) in enumerate(zip(calls, own, strict=True))
-        ]
-        if not all(one.head for one in each):
+        parts = []
+        for n, call in enumerate(calls):
+            own_replies = [replies[n]] if n < last else replies[last:]
+            turn = {**message, "tool_calls": [call]}
+            parts.append(self._answer(turn, own_replies, guard, header=n == last))
+        if not all(part.head for part in parts):
             return Answered("", "", "")
-        return each[0]._replace(
-            text=each[0].head + "".join(one.text[len(one.head) :] for one in each)
-        )
+        behind_heads = "".join(part.text[len(part.head) :] for part in parts)
+        return parts[0]._replace(text=parts[0].head + behind_heads)
 
     def _answer(
         self, message: Message, replies: Sequence[Message], guard: Guard, header: bool = True
@@ -134,52 +130,53 @@ class MadeUpConversation:
             short_exchange(message, replies, self.tool_name, self._shows_ids), self._family
         )
         turn, *hidden = [guard.hide(message) for message in shown]
-        if not (
-            message.get("tool_calls") or self.needs_calls
-        ):  # the call is made up here only, and so is its name
-            hidden = [
-                {key: value for key, value in reply.items() if key != "name"} for reply in hidden
-            ]
+        if not message.get("tool_calls") and not self.needs_calls:
+            for reply in hidden:  # the call is made up only here, and so is its name
+                reply.pop("name", None)
         if not self._numbers_calls:
             text = self.render([*self._base, turn, *hidden], tools, header)
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
-        counted = re.compile(
-            rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)"
-        )  # in what others say, such a number is no id
-        hidden = [
-            {**reply, "content": guard.hide_found(counted, reply["content"])} for reply in hidden
-        ]
+        counted = re.compile(rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)")
+        for reply in hidden:  # in the words of others such a number is no id
+            reply["content"] = guard.hide_matches(counted, reply["content"])
         text = self.render([*self._base, turn, *hidden], tools, header)
-        text, head, end = Answered(text, *self._head(turn, hidden, tools, text, guard))
-        text, head = (counted.sub(lambda found: ids[found[0]], one) for one in (text, head))
-        return Answered(text, head, end)
+        head, end = self._head(turn, hidden, tools, text, guard)
+
+        def with_ids(part: str) -> str:
+            return counted.sub(lambda match: ids[match[0]], part)
+
+        return Answered(with_ids(text), with_ids(head), end)
 
     def _mark_calls(self, turn: Message, guard: Guard) -> tuple[Message, Mapping[str, str]]:
-        """The turn with a mark for the name of each call; and by the id that the template then
-        makes up, the right one.
+        """The turn with a mark for the name of each call, and the right ids by those that the
+        template then makes up.
 
         It counts the calls of the conversation, and here there are none before.
         """
-        form, calls = self._family.call_id_format, []
+        form = self._family.call_id_format
+        calls = []
         ids: dict[str, str] = {}
         for n, call in enumerate(turn.get("tool_calls") or ()):
             mark = guard.mark(guard.restore(call["function"]["name"]))
             number = re.search(r"\d+$", call["id"])
-            ids[form.format(name=mark, n=n)] = form.format(
-                name=mark, n=int(number[0]) if number else n
-            )
+            own_n = int(number[0]) if number else n
+            ids[form.format(name=mark, n=n)] = form.format(name=mark, n=own_n)
             calls.append({**call, "function": {**call["function"], "name": mark}})
-        return ({**turn, "tool_calls": calls} if calls else turn), ids
+        if not calls:
+            return turn, ids
+        return {**turn, "tool_calls": calls}, ids
 
     def last_end(self, text: str) -> tuple[int, str]:
-        """Where the last end token of a text ends, and that token; 0 and "" for a text
+        """The place behind the last end token of a text, and that token. 0 and "" for a text
         without one.
         """
-        return max(
-            ((at + len(end), end) for end in self.ends if (at := text.rfind(end)) >= 0),
-            default=(0, ""),
-        )
+        last = (0, "")
+        for end in self.ends:
+            start = text.rfind(end)
+            if start >= 0:
+                last = max(last, (start + len(end), end))
+        return last
 
     def _tools(self) -> Sequence[Json]:
         return self._all_tools if self.preamble.tools else ()
@@ -207,24 +204,24 @@ class MadeUpConversation:
     def _find_head(
         self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, mark: str
     ) -> tuple[str, str]:
-        """The turn with its end, as the template writes it when it is the last one. Where the
-        template writes it differently before a reply, the text up to the last end token before the
-        first reply's content.
+        """The turn with its end, as the template writes it when it is the last one. If the template
+        writes it differently before a reply, the text up to the last end token before the first
+        reply's content.
         """
         replies = [{**replies[0], "content": mark}, *replies[1:]]
-        before, found, _ = self.render([*self._base, turn, *replies], tools).partition(mark)
-        if not found:
+        conversation = self.render([*self._base, turn, *replies], tools)
+        if mark not in conversation:
             return "", ""
+        before = conversation.partition(mark)[0]
         alone = self.render([*self._base, turn], tools, header=False)
         cut, end = self.last_end(alone)
-        if (
-            cut > self._turn_starts
-            and before.startswith(alone[:cut])
-            and text.startswith(alone[:cut])
-        ):
-            return alone[:cut], end
+        head = alone[:cut]
+        if cut > self._turn_starts and before.startswith(head) and text.startswith(head):
+            return head, end
         cut, end = self.last_end(before)
-        return (before[:cut], end) if cut and text.startswith(before[:cut]) else ("", "")
+        if cut and text.startswith(before[:cut]):
+            return before[:cut], end
+        return "", ""
 
     def _find_preamble(self, preamble: Preamble | None) -> tuple[Preamble, Sequence[Message], str]:
         refusal: JobFailure | None = None
@@ -232,10 +229,8 @@ class MadeUpConversation:
             self.preamble = option
             base: list[Message] = [{"role": "system", "content": "s"}] if option.system else []
             base.append({"role": "user", "content": "u"})
-            for no_tools in (
-                None,
-                (),
-            ):  # a template for tool use may walk the list without asking whether there is one
+            # A template for tool use may walk the list without a test for its presence.
+            for no_tools in (None, ()):
                 self._no_tools = no_tools
                 try:
                     return option, base, self.render(base, self._tools())
@@ -253,7 +248,7 @@ class MadeUpConversation:
         return ""
 
     def _counts_calls(self) -> bool:
-        """Whether the template makes up the ids of calls by counting them, whatever their own ids
+        """True if the template makes up the ids of calls by counting them, whatever their own ids
         are.
         """
         form = self._family.call_id_format
@@ -270,18 +265,18 @@ class MadeUpConversation:
         return False
 
     def _answers_alike(self) -> bool:
-        """Whether the template writes a tool's results after turns without calls as it does after
+        """True if the template writes a tool's results after turns without calls as it does after
         calls.
         """
         try:
-            return all(
-                self._after_result(True, again) == self._after_result(False, again)
-                for again in (False, True)
-            )
+            for again in (False, True):
+                if self._after_result(True, again) != self._after_result(False, again):
+                    return False
+            return True
         except JobFailure:
             return False
 
-    def _after_result(self, called: bool, again: bool) -> str:
+    def _after_result(self, with_call: bool, again: bool) -> str:
         """A tool's result and what follows it, after a turn with or without a call. `again`: after
         the second such turn.
 
@@ -290,21 +285,18 @@ class MadeUpConversation:
         messages: list[Message] = []
         for n in range(1 + again):
             id = call_id(self._family, f"call{n:05}", self.tool_name, n)
-            messages.append(
-                example_call(self.tool_name, id=id)
-                if called
-                else {"role": "assistant", "content": "a"}
-            )
-            messages.append(
-                {"role": "tool", "tool_call_id": id, "content": _ID if n == again else "r"}
-            )
+            words: Message = {"role": "assistant", "content": "a"}
+            messages.append(example_call(self.tool_name, id=id) if with_call else words)
+            content = _ID if n == again else "r"
+            messages.append({"role": "tool", "tool_call_id": id, "content": content})
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
         shown = for_template(messages, self._family)
         for message in shown:
             message.pop("name", None)
-        before, found, after = self.render([*self._base, *shown], self._tools()).partition(_ID)
-        if not found:
+        text = self.render([*self._base, *shown], self._tools())
+        before, result, after = text.partition(_ID)
+        if not result:
             raise JobFailure(
                 f"the chat template of {self._tokenizer.name} leaves out a tool's result"
             )
-        return before[self.last_end(before)[0] :] + found + after
+        return before[self.last_end(before)[0] :] + result + after

@@ -1,4 +1,4 @@
-"""Writes what a chat template has no place for as text of the messages that it takes.
+"""Writes roles and calls that a chat template lacks as text of the messages that it takes.
 
 A system prompt goes before the first user's message. Calls become words of the turn, and results a
 user's message. It works on messages whose foreign text is hidden already, so that control tokens of
@@ -18,12 +18,8 @@ def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]
     shown = list(messages)
     if family.call_text is not None:
         shown = _with_written_calls(shown, family.call_text)
-    if (
-        family.system_in_user
-        and len(shown) > 1
-        and shown[0]["role"] == "system"
-        and shown[1]["role"] == "user"
-    ):
+    first_roles = [message["role"] for message in shown[:2]]
+    if family.system_in_user and first_roles == ["system", "user"]:
         content = "\n\n".join(filter(None, (shown[0]["content"], shown[1]["content"])))
         shown = [{**shown[1], "content": content}, *shown[2:]]
     return shown
@@ -31,17 +27,18 @@ def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]
 
 def write_calls(calls: Sequence[Json], form: CallText) -> str:
     """The calls of a turn, in OpenAI's form with arguments as objects, as text."""
-    written = [
-        form.call.format(
-            name=function["name"],
-            arguments=json.dumps(function["arguments"], ensure_ascii=False),
-            keywords=", ".join(
-                f"{key}={_python(value)}" for key, value in function["arguments"].items()
-            ),
-        )
-        for function in (call["function"] for call in calls)
-    ]
-    return form.begin + form.between.join(written) + form.end
+    return form.begin + form.between.join(_write_call(call, form) for call in calls) + form.end
+
+
+def _write_call(call: Json, form: CallText) -> str:
+    function = call["function"]
+    arguments = function["arguments"]
+    keywords = [f"{key}={_python(value)}" for key, value in arguments.items()]
+    return form.call.format(
+        name=function["name"],
+        arguments=json.dumps(arguments, ensure_ascii=False),
+        keywords=", ".join(keywords),
+    )
 
 
 def _with_written_calls(messages: Sequence[Message], form: CallText) -> list[Message]:
@@ -69,7 +66,10 @@ def _with_written_calls(messages: Sequence[Message], form: CallText) -> list[Mes
 def _python(value: Json) -> str:
     """A value as Python writes it, with strings in double quotes."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_python(key)}: {_python(item)}' for key, item in value.items())}}}"
+        items = [f"{_python(key)}: {_python(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
         return f"[{', '.join(map(_python, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)

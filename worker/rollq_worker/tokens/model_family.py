@@ -1,7 +1,7 @@
-"""What a model family is: facts about a model that its chat template does not tell.
+"""A model family: facts about a model that its chat template does not tell.
 
-The known families are data in `known_families`; which one a template belongs to is found in
-`family_detection`.
+The records of families are data in `known_families`. `family_detection` finds the one of a
+template.
 """
 
 import json
@@ -44,7 +44,7 @@ class ToolsPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
-    """How calls and results stand in the history of a template that has no place for them."""
+    """The text of calls and results for a template that has no place for them."""
 
     begin: str
     between: str
@@ -68,7 +68,7 @@ class CallText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How models of one kind end a turn and write a tool call."""
+    """Models that end a turn and write a tool call in one way."""
 
     name: str
     stops: tuple[str, ...]
@@ -95,17 +95,17 @@ class Family:
     tools_prompt: ToolsPrompt | None = None
     """The text that lists the tools, for a template that does not."""
     call_text: CallText | None = None
-    """How calls are written in the conversation, for a template that leaves them out."""
+    """The text of calls in the conversation, for a template that leaves them out."""
     system_in_user: bool = False
-    """Whether the system prompt stands before the first user's message, because the template takes
+    """True if the system prompt stands before the first user's message, because the template takes
     none.
     """
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
     text_arguments: bool = False
-    """Whether the template takes a call's arguments as a string of JSON."""
+    """True if the template takes a call's arguments as a string of JSON."""
     one_call: bool = False
-    """Whether the template writes only the first call of a turn, and names that one's tool at each
+    """True if the template writes only the first call of a turn, and names that one's tool at each
     result.
     """
 

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from rollq.errors import SettingsError
 from rollq.job import Json
 
-TEKKEN, TIKTOKEN, BPE = "tekken.json", "tiktoken.model", ("vocab.json", "merges.txt")
+TEKKEN = "tekken.json"
+TIKTOKEN = "tiktoken.model"
+BPE = ("vocab.json", "merges.txt")
 FILES = (TEKKEN, TIKTOKEN, *BPE)
-_KIMI = "tokenization_kimi.TikTokenTokenizer"
 _HAN, _UPPER, _LOWER = r"\p{Han}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _KIMI_WORDS = "|".join(
@@ -37,13 +38,13 @@ _KIMI_WORDS = "|".join(
         r"\s+",
     )
 )
-"""How Kimi's tokenizer cuts a text into words; its files do not tell."""
+"""Words of a text by Kimi's tokenizer, whose files do not tell."""
 _KIMI_RESERVED = 258
 """Control tokens behind Kimi's vocabulary. Those without a name are `<|reserved_token_ID|>`."""
 
 
 class Made(NamedTuple):
-    """What tokenizer.json and tokenizer_config.json would hold."""
+    """The content that tokenizer.json and tokenizer_config.json would have."""
 
     spec: bytes
     config: Mapping[str, Json]
@@ -62,7 +63,7 @@ def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
     if make is None:
         return None
     try:
-        spec, found = make(folder, config)
+        spec, missing_config = make(folder, config)
     except ImportError as e:
         packages = "transformers mistral-common" if TEKKEN in names else "transformers tiktoken"
         raise SettingsError(
@@ -71,15 +72,14 @@ def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
         ) from e
     except SettingsError:
         raise
-    except (
-        Exception
-    ) as e:  # the libraries raise errors of many kinds for files that they cannot read
+    except Exception as e:  # for unreadable files the libraries raise errors of many kinds
         raise SettingsError(
             f"tokenizer {folder}: {' and '.join(names)} cannot be read: {type(e).__name__}: {e}"
         ) from e
     added = sorted((token["id"], token["content"]) for token in json.loads(spec)["added_tokens"])
     content = b"".join((folder / name).read_bytes() for name in names) + json.dumps(added).encode()
-    return Made(spec.encode(), {**found, **config}, hashlib.sha256(content).hexdigest())
+    digest = hashlib.sha256(content).hexdigest()
+    return Made(spec.encode(), {**missing_config, **config}, digest)
 
 
 Maker = Callable[[Path, Mapping[str, Json]], tuple[str, Mapping[str, Json]]]
@@ -118,11 +118,11 @@ def _written(made: Any) -> tuple[str, Mapping[str, Json]]:
 
 
 def _kimi(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
-    if _KIMI not in json.dumps(config.get("auto_map")):
+    if "tokenization_kimi.TikTokenTokenizer" not in json.dumps(config.get("auto_map")):
         raise SettingsError(
-            f"tokenizer {folder}: {TIKTOKEN} does not tell how a text is cut into words, "
-            "which rollq knows of Kimi's"
-            " only: have transformers write a tokenizer.json beside it (save_pretrained)"
+            f"tokenizer {folder}: {TIKTOKEN} does not tell how a text is cut into words, which "
+            "rollq knows of Kimi's only: have transformers write a tokenizer.json beside it "
+            "(save_pretrained)"
         )
     from transformers.convert_slow_tokenizer import TikTokenConverter
 

@@ -48,11 +48,13 @@ class Continuation:
     unless `rewritten`.
     """
     rewritten: str
-    """The text that the template writes differently once the replies follow; "": nothing."""
+    """The reason why the template's text of earlier turns is another one once the replies follow,
+    or "".
+    """
 
 
 class ChatRenderer:
-    """Implements protocols.Renderer, which says what its methods do. It holds no state of an
+    """Implements protocols.Renderer, where its methods are described. It holds no state of an
     episode, so threads may share it.
     """
 
@@ -73,16 +75,9 @@ class ChatRenderer:
         self.family = family or family_of(tokenizer, tools=bool(tools))
         self.tools = list(tools)
         ids = tokenizer.added_tokens
-        self._header_stops = {
-            ids[text]: role for text, role in self.family.header_stops.items() if text in ids
-        }
-        stops = [ids[text] for text in self.family.stops if text in ids]
-        eos = [
-            id
-            for id in tokenizer.eos_ids
-            if id not in [ids.get(end) for end in self.family.template_ends]
-        ]
-        self.stop_ids: Sequence[int] = tuple(dict.fromkeys((*stops, *eos)))
+        header_stops = self.family.header_stops
+        self._header_stops = {ids[text]: header_stops[text] for text in header_stops if text in ids}
+        self.stop_ids: Sequence[int] = _stop_ids(tokenizer, self.family)
         self.vocab_size: int = tokenizer.vocab_size
         self._controls = ControlTokens(tokenizer)
         self._images = ImageTokens(tokenizer)
@@ -97,12 +92,15 @@ class ChatRenderer:
         self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
         reader = readers()[self.family.parser]
         self._read = reader if self.tools else without_calls(reader)
-        headers = (self._made_up.header, self._made_up.header_after_call)
-        opened = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
-        self._thinking = opened.pop() if len(opened) == 1 else None
-        """Turns start inside reasoning, because the assistant header opens it; None: behind some
-        replies only.
+        self._thinking = self._starts_in_reasoning()
+
+    def _starts_in_reasoning(self) -> bool | None:
+        """True if turns start inside reasoning because the assistant header opens it. None if it
+        does so behind some replies only.
         """
+        headers = (self._made_up.header, self._made_up.header_after_call)
+        opens = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
+        return opens.pop() if len(opens) == 1 else None
 
     @property
     def preamble(self) -> Preamble:
@@ -113,11 +111,13 @@ class ChatRenderer:
         """The first prompt, generation prompt included. Raises JobFailure when the template cannot
         do it.
 
-        Episodes of one group are given the same array, because a thousand of 20 kB count.
+        Episodes of one group share one array, because a thousand of 20 kB count.
         """
         key = json.dumps([messages, None if self._are_usual(tools) else tools])
-        if (ids := self._opened.get(key)) is None:
-            self._opened[key] = ids = self._open(messages, tools)
+        ids = self._opened.get(key)
+        if ids is None:
+            ids = self._open(messages, tools)
+            self._opened[key] = ids
         return ids
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
@@ -141,7 +141,7 @@ class ChatRenderer:
         return guard, guard.hide(list(tools))
 
     def _are_usual(self, tools: Sequence[Json]) -> bool:
-        """Whether they are the renderer's own, which never change."""
+        """True if they are the renderer's own, which never change."""
         return len(tools) == len(self.tools) and all(map(is_, tools, self.tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
@@ -161,22 +161,16 @@ class ChatRenderer:
                 return None
             return self.open([*messages, *replies], tools)
         except JobFailure as e:
-            self.open(
-                [*messages[:-1], self._harmless(messages[-1]), *replies], tools
-            )  # raises where it is the replies
+            # If the replies are at fault this raises, too.
+            self.open([*messages[:-1], self._harmless(messages[-1]), *replies], tools)
             raise TurnRefused(str(e)) from e
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         try:
             return self.open(messages, tools)
         except JobFailure as e:
-            self.open(
-                [
-                    self._harmless(each) if each["role"] == "assistant" else each
-                    for each in messages
-                ],
-                tools,
-            )
+            harmless = [self._harmless(m) if m["role"] == "assistant" else m for m in messages]
+            self.open(harmless, tools)
             raise TurnRefused(str(e)) from e
 
     def _harmless(self, turn: Message) -> Message:
@@ -192,10 +186,11 @@ class ChatRenderer:
         replies: Sequence[Message],
         tools: Sequence[Json],
     ) -> bool:
-        """Whether the template's own text is the prompt of the turn, the turn as it was sampled,
+        """True if the template's own text is the prompt of the turn, the turn as it was sampled,
         and the bridge.
         """
-        (guard, hidden), bridge_guard = self._hide_tools(tools), Guard(self._controls)
+        guard, hidden = self._hide_tools(tools)
+        bridge_guard = Guard(self._controls)
         shown = [guard.hide(message) for message in self.shown([*messages, *replies])]
         before = shown[: len(self.shown(messages[:-1]))]
         prompt = self._made_up.render(self._with_tools(before, hidden), hidden)
@@ -210,11 +205,11 @@ class ChatRenderer:
         stopped = self.is_end(sampled[-1])
         if stopped and sampled[-1] != self.tokenizer.added_tokens[end]:
             return False
-        said, written = self._text(sampled), after[: -len(bridge)]
-        return says_the_same(self._read, said, written, self._thinking, self.tools)
+        rendered = after[: -len(bridge)]
+        return says_the_same(self._read, self._text(sampled), rendered, self._thinking, self.tools)
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
-        """A whole conversation as the template takes it. Raises JobFailure."""
+        """A complete conversation as the template takes it. Raises JobFailure."""
         if self._made_up.needs_calls:
             messages = with_missing_calls(messages, self._made_up.tool_name)
         return for_template(messages, self.family)
@@ -224,36 +219,42 @@ class ChatRenderer:
         messages: Sequence[Message],
         replies: Sequence[Message],
         tools: Sequence[Json],
-        *known: str,
+        *rendered: str,
     ) -> Continuation:
-        """How the template continues `messages`, whose last one is the sampled turn. Raises
-        JobFailure.
+        """The template's continuation of `messages`, the last of which is the sampled turn.
 
-        `known`: the result of `prompt` without that turn and with the replies, if that was rendered
-        already.
+        `rendered`: the results of `prompt` without that turn and with the replies, if the caller
+        has them. Raises JobFailure.
         """
-        render, ends = self._made_up.render, self._made_up.ends
+        render = self._made_up.render
         shown = self._with_tools(self.shown([*messages, *replies]), tools)
         before = shown[: len(shown) - len(replies)]
-        prompt, full = known or (render(before[:-1], tools), render(shown, tools))
-        said = render(before, tools, header=False)
-        cut, end = self._made_up.last_end(said)
-        if cut > len(prompt):
-            said = said[:cut]
-            turn = said[: -len(end)].rstrip()
-            if not full.startswith(said) and len(turn) > len(prompt) and turn.endswith(ends):
-                said = turn  # the last end token is that of the conversation, which is not over
-        # the token that ends this turn is the next header, which the template has not written yet
-        else:
-            said = said.rstrip("\n")
-            end = next((end for end in ends if full.startswith(said + end)), "")
-            said += end
+        prompt, full = rendered or (render(before[:-1], tools), render(shown, tools))
+        head, end = self._ended_turn(render(before, tools, header=False), prompt, full)
         rewritten = ""
-        if not said.startswith(prompt):
+        if not head.startswith(prompt):
             rewritten = "the template writes the prompt of a turn differently once the turn follows"
-        elif not end or not full.startswith(said):
+        elif not end or not full.startswith(head):
             rewritten = "the template rewrites earlier turns when this follows"
-        return Continuation(said, full, rewritten)
+        return Continuation(head, full, rewritten)
+
+    def _ended_turn(self, text: str, prompt: str, full: str) -> tuple[str, str]:
+        """Cuts a conversation behind the end token of its last turn, behind `prompt`.
+
+        Returns it and the token, "" if there is none. `full` is the same conversation with replies.
+        """
+        ends = self._made_up.ends
+        cut, end = self._made_up.last_end(text)
+        if cut > len(prompt):
+            head = text[:cut]
+            turn = head[: -len(end)].rstrip()
+            if not full.startswith(head) and len(turn) > len(prompt) and turn.endswith(ends):
+                return turn, end  # the last token ends the conversation, which goes on
+            return head, end
+        # The token that ends this turn is the next header, which is not written yet.
+        head = text.rstrip("\n")
+        end = next((end for end in ends if full.startswith(head + end)), "")
+        return head + end, end
 
     def read(self, ids: array[int]) -> ReadTurn:
         return self._read(self._text(ids), self._thinking, self.tools)
@@ -267,9 +268,8 @@ class ChatRenderer:
         """
         roles = [str(reply.get("role")) for reply in replies]
         if not roles or not self.family.reply_roles.issuperset(roles):
-            raise self._refusal(
-                roles, f"a turn is answered by {' or '.join(sorted(self.family.reply_roles))}"
-            )
+            allowed = " or ".join(sorted(self.family.reply_roles))
+            raise self._refusal(roles, f"a turn is answered by {allowed}")
         if stop is not None and roles[0] not in self.replying_roles(stop):
             token = self.tokenizer.decode([stop])
             role = self._header_stops[stop]
@@ -288,9 +288,8 @@ class ChatRenderer:
         text, head, end = self._made_up.answer(message, replies, guard)
         if not head:
             roles = [str(reply.get("role")) for reply in replies]
-            raise self._refusal(
-                roles, "the template does not end the assistant's turn before the reply"
-            )
+            problem = "the template does not end the assistant's turn before the reply"
+            raise self._refusal(roles, problem)
         return self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
@@ -298,11 +297,9 @@ class ChatRenderer:
         return self.tokenizer.added_tokens[end] if end else self.stop_ids[0]
 
     def replying_roles(self, stop: int) -> frozenset[str]:
-        return (
-            frozenset({self._header_stops[stop]})
-            if stop in self._header_stops
-            else self.family.reply_roles
-        )
+        if stop in self._header_stops:
+            return frozenset({self._header_stops[stop]})
+        return self.family.reply_roles
 
     def complaint_role(self, stop: int | None) -> str:
         if stop in self._header_stops:
@@ -324,7 +321,9 @@ class ChatRenderer:
 
     def _text(self, ids: array[int]) -> str:
         """The text of a sampled turn without its stop token."""
-        return self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids)
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Json]) -> list[Message]:
         """The messages with the tools in the system prompt, where the template does not list them
@@ -340,3 +339,14 @@ class ChatRenderer:
     def _refusal(self, roles: Sequence[str], why: str) -> JobFailure:
         edge = f"assistant -> {', '.join(roles) or 'nothing'} -> assistant"
         return JobFailure(f"{self.tokenizer.name}: the edge {edge} is not supported: {why}")
+
+
+def _stop_ids(tokenizer: Tokenizer, family: Family) -> Sequence[int]:
+    """The family's stop tokens, then those that the model's files name. Never an end token that
+    only the template writes.
+    """
+    ids = tokenizer.added_tokens
+    stops = [ids[text] for text in family.stops if text in ids]
+    written_only = [ids.get(end) for end in family.template_ends]
+    eos = [id for id in tokenizer.eos_ids if id not in written_only]
+    return tuple(dict.fromkeys((*stops, *eos)))

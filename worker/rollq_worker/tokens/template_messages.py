@@ -22,10 +22,7 @@ SHORT_REPLY: Message = {"role": "assistant", "content": "a"}
 def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
     """A copy of the conversation as a template takes it. Raises JobFailure for an unknown role."""
     shown: list[Message] = []
-    called: dict[
-        str, tuple[str, str]
-    ] = {}  # by a call's id: the id that the template is shown, and the tool's name
-    count = 0  # calls so far
+    calls = _ShownCalls(family)
     for message in one_call_a_turn(messages) if family.one_call else messages:
         role = message.get("role")
         if role not in ROLES:
@@ -34,26 +31,52 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
             )
         copy = {key: value for key, value in message.items() if key != "tool_calls"}
         copy["content"] = message.get("content") or ""
-        if calls := message.get("tool_calls"):
-            copy["tool_calls"] = [_call(call, family, count + n) for n, call in enumerate(calls)]
-            for old, new in zip(calls, copy["tool_calls"], strict=True):
-                called[str(old.get("id"))] = new["id"], new["function"]["name"]
-            count += len(calls)
+        if message.get("tool_calls"):
+            copy["tool_calls"] = calls.show(message["tool_calls"])
         elif role == "tool":
-            id, name = called.get(str(message.get("tool_call_id")), ("", ""))
-            copy["tool_call_id"] = id or call_id(
-                family, str(message.get("tool_call_id") or ""), "tool", count
-            )
-            if name:
-                copy.setdefault("name", name)
-        if family.reasoning_key != REASONING and (reasoning := copy.pop(REASONING, "")):
-            if (
-                family.one_call and "tool_calls" in copy and copy["content"]
-            ):  # gpt-oss' template takes one or the other
-                reasoning, copy["content"] = f"{reasoning}\n\n{copy['content']}", ""
-            copy[family.reasoning_key] = reasoning
+            calls.name_result(copy)
+        if family.reasoning_key != REASONING:
+            _move_reasoning(copy, family)
         shown.append(copy)
     return shown
+
+
+class _ShownCalls:
+    """The calls of a conversation as its template takes them."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._count = 0
+        self._by_id: dict[str, tuple[str, str]] = {}
+        """By a call's id: the id for the template, and the tool's name."""
+
+    def show(self, calls: Sequence[Json]) -> list[Json]:
+        """The calls of a turn for the template."""
+        shown = [_call(call, self._family, self._count + n) for n, call in enumerate(calls)]
+        for call, new in zip(calls, shown, strict=True):
+            self._by_id[str(call.get("id"))] = new["id"], new["function"]["name"]
+        self._count += len(calls)
+        return shown
+
+    def name_result(self, message: Message) -> None:
+        """Gives a tool's result the template's id of its call, and the tool's name."""
+        own_id = str(message.get("tool_call_id") or "")
+        id, name = self._by_id.get(own_id, ("", ""))
+        message["tool_call_id"] = id or call_id(self._family, own_id, "tool", self._count)
+        if name:
+            message.setdefault("name", name)
+
+
+def _move_reasoning(message: Message, family: Family) -> None:
+    """Moves reasoning under the family's key."""
+    reasoning = message.pop(REASONING, "")
+    if not reasoning:
+        return
+    takes_one = family.one_call and "tool_calls" in message  # gpt-oss: reasoning or words
+    if takes_one and message["content"]:
+        reasoning = f"{reasoning}\n\n{message['content']}"
+        message["content"] = ""
+    message[family.reasoning_key] = reasoning
 
 
 def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
@@ -67,18 +90,12 @@ def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
                 shown.append(message)
             continue
         split = {call["id"] for call in calls}
-        for m, call in enumerate(calls):
-            shown.append(
-                {
-                    **(message if m == 0 else {"role": "assistant", "content": ""}),
-                    "tool_calls": [call],
-                }
-            )
-            shown += [
-                after
-                for after in takewhile(lambda after: after.get("role") == "tool", messages[n + 1 :])
-                if after.get("tool_call_id") == call["id"]
-            ]
+        results = list(takewhile(lambda after: after.get("role") == "tool", messages[n + 1 :]))
+        turn = message
+        for call in calls:
+            shown.append({**turn, "tool_calls": [call]})
+            shown += [result for result in results if result.get("tool_call_id") == call["id"]]
+            turn = {"role": "assistant", "content": ""}
     return shown
 
 
@@ -91,11 +108,8 @@ def with_missing_calls(messages: Sequence[Message], tool: str) -> list[Message]:
     """
     shown: list[Message] = []
     for message, after in zip(messages, [*messages[1:], {}], strict=True):
-        if (
-            message.get("role") == "assistant"
-            and not message.get("tool_calls")
-            and after.get("role") == "tool"
-        ):
+        calls_nothing = message.get("role") == "assistant" and not message.get("tool_calls")
+        if calls_nothing and after.get("role") == "tool":
             made_up = example_call(tool, id=str(after.get("tool_call_id") or "call00000"))
             message = {**message, "tool_calls": made_up["tool_calls"]}
         shown.append(message)
@@ -114,17 +128,19 @@ def short_exchange(
     calls = message.get("tool_calls") or ()
     if not calls and replies[0].get("role") != "tool":
         return [SHORT_REPLY, *replies]
-    named = [(str(call.get("id")), str(call["function"]["name"])) for call in calls]
-    named = named or [(str(replies[0].get("tool_call_id") or "call00000"), tool)]
-    ids = {id: id if keep_ids else f"call{n:05}" for n, (id, _) in enumerate(named)}
-    short = [example_call(name, id=ids[id])["tool_calls"][0] for id, name in named]
-    renamed = [
-        {**reply, "tool_call_id": ids.get(str(reply["tool_call_id"]), reply["tool_call_id"])}
-        if "tool_call_id" in reply
-        else reply
-        for reply in replies
-    ]
-    return [{"role": "assistant", "content": "", "tool_calls": short}, *renamed]
+    names = {str(call.get("id")): str(call["function"]["name"]) for call in calls}
+    if not names:
+        names = {str(replies[0].get("tool_call_id") or "call00000"): tool}
+    ids = {id: id if keep_ids else f"call{n:05}" for n, id in enumerate(names)}
+    short = [example_call(name, id=ids[id])["tool_calls"][0] for id, name in names.items()]
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": short}
+    exchange = [turn]
+    for reply in replies:
+        if "tool_call_id" in reply:
+            own_id = reply["tool_call_id"]
+            reply = {**reply, "tool_call_id": ids.get(str(own_id), own_id)}
+        exchange.append(reply)
+    return exchange
 
 
 def call_id(family: Family, id: str, name: str, n: int) -> str:

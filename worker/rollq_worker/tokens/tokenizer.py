@@ -115,12 +115,13 @@ class Tokenizer:
 
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
-        return [
-            self._remembered(text)[:]
-            if len(text) <= LONGEST_REMEMBERED
-            else self._encode_plain(text)
-            for text in texts
-        ]
+        encoded = []
+        for text in texts:
+            if len(text) <= LONGEST_REMEMBERED:
+                encoded.append(self._remembered(text)[:])
+            else:
+                encoded.append(self._encode_plain(text))
+        return encoded
 
     def _encode_plain(self, text: str) -> array[int]:
         [ids] = _encode(self._plain, [text])
@@ -151,26 +152,26 @@ class Tokenizer:
         return self._template.arguments
 
     @property
-    def given(self) -> Mapping[str, Json]:
+    def fixed_arguments(self) -> Mapping[str, Json]:
         """The arguments with which the chat template always renders."""
-        return self._template.given
+        return self._template.fixed_arguments
 
-    def with_arguments(self, given: Mapping[str, Json]) -> Tokenizer:
+    def with_arguments(self, arguments: Mapping[str, Json]) -> Tokenizer:
         """This tokenizer, whose chat template always renders with these arguments.
 
         Raises JobFailure for a name that the template does not read, and for a value with a control
         token in it.
         """
-        if not given:
+        if not arguments:
             return self
-        text = json.dumps(given, sort_keys=True, ensure_ascii=False)
+        text = json.dumps(arguments, sort_keys=True, ensure_ascii=False)
         for token in self.added_tokens:
             if token and json.dumps(token, ensure_ascii=False)[1:-1] in text:
                 raise JobFailure(f"template_kwargs: {text:.200} holds the control token {token}")
-        found = copy.copy(self)
-        found._template = self._template.with_arguments(given)
-        found.template_hash = hashlib.sha256(f"{self.template_hash} {text}".encode()).hexdigest()
-        return found
+        other = copy.copy(self)
+        other._template = self._template.with_arguments(arguments)
+        other.template_hash = hashlib.sha256(f"{self.template_hash} {text}".encode()).hexdigest()
+        return other
 
     def render(
         self,
@@ -184,15 +185,15 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | None = None, template: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory or a hub name; None: the one in the package. `template`: see
-    `read_files`.
+    """The tokenizer of a directory or a hub name; None stands for the one in the package.
+
+    `template`: see `read_files`.
 
     Raises SettingsError that names the directory and what is missing or wrong.
     """
-    name = "the bundled tokenizer" if where is None else where
-    return Tokenizer(
-        name, *read_files(BUNDLED if where is None else find_tokenizer(where), template)
-    )
+    if where is None:
+        return Tokenizer("the bundled tokenizer", *read_files(BUNDLED, template))
+    return Tokenizer(where, *read_files(find_tokenizer(where), template))
 
 
 def _text(token: Json) -> str:
@@ -211,12 +212,12 @@ def _read(name: str, spec: bytes) -> tokenizers.Tokenizer:
     import tokenizers
 
     try:
-        found = tokenizers.Tokenizer.from_buffer(spec)
+        tokenizer = tokenizers.Tokenizer.from_buffer(spec)
     except Exception as e:  # tokenizers raises bare Exception
         raise SettingsError(f"tokenizer {name}: tokenizer.json is not a tokenizer: {e}") from e
-    found.no_truncation()
-    found.no_padding()
-    return found
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
@@ -233,13 +234,11 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
         plain.normalizer = full.normalizer
     if full.pre_tokenizer is not None:
         plain.pre_tokenizer = _in_the_middle(full.pre_tokenizer)
-    spaces = {
-        id: token
-        for id, token in full.get_added_tokens_decoder().items()
-        if not token.special
-        and _BLANK.fullmatch(token.content)
-        and full.model.token_to_id(token.content) == id
-    }
+    spaces = {}
+    for id, token in full.get_added_tokens_decoder().items():
+        is_blank = not token.special and _BLANK.fullmatch(token.content)
+        if is_blank and full.model.token_to_id(token.content) == id:
+            spaces[id] = token
     plain.add_tokens(list(spaces.values()))
     return plain, frozenset(spaces)
 
@@ -254,17 +253,18 @@ def _in_the_middle(
     """
     import tokenizers
 
-    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
-    whole.pre_tokenizer = splitter
-    moved = json.dumps(json.loads(whole.to_str(), object_hook=_never_first))
-    in_the_middle: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(
-        moved
-    ).pre_tokenizer
-    return in_the_middle
+    carrier = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
+    carrier.pre_tokenizer = splitter
+    spec = json.loads(carrier.to_str(), object_hook=_never_first)
+    carrier = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    changed: tokenizers.pre_tokenizers.PreTokenizer = carrier.pre_tokenizer
+    return changed
 
 
 def _never_first(part: dict[str, Any]) -> dict[str, Any]:
-    return part | {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else part
+    if part.get("prepend_scheme") == "first":
+        return part | {"prepend_scheme": "never"}
+    return part
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int]]:
@@ -272,7 +272,7 @@ def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int
 
 
 def _encode_one(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:
-    # encode() holds the GIL for the whole call; the batch form does not.
+    # encode() holds the GIL all the time; the batch form does not.
     try:
         [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write

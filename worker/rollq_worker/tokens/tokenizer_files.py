@@ -28,7 +28,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files hold."""
+    """The content of the files."""
 
     spec: bytes
     """tokenizer.json."""
@@ -84,26 +84,16 @@ def _folder(where: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
+    more = f"{MORE_TEMPLATES}/*.jinja"
+    patterns = [*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, more]
     try:
-        return Path(
-            snapshot_download(
-                where,
-                allow_patterns=[
-                    *FILES,
-                    *OTHER_FILES,
-                    OLD_TEMPLATE,
-                    IMAGE_CONFIG,
-                    f"{MORE_TEMPLATES}/*.jinja",
-                ],
-            )
-        )
+        return Path(snapshot_download(where, allow_patterns=patterns))
     except Exception as e:  # the hub's client raises errors of several libraries
+        first_line = str(e).strip().partition("\n")[0]
         raise SettingsError(
             f"tokenizer {where}: no such directory, and the hub did not deliver it "
-            f"({type(e).__name__}:"
-            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, "
-            "or a model that this machine"
-            " can download"
+            f"({type(e).__name__}: {first_line}): give a directory with {FILES[0]}, or a model "
+            "that this machine can download"
         ) from e
 
 
@@ -134,9 +124,8 @@ def _object(path: Path) -> dict[str, Any]:
 def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
     """The template's text, or texts by name where there are several. Raises SettingsError."""
     if (folder / FILES[2]).is_file():
-        more = {
-            path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
-        }
+        paths = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+        more = {path.stem: _text_of(path) for path in paths}
         default = _text_of(folder / FILES[2])
         return {**more, "default": default} if more else default
     template = config.get("chat_template")
@@ -144,13 +133,13 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
         template = _object(folder / OLD_TEMPLATE).get("chat_template")
     if isinstance(template, str) and template:
         return template
-    try:
-        if isinstance(template, list) and template:
+    if isinstance(template, list) and template:
+        try:
             return {str(entry["name"]): str(entry["template"]) for entry in template}
-    except (KeyError, TypeError) as e:
-        raise SettingsError(
-            f"{folder / FILES[1]}: chat_template is a list, but not of templates"
-        ) from e
+        except (KeyError, TypeError) as e:
+            raise SettingsError(
+                f"{folder / FILES[1]}: chat_template is a list, but not of templates"
+            ) from e
     raise SettingsError(
         f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in "
         f"{FILES[1]} or {OLD_TEMPLATE}"

@@ -1,4 +1,4 @@
-"""Whether a template's own text of a turn says what was sampled.
+"""Compares a template's own text of a turn with the sampled turn.
 
 The same reasoning, words and calls in the same order say the same. White space around them, the
 notation of a call and the split into ids may differ. It does not know templates.
@@ -22,10 +22,11 @@ def says_the_same(
     """
     if sampled == written:
         return True
-    was, now = _parts(reader, sampled, thinking, tools), _parts(reader, written, thinking, tools)
-    if all(kind is not Kind.CALL for kind, _ in was):
-        now = [part for part in now if part[0] is not Kind.CALL]
-    return was == now
+    sampled_parts = _parts(reader, sampled, thinking, tools)
+    written_parts = _parts(reader, written, thinking, tools)
+    if all(kind is not Kind.CALL for kind, _ in sampled_parts):
+        written_parts = [part for part in written_parts if part[0] is not Kind.CALL]
+    return sampled_parts == written_parts
 
 
 def _parts(reader: Reader, text: str, thinking: bool | None, tools: Sequence[Json]) -> list[_Part]:

@@ -1,4 +1,4 @@
-"""Calls written as JSON: whole calls as objects with a name and arguments, and arguments alone.
+"""Calls written as JSON: complete calls as objects with a name and arguments, or arguments alone.
 
 It does not know tags.
 """
@@ -20,20 +20,23 @@ def call_id(item: Mapping[str, Json], key: str) -> str:
 
 
 def call_of(value: Json, form: str) -> Action | str:
-    """The call that is a JSON object, or what is wrong with it.
+    """Reads a call from a JSON object. Returns a sentence for the policy if it is none.
 
-    Arguments stand under "arguments" or "parameters", because models are trained on both; null
-    stands for none.
+    Arguments stand under "arguments" or "parameters", because models are trained on both. null
+    means no arguments.
     """
     if not isinstance(value, dict):
         return f"The tool call is not a JSON object. {form}"
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return f'The tool call has no "name". {form}'
-    given = {key: value[key] for key in ARGUMENT_KEYS if value.get(key) is not None}
-    if len(given) > 1:
-        return f"The call of {name!r} has both {' and '.join(given)}. {form}"
-    key, arguments = next(iter(given.items()), ("arguments", {}))
+    used_keys = [key for key in ARGUMENT_KEYS if value.get(key) is not None]
+    if len(used_keys) > 1:
+        return f"The call of {name!r} has both {' and '.join(used_keys)}. {form}"
+    if not used_keys:
+        return Action(name, {})
+    key = used_keys[0]
+    arguments = value[key]
     if isinstance(arguments, str):
         return _from_string(name, arguments, key)
     if not isinstance(arguments, dict):
@@ -42,27 +45,32 @@ def call_of(value: Json, form: str) -> Action | str:
 
 
 def _from_string(name: str, arguments: str, key: str) -> Action | str:
-    """The call whose arguments are a string that holds a JSON object, as in OpenAI's API."""
+    """Reads arguments from a string that holds a JSON object, as in OpenAI's API."""
     error = f'The "{key}" of the call of {name!r} are a string that holds no JSON object.'
     try:
         value, problem, end = strict_json(arguments)
     except NotJson:
         return error
-    value = {} if value is None and not problem else value
+    if value is None and not problem:
+        value = {}
     if not isinstance(value, dict) or skip(arguments, end) != len(arguments):
         return error
     return problem or Action(name, value)
 
 
 def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Json], str, int]:
-    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where
-    they end. null stands for none.
+    """Reads the arguments at `at` of a call of `name`. null means no arguments.
+
+    Returns the arguments, a sentence about what is wrong with them or "", and their end.
     """
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:
         return {}, f"The arguments of the call of {name!r} are {e}", at
-    value = {} if value is None and not problem else value
-    if not problem and not isinstance(value, dict):
-        problem = f"The arguments of the call of {name!r} are not a JSON object."
-    return ({}, problem, end) if problem else (value, "", end)
+    if problem:
+        return {}, problem, end
+    if value is None:
+        return {}, "", end
+    if not isinstance(value, dict):
+        return {}, f"The arguments of the call of {name!r} are not a JSON object.", end
+    return value, "", end

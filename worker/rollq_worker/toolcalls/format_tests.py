@@ -121,44 +121,39 @@ class FormatTests:
                 continue
             read = self.reader(self.write("f", {key: "some words"}), False, TOOLS)
             if read.calls or not read.errors:
-                raise AssertionError(
-                    f"{key} = some words: {list(read.calls)}; {values[0]!r} would fit"
-                )
+                calls = list(read.calls)
+                raise AssertionError(f"{key} = some words: {calls}; {values[0]!r} would fit")
 
     def test_a_call_cut_anywhere_is_never_another_call(self) -> None:
-        """At the token limit: a part of a call is an error, text, or the whole call but for its
-        end.
-        """
+        """At the token limit, a part of a call is an error, text, or the call without its end."""
         some = random.Random(2)
         for arguments in ({}, {"text": "hi"}, *(_some_arguments(some) for _ in range(6))):
-            whole = self.write("f", arguments)
-            for end in range(len(whole)):
-                calls = list(self.reader(whole[:end], False, TOOLS).calls)
+            turn = self.write("f", arguments)
+            for end in range(len(turn)):
+                calls = list(self.reader(turn[:end], False, TOOLS).calls)
                 if calls not in ([], [Action("f", arguments)]):
-                    raise AssertionError(f"{whole[:end]!r} of {whole!r} is read as {calls}")
+                    raise AssertionError(f"{turn[:end]!r} of {turn!r} is read as {calls}")
 
     def test_pieces_tile_every_turn_and_no_text_is_lost(self) -> None:
-        wrong: list[tuple[str, str]] = []
+        failures: list[tuple[str, str]] = []
         for text in _turns(self.write, self.reader.think):
             for inside in (False, True, None):
                 if problem := _problem(self.reader, text, inside):
-                    wrong.append((text, f"{problem} (thinking={inside})"))
-        if wrong:
-            text, problem = min(wrong, key=lambda pair: len(pair[0]))
-            raise AssertionError(f"{len(wrong)} turns fail. The shortest: {text!r}: {problem}")
+                    failures.append((text, f"{problem} (thinking={inside})"))
+        if failures:
+            text, problem = min(failures, key=lambda failure: len(failure[0]))
+            raise AssertionError(f"{len(failures)} turns fail. The shortest: {text!r}: {problem}")
 
     def _is_read(self, arguments: Mapping[str, Json]) -> None:
         text = self.write("get_order", arguments)
         read = self.reader(text, False, TOOLS)
-        if [*read.calls] != [Action("get_order", arguments)] or _types(
-            read.calls[0].arguments
-        ) != _types(arguments):
+        calls, errors = list(read.calls), list(read.errors)
+        expected = Action("get_order", arguments)
+        if calls != [expected] or _types(calls[0].arguments) != _types(arguments):
+            raise AssertionError(f"{text!r} is read as {calls}, errors {errors}")
+        if errors or read.content:
             raise AssertionError(
-                f"{text!r} is read as {list(read.calls)}, errors {list(read.errors)}"
-            )
-        if read.errors or read.content:
-            raise AssertionError(
-                f"{text!r} is a call, but has errors {list(read.errors)}, content {read.content!r}"
+                f"{text!r} is a call, but has errors {errors}, content {read.content!r}"
             )
 
 
@@ -189,14 +184,11 @@ def _turns(write: Write, think: Sequence[str]) -> Iterator[str]:
     """
     some = random.Random(3)
     calls = [write(name, _some_arguments(some)) for name in _NAMES for _ in range(10)]
-    parts = sorted(
-        {part for call in calls for part in re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.", call)}
-    )
+    part = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.")
+    parts = sorted({match for call in calls for match in part.findall(call)})
+    sources = (calls, parts, parts, _WORDS, think)
     for _ in range(_TURNS):
-        yield "".join(
-            some.choice(some.choice((calls, parts, parts, _WORDS, think)))
-            for _ in range(some.randint(0, 20))
-        )
+        yield "".join(some.choice(some.choice(sources)) for _ in range(some.randint(0, 20)))
         text = some.choice(calls)
         for _ in range(some.randint(1, 3)):
             start = some.randrange(len(text) + 1)
@@ -207,31 +199,26 @@ def _turns(write: Write, think: Sequence[str]) -> Iterator[str]:
 
 
 def _problem(reader: Reader, text: str, inside: bool | None) -> str:
-    """What a reader does wrong with a turn; "": nothing."""
+    """The first thing that a reader does wrong with a turn, or ""."""
     try:
-        pieces, read = reader.pieces(text, inside, TOOLS), reader(text, inside, TOOLS)
-        json.dumps(
-            [dict(call.arguments) for call in read.calls], allow_nan=False, ensure_ascii=False
-        ).encode()
+        pieces = reader.pieces(text, inside, TOOLS)
+        read = reader(text, inside, TOOLS)
+        arguments = [dict(call.arguments) for call in read.calls]
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except Exception as e:  # readers never raise
         return f"{type(e).__name__}: {e}"
-    starts = [0, *(piece.end for piece in pieces)]
-    said = [
-        text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN)
-    ]
-    wrong = {
-        "the pieces do not tile the turn": [piece.start for piece in pieces] != starts[:-1]
-        or starts[-1] != len(text),
-        "a piece has calls and is none": any(
-            bool(piece.calls) != (piece.kind is Kind.CALL) for piece in pieces
-        ),
-        "a call has no name": not all(call.name for call in read.calls),
-        "a broken call has no error": any(
-            piece.kind is Kind.BROKEN and not piece.errors for piece in pieces
-        ),
-        "an error is no short sentence": not all(
-            e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors
-        ),
-        "text is lost": read.content != "".join(said).strip(),
-    }
-    return next((problem for problem, found in wrong.items() if found), "")
+    if [0, *(piece.end for piece in pieces)] != [*(piece.start for piece in pieces), len(text)]:
+        return "the pieces do not tile the turn"
+    for piece in pieces:
+        if bool(piece.calls) != (piece.kind is Kind.CALL):
+            return "a piece has calls and is none"
+        if piece.kind is Kind.BROKEN and not piece.errors:
+            return "a broken call has no error"
+    if not all(call.name for call in read.calls):
+        return "a call has no name"
+    if not all(e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors):
+        return "an error is no short sentence"
+    content = [text[p.start : p.end] for p in pieces if p.kind in (Kind.TEXT, Kind.BROKEN)]
+    if read.content != "".join(content).strip():
+        return "text is lost"
+    return ""

@@ -20,12 +20,13 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v
 
 
 class Unreadable(Exception):
-    """What is wrong with a text, in words."""
+    """A text cannot be read. The message is a sentence for the policy."""
 
 
 def python_string(inside: str) -> str:
-    """The value of a string of Python. An unknown escape stays as it is, as in Python. Raises
-    Unreadable.
+    """The value of a string literal of Python. An unknown escape stays as it is, as in Python.
+
+    Raises Unreadable.
     """
     if "\\" not in inside:
         return inside
@@ -37,20 +38,22 @@ def python_string(inside: str) -> str:
         ) from None
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    says = found[1]
-    if says in ("x", "u", "U", "N"):
+def _unescaped(escape: re.Match[str]) -> str:
+    code = escape[1]
+    if code in ("x", "u", "U", "N"):
         raise Unreadable(
-            f"The tool call holds the escape {found[0]} without the digits of a character."
+            f"The tool call holds the escape {escape[0]} without the digits of a character."
         )
-    if says[0] in "xuU":
-        return chr(int(says[1:], 16))
-    return chr(int(says, 8)) if says[0] in "01234567" else _ESCAPED.get(says, says)
+    if code[0] in "xuU":
+        return chr(int(code[1:], 16))
+    if code[0] in "01234567":
+        return chr(int(code, 8))
+    return _ESCAPED.get(code, code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notation:
-    """How values are written."""
+    """A way to write values."""
 
     string: re.Pattern[str]
     """The text between quotes is the group that matched."""
@@ -64,9 +67,9 @@ class Notation:
     close: Mapping[str, str]
     """The brackets of lists and objects."""
     text: Callable[[str], str] = str
-    """What the text between quotes says."""
+    """Turns the text between quotes into a value."""
     form: str = ""
-    """How a call is written, for the policy."""
+    """The right way to write a call, told to the policy."""
 
 
 _STRING = r"'([^'\\{0}]*+(?:\\.[^'\\{0}]*+)*)'|\"([^\"\\{0}]*+(?:\\.[^\"\\{0}]*+)*)\""
@@ -101,53 +104,56 @@ class Cursor:
     at: int = 0
 
     def take(self, token: str) -> bool:
-        """Whether this token comes next. It is passed over, with the white space around it."""
+        """Passes over this token and the white space around it. False if it does not come next."""
         self.at = skip(self.text, self.at)
         if not self.text.startswith(token, self.at):
             return False
         self.at = skip(self.text, self.at + len(token))
         return True
 
-    def found(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What the pattern matches next, which is passed over."""
-        found = pattern.match(self.text, self.at)
-        self.at = found.end() if found else self.at
-        return found
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Passes over the text that the pattern matches here."""
+        match = pattern.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+        return match
 
     def value(self, depth: int = 0) -> Json:
         self.at = skip(self.text, self.at)
-        opened = self.text[self.at : self.at + 1]
-        if opened in self.notation.close:
-            if depth >= MAX_DEPTH:
-                raise Unreadable(TOO_DEEP)
-            self.take(opened)
-            return (
-                self.fields(depth + 1)
-                if opened == "{"
-                else self._items(self.notation.close[opened], depth + 1)
-            )
-        if found := self.found(self.notation.string):
-            return self._string(found)
-        if found := self.found(self.notation.number):
-            number, problem = read_number(found[0])
+        bracket = self.text[self.at : self.at + 1]
+        if bracket in self.notation.close:
+            return self._container(bracket, depth)
+        if string := self.match(self.notation.string):
+            return self._string(string)
+        if digits := self.match(self.notation.number):
+            number, problem = read_number(digits[0])
             if problem:
                 raise Unreadable(problem)
             return number
-        if (found := _WORD.match(self.text, self.at)) and found[0] in self.notation.constants:
-            self.at = found.end()
-            return self.notation.constants[found[0]]
+        word = _WORD.match(self.text, self.at)
+        if word and word[0] in self.notation.constants:
+            self.at = word.end()
+            return self.notation.constants[word[0]]
         if self.text.startswith(self.notation.quotes, self.at):
-            what = "The tool call is not valid: a string has no closing quote. It is cut off."
-            raise Unreadable(f"{what} {self.notation.form}")
+            problem = "The tool call is not valid: a string has no closing quote. It is cut off."
+            raise Unreadable(f"{problem} {self.notation.form}")
         raise self.wrong(
             "expected a value: a string in quotes, a number, True, False, None, a list or an object"
         )
+
+    def _container(self, bracket: str, depth: int) -> Json:
+        if depth >= MAX_DEPTH:
+            raise Unreadable(TOO_DEEP)
+        self.take(bracket)
+        if bracket == "{":
+            return self.fields(depth + 1)
+        return self._items(self.notation.close[bracket], depth + 1)
 
     def fields(self, depth: int) -> dict[str, Json]:
         """Keys and values up to the bracket that closes them."""
         fields: dict[str, Json] = {}
         while not self.take("}"):
-            key = self.found(self.notation.key)
+            key = self.match(self.notation.key)
             if key is None or not self.take(":"):
                 raise self.wrong("expected a key and ':'")
             name = self._string(key)
@@ -158,7 +164,9 @@ class Cursor:
         return fields
 
     def next(self, close: str, behind: str) -> bool:
-        """Whether a comma comes next, which is passed over; else what closes the row must."""
+        """Passes over a comma. False if `close` comes next instead. Raises Unreadable if neither
+        does.
+        """
         comma = self.take(",")
         if not comma and not self.text.startswith(close, self.at):
             raise self.wrong(f"expected ',' or '{close}' after {behind}")
@@ -171,11 +179,14 @@ class Cursor:
 
     def _items(self, close: str, depth: int) -> Json:
         """A list, a tuple, or the value that stands in parentheses."""
-        items, comma = [], False
+        items = []
+        comma = False
         while not self.take(close):
             items.append(self.value(depth))
             comma = self.next(close, "a value")
-        return items[0] if close == ")" and len(items) == 1 and not comma else items
+        is_parenthesized_value = close == ")" and len(items) == 1 and not comma
+        return items[0] if is_parenthesized_value else items
 
-    def _string(self, found: re.Match[str]) -> str:
-        return self.notation.text(next(part for part in found.groups() if part is not None))
+    def _string(self, match: re.Match[str]) -> str:
+        inside = next(group for group in match.groups() if group is not None)
+        return self.notation.text(inside)

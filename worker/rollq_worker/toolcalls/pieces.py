@@ -24,7 +24,7 @@ MAX_ERRORS = 20
 
 
 class Kind(StrEnum):
-    """What a piece of a turn is."""
+    """Kinds of pieces."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -51,8 +51,8 @@ class Piece:
 
 
 Open = Callable[[str, int, Sequence[Json]], Sequence[Piece]]
-"""Reads what a tag opens, given the turn, the tag's place and the tools. The first piece starts at
-that place.
+"""Reads the block that a tag opens, given the turn, the tag's place and the tools. The first piece
+starts at that place.
 """
 
 
@@ -68,23 +68,24 @@ class Reader:
     def __call__(
         self, text: str, thinking: bool | None = False, tools: Sequence[Json] = ()
     ) -> ReadTurn:
-        """Read a turn. `thinking`: the turn starts inside reasoning; None: it does if it ends some.
-        `tools`: schemas, for types.
+        """Reads a turn. `tools` are the schemas that give types to values.
+
+        `thinking` is true if the turn starts inside reasoning. With None it does if it closes
+        reasoning that it has not opened.
         """
         return assemble(text, self.pieces(text, thinking, tools))
 
 
 def without_calls(reader: Reader) -> Reader:
-    """The reader for turns of an environment without tools: what looks like a call is content."""
+    """A reader for environments without tools: text that looks like a call is content."""
+
+    def without_call(piece: Piece) -> Piece:
+        if piece.kind in (Kind.CALL, Kind.BROKEN):
+            return Piece(Kind.TEXT, piece.start, piece.end)
+        return piece
 
     def pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
-        found = reader.pieces(text, thinking, tools)
-        return [
-            Piece(Kind.TEXT, piece.start, piece.end)
-            if piece.kind in (Kind.CALL, Kind.BROKEN)
-            else piece
-            for piece in found
-        ]
+        return [without_call(piece) for piece in reader.pieces(text, thinking, tools)]
 
     return Reader(pieces, reader.think)
 
@@ -92,8 +93,9 @@ def without_calls(reader: Reader) -> Reader:
 def block_reader(
     openers: Mapping[str, Open], think: tuple[str, str] = THINK, frames: Sequence[str] = ()
 ) -> Reader:
-    """The reader of a format whose calls are blocks. A tag of `openers` opens each. `frames`:
-    control tokens around what a turn says.
+    """The reader of a format whose calls are blocks, each opened by a tag of `openers`.
+
+    `frames` are control tokens around the content of a turn.
     """
     opens: dict[str, Open] = {**openers, **{tag: partial(_frame, tag) for tag in frames}}
     return Reader(lambda text, thinking, tools: cut(text, opens, thinking, tools, think), think)
@@ -130,11 +132,9 @@ def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
 def _bounded(errors: list[str]) -> list[str]:
     """The first errors, and one for all that follow."""
     more = len(errors) - MAX_ERRORS
-    return (
-        errors
-        if more <= 0
-        else [*errors[:MAX_ERRORS], f"There are {more} more errors in the turn."]
-    )
+    if more <= 0:
+        return errors
+    return [*errors[:MAX_ERRORS], f"There are {more} more errors in the turn."]
 
 
 def cut(
@@ -146,15 +146,17 @@ def cut(
 ) -> list[Piece]:
     """The turn cut at the tags of `openers` and of reasoning, except where a tag is only quoted."""
     pieces: list[Piece] = []
-    done = at = 0  # pieces reach to `done`; the search for the next tag goes on at `at`
+    done = 0  # end of the last piece
+    at = 0  # where the search for the next tag goes on
     if thinking is None:
         thinking = think[1] in text.partition(think[0])[0]
     if thinking:
         pieces.append(_reasoning(text, 0, 0, think[1]))
         done = at = pieces[-1].end
-    while found := first(text, at, *openers, think[0]):
-        start, tag = found.start(), found[0]
-        if _quoted(text, start, tag):
+    while match := first(text, at, *openers, think[0]):
+        start = match.start()
+        tag = match[0]
+        if _is_quoted(text, start, tag):
             at = start + len(tag)
             continue
         if start > done:
@@ -176,17 +178,20 @@ def first(text: str, at: int, *tags: str) -> re.Match[str] | None:
 
 @cache
 def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))
+    longest_first = sorted(tags, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
 
 
-def _quoted(text: str, start: int, tag: str) -> bool:
-    """Whether the tag stands in quotes by itself, so that the text only mentions it."""
+def _is_quoted(text: str, start: int, tag: str) -> bool:
+    """True if the tag stands in quotes by itself, so that the text only mentions it."""
     end = start + len(tag)
-    return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
+    if start == 0 or end == len(text):
+        return False
+    return text[start - 1] in _QUOTES and text[end] in _QUOTES
 
 
 def _reasoning(text: str, start: int, inside: int, close: str) -> Piece:
-    """The reasoning that starts at `start` and whose words start at `inside`."""
+    """The reasoning whose tag starts at `start` and whose words start at `inside`."""
     end = text.find(close, inside)
     if end >= 0:
         return Piece(Kind.REASONING, start, end + len(close), inner=text[inside:end])
@@ -195,16 +200,22 @@ def _reasoning(text: str, start: int, inside: int, close: str) -> Piece:
 
 
 def unclosed(calls: Sequence[Action]) -> tuple[Action, ...]:
-    """The calls of a block whose end tag is missing because the turn ended: the last one is marked,
-    to be counted.
+    """The calls of a block that lacks its end tag because the turn ended. Marks the last one, so
+    that it is counted.
     """
     return (*calls[:-1], replace(calls[-1], unclosed=True))
 
 
 def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: str) -> Piece:
-    """A block that cannot be read beyond `after`: up to its end tag ("" in formats without one), to
-    the next block, or to the end of the turn.
+    """A block that cannot be read beyond `after`.
+
+    It reaches to its end tag ("" in formats without one), the next block, or the end of the turn.
     """
-    found = first(text, after, *filter(None, tags))
-    end = len(text) if found is None else found.end() if found[0] == tags[1] else found.start()
+    next_tag = first(text, after, *filter(None, tags))
+    if next_tag is None:
+        end = len(text)
+    elif next_tag[0] == tags[1]:
+        end = next_tag.end()
+    else:
+        end = next_tag.start()
     return Piece(Kind.BROKEN, start, end, errors=errors)

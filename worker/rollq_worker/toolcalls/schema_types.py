@@ -18,7 +18,7 @@ from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, stri
 from rollq_worker.toolcalls.literals import PRINTED, Cursor, Unreadable
 
 _NULL = ("null", "None")
-"""How templates write null: as JSON, and as Python prints it."""
+"""Ways in which templates write null: as JSON, and as Python prints it."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SCHEMA = "tool:"
 """The address of a tool's schema while its references are followed."""
@@ -56,15 +56,16 @@ _WORDS_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What one tool's schema says of its parameters."""
+    """The parameters of a tool by its schema."""
 
     schema: Json
     resolver: Any
     """Follows references (`$ref`, as pydantic writes them) from the tool's schema."""
 
     def read(self, key: str, text: str) -> tuple[Json, str]:
-        """`text` as the type that the schema of parameter `key` asks for, and what is wrong with it
-        ("": nothing).
+        """Reads `text` as the type that the schema gives the parameter `key`.
+
+        Returns the value, and a sentence about what is wrong with it or "".
 
         `null` (`None` as Python prints it) is null where the schema allows null, else text. Other
         text that may be a string is one. Where every type is allowed, only null, objects and arrays
@@ -74,47 +75,46 @@ class Parameters:
         kinds = self.kinds(key)
         if kinds is None:
             return text, ""
-        value = typed(text, frozenset({"array", "null", "object"}) if kinds == _ALL else kinds)
-        if (value is None and "null" not in kinds) or (
-            isinstance(value, str) and "string" not in kinds
-        ):
-            return (
-                None,
-                f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not "
-                f"{text.strip()[:40]!r}.",
-            )
+        readable = frozenset({"array", "null", "object"}) if kinds == _ALL else kinds
+        value = typed(text, readable)
+        is_wrong_null = value is None and "null" not in kinds
+        is_wrong_string = isinstance(value, str) and "string" not in kinds
+        if is_wrong_null or is_wrong_string:
+            wanted = " or ".join(sorted(kinds)) or "none"
+            return None, f"must be of type {wanted}, not {text.strip()[:40]!r}."
         return value, ""
 
     def kinds(self, key: str) -> frozenset[str] | None:
-        """The JSON types that the schema allows for the property `key`; None when it does not know
-        it.
-        """
+        """The JSON types that the schema allows for the property `key`. None if it is unknown."""
         return _of_property(self.schema, key, self.resolver)
 
     def fields(self, key: str) -> "Parameters":
-        """What the schema says of the fields of the object `key`."""
-        return Parameters(
-            {"anyOf": list(_found(self.schema, "properties", key, self.resolver))}, self.resolver
-        )
+        """The fields of the object `key`."""
+        return Parameters(self._property(key), self.resolver)
 
     def items(self, key: str, name: str) -> "Parameters":
-        """What it says of the items of the list `key`, as if each were a field called `name`."""
-        lists = {"anyOf": list(_found(self.schema, "properties", key, self.resolver))}
-        items = list(_found(lists, "items", None, self.resolver))
-        return Parameters({"properties": {name: {"anyOf": items}} if items else {}}, self.resolver)
+        """The items of the list `key`, as if each were a field called `name`."""
+        items = list(_subschemas(self._property(key), "items", None, self.resolver))
+        properties = {name: {"anyOf": items}} if items else {}
+        return Parameters({"properties": properties}, self.resolver)
+
+    def _property(self, key: str) -> Json:
+        return {"anyOf": list(_subschemas(self.schema, "properties", key, self.resolver))}
 
 
 def parameters(tools: Sequence[Json], name: str) -> Parameters:
     """The parameters of the tool `name`. There are none when the tool is unknown."""
-    schema = (
-        next((f.get("parameters") for f in _functions(tools) if f.get("name") == name), None) or {}
-    )
+    schema: Json = {}
+    for function in _functions(tools):
+        if function.get("name") == name:
+            schema = function.get("parameters") or {}
+            break
     resource = DRAFT202012.create_resource(schema)
     return Parameters(schema, Registry[Json]().with_resource(_SCHEMA, resource).resolver(_SCHEMA))
 
 
 def is_tool(tools: Sequence[Json], name: str) -> bool:
-    """Whether a tool has that name."""
+    """True if a tool has that name."""
     return any(function.get("name") == name for function in _functions(tools))
 
 
@@ -134,75 +134,80 @@ def typed(text: str, kinds: frozenset[str]) -> Json:
     if "boolean" in kinds and isinstance(CONSTANTS.get(word), bool):
         return CONSTANTS[word]
     if kinds & {"integer", "number"} and _NUMBER.fullmatch(word):
-        number, problem = read_number(word)
-        if isinstance(number, float) and "number" not in kinds:
-            whole = number.is_integer() and -(2**63) <= number < 2**63
-            return int(number) if whole else text  # JSON Schema takes 5.0 for an integer
-        return text if problem else number
+        return _number(word, kinds, text)
     if kinds & {"object", "array"}:
         return _nested(word, kinds, text)
     return text
 
 
+def _number(word: str, kinds: frozenset[str], text: str) -> Json:
+    """The number that `word` writes, or `text` if its type does not allow it."""
+    number, problem = read_number(word)
+    if problem:
+        return text
+    if isinstance(number, float) and "number" not in kinds:
+        is_integer = number.is_integer() and -(2**63) <= number < 2**63
+        return int(number) if is_integer else text  # JSON Schema takes 5.0 for an integer
+    return number
+
+
 def _of_property(schema: Json, key: str, resolver: Any, depth: int = 0) -> frozenset[str] | None:
-    """The JSON types that the schema of an object allows for its property `key`; None when it does
-    not know it.
+    """The JSON types that the schema of an object allows for its property `key`. None if it is
+    unknown.
     """
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
     properties = schema.get("properties")
     if isinstance(properties, dict) and key in properties:
         return _kinds(properties[key], resolver)
-    found = [_of_property(part, key, there, depth + 1) for part, there in _parts(schema, resolver)]
-    found += [
-        _alternatives([_of_property(option, key, resolver, depth + 1) for option in options])
-        for options in _choices(schema)
-    ]
-    known = [kinds for kinds in found if kinds is not None]
-    if known:
-        return _ALL.intersection(*known)
+    required: list[frozenset[str]] = []
+    for part, part_resolver in _parts(schema, resolver):
+        kinds = _of_property(part, key, part_resolver, depth + 1)
+        if kinds is not None:
+            required.append(kinds)
+    for options in _choices(schema):
+        alternatives = [_of_property(option, key, resolver, depth + 1) for option in options]
+        allowed = [kinds for kinds in alternatives if kinds is not None]
+        if allowed:
+            required.append(frozenset().union(*allowed))
+    if required:
+        return _ALL.intersection(*required)
     others = schema.get("additionalProperties")
     return _kinds(others, resolver) if isinstance(others, dict) else None
 
 
-def _found(
+def _subschemas(
     schema: Json, word: str, key: str | None, resolver: Any, depth: int = 0
 ) -> Iterator[Json]:
-    """The schemas that stand under `word` (of properties, under `key`) in a schema and in those
-    that it is made of.
-    """
+    """The schemas under `word` (of properties, under `key`) in a schema and in its parts."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return
     own = schema.get(word)
     if key is not None:
-        own = (
-            own[key] if isinstance(own, dict) and key in own else schema.get("additionalProperties")
-        )
+        is_property = isinstance(own, dict) and key in own
+        own = own[key] if is_property else schema.get("additionalProperties")
     if isinstance(own, dict):
         yield own
-    parts = [part for part, _ in _parts(schema, resolver)] + [
-        option for all in _choices(schema) for option in all
-    ]
+    parts = [part for part, _ in _parts(schema, resolver)]
+    for options in _choices(schema):
+        parts += options
     for part in parts:
-        yield from _found(part, word, key, resolver, depth + 1)
-
-
-def _alternatives(found: Sequence[frozenset[str] | None]) -> frozenset[str] | None:
-    """What any of several schemas allows; None when none knows the property."""
-    known = [kinds for kinds in found if kinds is not None]
-    return frozenset().union(*known) if known else None
+        yield from _subschemas(part, word, key, resolver, depth + 1)
 
 
 def _kinds(schema: Json, resolver: Any, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows; all when it does not say."""
+    """The JSON types that a schema allows. All if it does not say."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return _ALL
-    kinds = _said(schema)
-    for part, there in _parts(schema, resolver):
-        kinds &= _kinds(part, there, depth + 1)
+    kinds = _own_kinds(schema)
+    for part, part_resolver in _parts(schema, resolver):
+        kinds &= _kinds(part, part_resolver, depth + 1)
     for options in _choices(schema):
-        kinds &= frozenset().union(*(_kinds(option, resolver, depth + 1) for option in options))
-    return kinds | {"null"} if schema.get("nullable") is True else kinds
+        alternatives = (_kinds(option, resolver, depth + 1) for option in options)
+        kinds &= frozenset().union(*alternatives)
+    if schema.get("nullable") is True:
+        return kinds | {"null"}
+    return kinds
 
 
 def _parts(schema: Mapping[str, Json], resolver: Any) -> Iterator[tuple[Json, Any]]:
@@ -220,18 +225,10 @@ def _choices(schema: Mapping[str, Json]) -> Iterator[list[Json]]:
             yield options
 
 
-def _said(schema: Mapping[str, Json]) -> frozenset[str]:
-    """What the schema's own words allow."""
-    if "type" in schema:
-        said = schema["type"] if isinstance(schema["type"], list) else [schema["type"] or {}]
-        named = (
-            "null" if kind is None else kind.lower()
-            for kind in said
-            if kind is None or isinstance(kind, str)
-        )
-        kinds = frozenset(_NAMES.get(kind, kind) for kind in named)
-        if kinds and kinds <= _ALL:
-            return kinds | {"integer"} if "number" in kinds else kinds
+def _own_kinds(schema: Mapping[str, Json]) -> frozenset[str]:
+    """The JSON types that the schema's own keywords allow."""
+    if kinds := _named_kinds(schema):
+        return kinds
     if "const" in schema:
         return _kinds_of([schema["const"]])
     if isinstance(values := schema.get("enum"), list):
@@ -242,23 +239,40 @@ def _said(schema: Mapping[str, Json]) -> frozenset[str]:
     return _ALL
 
 
+def _named_kinds(schema: Mapping[str, Json]) -> frozenset[str]:
+    """The types under `type`. Empty if it is missing or holds a word that is no type."""
+    names = schema.get("type") or []
+    kinds = set()
+    for name in names if isinstance(names, list) else [names]:
+        if name is None:
+            kinds.add("null")
+        elif isinstance(name, str):
+            kinds.add(_NAMES.get(name.lower(), name.lower()))
+    if not kinds <= _ALL:
+        return frozenset()
+    if "number" in kinds:
+        kinds.add("integer")
+    return frozenset(kinds)
+
+
 def _kinds_of(values: Iterable[Json]) -> frozenset[str]:
     names = {kind: name for name, kind in _KINDS.items()}
     return frozenset(names.get(type(value), "null") for value in values)
 
 
 def _look_up(reference: Json, resolver: Any) -> tuple[Mapping[str, Json], Any]:
-    """What a reference names, and the resolver for it; an empty schema when it leads nowhere."""
+    """The schema that a reference names, and its resolver. Empty if it leads nowhere."""
     try:
-        found = resolver.lookup(reference)
+        target = resolver.lookup(reference)
     except (Unresolvable, TypeError, AttributeError, ValueError):
         return {}, resolver
-    return found.contents if isinstance(found.contents, dict) else {}, found.resolver
+    schema = target.contents if isinstance(target.contents, dict) else {}
+    return schema, target.resolver
 
 
 def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
-    """A JSON object or array; where it is not JSON, what Python prints, because some templates
-    print that.
+    """A JSON object or array. If it is not JSON it is read as Python prints values, because some
+    templates do.
     """
     try:
         value, problem, end = strict_json(word)
@@ -266,10 +280,10 @@ def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
             return text
     except NotJson:
         value = _printed(word)
-    wanted: tuple[type, ...] = tuple(
-        kind for kind, name in ((dict, "object"), (list, "array")) if name in kinds
+    is_allowed = (isinstance(value, dict) and "object" in kinds) or (
+        isinstance(value, list) and "array" in kinds
     )
-    return value if isinstance(value, wanted) else text
+    return value if is_allowed else text
 
 
 def _printed(word: str) -> Json:

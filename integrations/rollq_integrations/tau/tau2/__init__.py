@@ -64,7 +64,7 @@ def _case(variant: str, backend: Any, number: int, task: Any) -> Case:
 
 
 def _is_supported(variant: str, task: Any, basis: set[str]) -> bool:
-    """Whether the backend starts and grades the task as the package does."""
+    """True if the backend starts and grades the task as the package does."""
     if variant == "telecom":
         start = task.initial_state
         return basis <= {"ENV_ASSERTION", "ACTION"} and not (start and start.message_history)

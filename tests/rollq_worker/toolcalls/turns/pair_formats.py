@@ -63,7 +63,7 @@ GLM_TURNS = [
     glm(
         "half a call",
         "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi",
-        error="not a key and a value",
+        error="was not closed",
         sglang=LOST,
     ),
     glm("half a name", "<tool_call>f", error="cut off", sglang=LOST),

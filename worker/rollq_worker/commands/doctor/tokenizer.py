@@ -98,7 +98,7 @@ def _checked(
         "family": family.name,
         "parser": family.parser,
         "stop_tokens": stops,
-        "template_kwargs": {**family.template_kwargs, **tokenizer.given},
+        "template_kwargs": {**family.template_kwargs, **tokenizer.fixed_arguments},
         "training_template": training,
         "edges": {
             edge.value: {"class": seen.match.value, "why": seen.why}
@@ -149,8 +149,8 @@ def _arguments(tokenizer: Tokenizer, asked: Mapping[str, Any]) -> list[str]:
         if known
         else "the template reads no arguments"
     ]
-    if tokenizer.given:
-        lines.append(f"given to the template: {_list(tokenizer.given)}")
+    if tokenizer.fixed_arguments:
+        lines.append(f"given to the template: {_list(tokenizer.fixed_arguments)}")
     if asked:
         lines.append(
             f"rollq adds {_list(asked)}, which keeps old reasoning; not for jobs "

@@ -32,41 +32,44 @@ _OWN_WORDS = 200
 
 
 def better_template(
-    tokenizer: Tokenizer, tools: Sequence[Json], found: SelfCheck | None
+    tokenizer: Tokenizer, tools: Sequence[Json], own_check: SelfCheck | None
 ) -> tuple[str, SelfCheck] | None:
     """The training template that makes more edges exact than the tokenizer's own template, with its
     self-check.
 
-    `found` is the self-check of the own template; None: it was refused.
+    `own_check` is the self-check of the own template, None if the template was refused.
     """
     for name in training_templates():
         try:
-            other = tokenizer.with_template(template_text(name)).with_arguments(tokenizer.given)
+            other = tokenizer.with_template(template_text(name))
+            other = other.with_arguments(tokenizer.fixed_arguments)
             if not _same_model(tokenizer, other, tools):
                 continue
             better = check(other, tools)
         except JobFailure:
             continue
-        if not better.missing and (found is None or exact_edges(better) > exact_edges(found)):
+        if better.missing:
+            continue
+        if own_check is None or exact_edges(better) > exact_edges(own_check):
             return name, better
     return None
 
 
-def exact_edges(found: SelfCheck) -> int:
+def exact_edges(self_check: SelfCheck) -> int:
     """The number of exact edges."""
-    return sum(finding.match is Match.EXACT for finding in found.edges.values())
+    return sum(finding.match is Match.EXACT for finding in self_check.edges.values())
 
 
 def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool:
     if shows_tools(own) == shows_tools(other):
         shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
         return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
-    lines, more = (
-        _prompt(own, [_USER], None).splitlines(),
-        iter(_prompt(other, [_USER], None).splitlines()),
-    )
-    known = len("".join(lines)) > _OWN_WORDS or _shows_same_image(own, other)
-    return known and all(line in more for line in lines)
+    lines = _prompt(own, [_USER], None).splitlines()
+    is_recognised = len("".join(lines)) > _OWN_WORDS or _shows_same_image(own, other)
+    if not is_recognised:
+        return False
+    other_lines = iter(_prompt(other, [_USER], None).splitlines())
+    return all(line in other_lines for line in lines)  # in the same order, with more between
 
 
 def _shows_same_image(own: Tokenizer, other: Tokenizer) -> bool:

@@ -31,7 +31,7 @@ from rollq_worker.toolcalls import readers
 
 
 class Match(StrEnum):
-    """How an edge's bridge compares with the template's full render, from good to bad."""
+    """Classes of an edge's bridge beside the template's full render, from good to bad."""
 
     EXACT = "exact"
     """The same ids."""
@@ -79,7 +79,7 @@ class Finding:
     match: Match
     why: str = ""
     renders: bool = True
-    """Whether the template renders this conversation in full, so that rendering it again can
+    """True if the template renders this conversation in full, so that rendering it again can
     replace a bridge.
     """
 
@@ -98,8 +98,8 @@ class BridgeComparison:
         think = readers()[renderer.family.parser].think
         self._conversations = Conversations(renderer.tools, renderer.complaint_role(None), think)
         self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
-        """What was rendered, by the identities of the messages; the messages too, so that no other
-        one gets theirs.
+        """Rendered texts by the identities of their messages. The messages are kept, so that no
+        other one gets theirs.
         """
         self._ids: dict[str, array[int]] = {}
         self._bridges: dict[str, tuple[array[int], str]] = {}
@@ -142,7 +142,7 @@ class BridgeComparison:
 
     @cached_property
     def _takes_reasoning(self) -> bool:
-        """Whether the template takes reasoning under its key. Another template may know tags in the
+        """True if the template takes reasoning under its key. Another template may know tags in the
         content.
         """
         conversations = self._conversations
@@ -191,8 +191,8 @@ class BridgeComparison:
             if any(finding.match is Match.UNSUPPORTED for finding in counted):
                 continue
             rewrites = any(finding.match is Match.REWRITE for finding in counted)
-            known = any(finding.why in (MOVED, UNLIKE_FIRST) for finding in counted)
-            if rewrites and not known and n >= len(edges) - _LAST_TURNS:
+            is_explained = any(finding.why in (MOVED, UNLIKE_FIRST) for finding in counted)
+            if rewrites and not is_explained and n >= len(edges) - _LAST_TURNS:
                 worse = self._worse_than(Match.REWRITE, exchange)
                 if worse is not None:
                     findings[counts_for[0]] = worse
@@ -228,55 +228,70 @@ class BridgeComparison:
         return finding if _RANK.index(finding.match) > _RANK.index(match) else None
 
     def _compare(self, exchange: Exchange) -> Finding:
-        calls = exchange.turn.get("tool_calls", ())
-        if self.renderer.family.one_call and len(calls) > 1:
-            first = replace(
-                exchange,
-                turn={**exchange.turn, "tool_calls": calls[:1]},
-                replies=exchange.replies[:1],
-            )
-            finding = self._compare(
-                replace(first, reply_words=exchange.reply_words[:1], turn_words=())
-            )
-            return (
-                finding if finding.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
-            )
+        if self.renderer.family.one_call and len(exchange.turn.get("tool_calls", ())) > 1:
+            return self._compare_first_call(exchange)
         turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
         try:
-            known = self._written(exchange.history), self._written(exchange.messages)
-            continued = self.renderer.extend(turns, exchange.replies, tools, *known)
+            prompt = self._written(exchange.history)
+            full = self._written(exchange.messages)
+            continued = self.renderer.extend(turns, exchange.replies, tools, prompt, full)
         except JobFailure as e:
             return Finding(Match.UNSUPPORTED, str(e), renders=False)
         try:
-            bridge, shown = self._bridge(exchange)
+            bridge, bridge_text = self._bridge(exchange)
         except JobFailure as e:
             return Finding(Match.UNSUPPORTED, str(e))
-        unseen = [word for word in exchange.reply_words if word not in shown]
+        unseen = [word for word in exchange.reply_words if word not in bridge_text]
         if unseen:
-            return Finding(
-                Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied"
-            )
-        turn = continued.before_replies.removeprefix(known[0])
-        rewritten = (
-            continued.rewritten if all(word in turn for word in exchange.turn_words) else LEFT_OUT
-        )
+            why = f"the template leaves out {unseen[0]!r} of what is replied"
+            return Finding(Match.UNSUPPORTED, why)
+        turn = continued.before_replies.removeprefix(prompt)
+        rewritten = continued.rewritten
+        if not all(word in turn for word in exchange.turn_words):
+            rewritten = LEFT_OUT
         if not rewritten:
-            at = self._header_start(known[0])
-            header, full = known[0][at:], self._encode(continued.full[at:])
-            if self._encode(header) + self._encode(turn) + bridge == full:
-                self._exact.add(self._continuation(exchange))
-                return Finding(Match.EXACT)
-            if self._encode(header + turn) + bridge == full:
-                return Finding(Match.SAME_TEXT, OTHER_IDS)
-        elif self._ends_with(continued.full, bridge, shown):
+            finding = self._compare_ids(exchange, prompt, turn, bridge, continued.full)
+            if finding is not None:
+                return finding
+        elif self._ends_with(continued.full, bridge, bridge_text):
             return Finding(Match.REWRITE, rewritten)
         if self._moves_the_prompt(exchange, continued):
             return Finding(Match.REWRITE, MOVED)
         if continued.rewritten and self._is_right_for_plainer(exchange):
             return Finding(Match.REWRITE, UNLIKE_FIRST)
-        return Finding(
-            Match.UNSUPPORTED, "the bridge differs from what the template writes after this history"
+        why = "the bridge differs from what the template writes after this history"
+        return Finding(Match.UNSUPPORTED, why)
+
+    def _compare_first_call(self, exchange: Exchange) -> Finding:
+        """Compares only the first call, for a template that writes one call a turn."""
+        calls = exchange.turn["tool_calls"]
+        first = replace(
+            exchange,
+            turn={**exchange.turn, "tool_calls": calls[:1]},
+            replies=exchange.replies[:1],
+            reply_words=exchange.reply_words[:1],
+            turn_words=(),
         )
+        finding = self._compare(first)
+        if finding.match is Match.UNSUPPORTED:
+            return finding
+        return Finding(Match.REWRITE, ONE_CALL)
+
+    def _compare_ids(
+        self, exchange: Exchange, prompt: str, turn: str, bridge: array[int], full: str
+    ) -> Finding | None:
+        """Compares header, turn and bridge with the end of `full`, id for id. None if they differ
+        as texts.
+        """
+        start = self._header_start(prompt)
+        header = prompt[start:]
+        ids = self._encode(full[start:])
+        if self._encode(header) + self._encode(turn) + bridge == ids:
+            self._exact.add(self._continuation(exchange))
+            return Finding(Match.EXACT)
+        if self._encode(header + turn) + bridge == ids:
+            return Finding(Match.SAME_TEXT, OTHER_IDS)
+        return None
 
     def _written(self, messages: Sequence[Message]) -> str:
         """The text that the template writes for the conversation so far, with the next assistant
@@ -333,17 +348,17 @@ class BridgeComparison:
         key = json.dumps([exchange.truncated, turn, replies])
         for id in ids:
             key = key.replace(id, "")
-        known = self._bridges.get(key)
-        if known is None:
-            stop = self.renderer.close(turn, replies) if exchange.truncated else None
-            bridge = self.renderer.bridge(turn, replies, stop)
-            known = bridge, self._tokenizer.decode(bridge)
-            if not any(id in known[1] for id in ids):
-                self._bridges[key] = known
-        return known
+        if key in self._bridges:
+            return self._bridges[key]
+        stop = self.renderer.close(turn, replies) if exchange.truncated else None
+        bridge = self.renderer.bridge(turn, replies, stop)
+        text = self._tokenizer.decode(bridge)
+        if not any(id in text for id in ids):
+            self._bridges[key] = bridge, text
+        return bridge, text
 
     def _ends_with(self, full: str, bridge: array[int], text: str) -> bool:
-        """Whether the template's own text ends with a turn's end and the bridge, whose text is
+        """True if the template's own text ends with a turn's end and the bridge, whose text is
         `text`.
         """
         end = self._encode(full[-len(text) - _LONGEST_END :])
@@ -355,7 +370,7 @@ class BridgeComparison:
         return plainer != exchange and self._compare(plainer).match is not Match.UNSUPPORTED
 
     def _moves_the_prompt(self, exchange: Exchange, continued: Continuation) -> bool:
-        """Whether the bridge is right without tools and system prompt, which the template moves to
+        """True if the bridge is right without tools and system prompt, which the template moves to
         the last message.
         """
         prompt = self._written(self._conversations.opening)

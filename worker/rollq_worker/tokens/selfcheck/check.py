@@ -1,5 +1,4 @@
-"""Which edges of an episode a chat template supports, and whether our bridges are what it writes
-there.
+"""The edges of an episode that a chat template supports, compared with our bridges.
 
 Every edge is compared once for each tokenizer, template and set of tools. It does not know
 environments or jobs.
@@ -45,7 +44,7 @@ class SelfCheck:
     family: Family
     preamble: Preamble
     edges: Mapping[Edge, Finding]
-    """Those that an episode with these tools may take."""
+    """The edges that an episode with these tools may take."""
     unread: str
     """The name of a tool, or of a parameter, that is not read back as the template writes it; "":
     there is none.
@@ -65,8 +64,11 @@ class SelfCheck:
                 f" (format {self.family.parser}): rename that tool or parameter, of "
                 "letters, digits, - and _"
             )
-        for edge, finding in ((edge, self.edges[edge]) for edge in edges if edge in self.edges):
-            if finding.match is Match.UNSUPPORTED and not (rerender and finding.renders):
+        for edge in edges:
+            finding = self.edges.get(edge)
+            if finding is None or finding.match is not Match.UNSUPPORTED:
+                continue
+            if not (rerender and finding.renders):
                 raise JobFailure(
                     f"{self.tokenizer}: the chat template does not support the "
                     f"edge {edge.value!r}: "
@@ -86,11 +88,11 @@ class SelfCheck:
     def table(self) -> str:
         """The table as text for people, one line per edge."""
         width = max(len(edge) for edge in self.edges)
-        lines = (
-            f"{edge.value:{width}}  {each.match.value:11}  {each.why}"
-            for edge, each in self.edges.items()
-        )
-        return "\n".join(line.rstrip() for line in lines)
+        lines = []
+        for edge, finding in self.edges.items():
+            line = f"{edge.value:{width}}  {finding.match.value:11}  {finding.why}"
+            lines.append(line.rstrip())
+        return "\n".join(lines)
 
 
 MAX_CHECKS = 256
@@ -138,16 +140,12 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     """
     plain = ChatRenderer(tokenizer, tools)
     options = [_with_best_preamble(plain, rerender)]
-    asked = tokenizer.arguments - tokenizer.given.keys()
-    keep = (
-        {} if rerender else {name: value for name, value in KEEP_REASONING.items() if name in asked}
-    )
-    if keep:
+    free_arguments = tokenizer.arguments - tokenizer.fixed_arguments.keys()
+    keep = {name: value for name, value in KEEP_REASONING.items() if name in free_arguments}
+    if keep and not rerender:
         kept = replace(plain.family, template_kwargs=keep)
         options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
-    best, findings = max(
-        options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match))
-    )
+    best, findings = max(options, key=lambda option: _quality(option[1]))
     return SelfCheck(
         tokenizer=tokenizer.name,
         family=best.renderer.family,
@@ -174,6 +172,11 @@ def _with_best_preamble(
         if _count(compared[-1][1], Match.UNSUPPORTED) == 0:
             break
     return min(compared, key=lambda one: _count(one[1], Match.UNSUPPORTED))
+
+
+def _quality(findings: Mapping[Edge, Finding]) -> tuple[int, ...]:
+    """A key that sorts findings by the number of the worst matches, then of better ones."""
+    return tuple(-_count(findings, match) for match in reversed(Match))
 
 
 def _count(findings: Mapping[Edge, Finding], match: Match) -> int:

@@ -45,7 +45,7 @@ WITHOUT_TOOLS = (Edge.OPEN, Edge.REPLY, Edge.TRUNCATED, Edge.ASKED, Edge.REASONE
 _LONG_TEXT = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
 """A text of over 2,000 characters."""
 _ASK: Message = {"role": "user", "content": "Before you go on: what is the askedword?"}
-"""What a context asks, behind the replies to a turn."""
+"""A context's question, behind the replies to a turn."""
 _REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword", "askedword")
 _LATER_RESULT = '{"status": "laterword", "total": 7}'
 _SHORT = 4
@@ -58,6 +58,10 @@ _ANSWERED_AT_LENGTH = (
 )
 """Edges that get a long text as the answer in long conversations."""
 _REASONED = (Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY)
+_WORDS_ALONE = (Edge.REPLY, Edge.REPLY_AFTER_CALL, Edge.TRUNCATED, Edge.REASONED_REPLY)
+"""Edges whose turns are words for the user."""
+_RESULTS = {Edge.EMPTY_RESULT: "", Edge.MULTILINE_RESULT: "\n\n one\n\ttwo \r\nthree\n\n"}
+"""Edges with a tool result of their own."""
 LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
     tuple(Edge[name] for name in names.upper().split())
     for names in (
@@ -89,7 +93,7 @@ class Exchange:
     reply_words: Sequence[str]
     """Words of the replies that must show in the bridge."""
     truncated: bool = False
-    """Whether the turn ended without a stop token."""
+    """True if the turn ended without a stop token."""
     turn_words: Sequence[str] = ()
     """Words of the turn that some templates leave out: of its calls, beside them, and of its
     reasoning.
@@ -97,7 +101,7 @@ class Exchange:
 
     @property
     def messages(self) -> list[Message]:
-        """The whole conversation."""
+        """The conversation with the turn and its replies."""
         return [*self.history, self.turn, *self.replies]
 
 
@@ -132,9 +136,8 @@ class Conversations:
             "the tools": names,
         }
         """Words that the first prompt must show, by their origin."""
-        described = [
-            str(tool["function"].get("description", "")).partition("\n")[0] for tool in tools
-        ]
+        texts = [str(tool["function"].get("description", "")) for tool in tools]
+        described = [text.partition("\n")[0] for text in texts]
         self.words_shown_once: Sequence[str] = ("systemword", *filter(None, described), *names[2:])
         """Words that nothing after the first prompt repeats: of the system prompt, and of the
         tools.
@@ -144,7 +147,9 @@ class Conversations:
         """The forms of reasoning in which the edge may be taken; one of them must do. `tags`: also
         in tags.
         """
-        return ("key", *["tags"] * tags) if edge in _REASONED else ("",)
+        if edge not in _REASONED:
+            return ("",)
+        return ("key", "tags") if tags else ("key",)
 
     def short(self, edge: Edge, form: str) -> Iterator[Exchange]:
         """Short conversations over the edge; all must do. `form`: one of `forms`."""
@@ -157,9 +162,8 @@ class Conversations:
         ):
             history += self._former(form)
         yield self.after(history, edge, form)
-        if (
-            edge is Edge.REASONED_REPLY
-        ):  # some templates leave out reasoning only right behind a user's message
+        if edge is Edge.REASONED_REPLY:
+            # Some templates leave out reasoning only right behind a user's message.
             yield self.after(self.opening, edge, form)
 
     def _former(self, form: str) -> list[Message]:
@@ -204,26 +208,15 @@ class Conversations:
         turns that reason when one of those came before.
         """
         after_tools = any(message["role"] == "tool" for message in exchange.history)
-        if exchange.replies[0]["role"] == "user":
-            plain, reasoned = (
-                Edge.REPLY_AFTER_CALL if after_tools else Edge.REPLY,
-                Edge.REASONED_REPLY,
-            )
-        elif after_tools:
-            plain, reasoned = Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL
-        else:
-            plain, reasoned = Edge.CALL, Edge.REASONED_CALL
+        plain, reasoned = _kinds(exchange.replies[0]["role"] == "user", after_tools)
         if edge in _REASONED:
             return [reasoned]
-        found: list[Edge] = [] if edge in (Edge.CALL, Edge.REPLY) else [edge]
-        if any(
-            REASONING_WORD in f"{message.get(REASONING)}{message['content']}"
-            for message in exchange.history
-        ):
-            found.append(reasoned)
-        if after_tools or not found:
-            found.append(plain)
-        return found
+        edges: list[Edge] = [] if edge in (Edge.CALL, Edge.REPLY) else [edge]
+        if any(map(_reasons, exchange.history)):
+            edges.append(reasoned)
+        if after_tools or not edges:
+            edges.append(plain)
+        return edges
 
     def plainer(self, exchange: Exchange) -> Exchange:
         """The same exchange as the first turn of a conversation, and without words beside its
@@ -234,34 +227,25 @@ class Conversations:
         return replace(exchange, history=self.opening, turn={**exchange.turn, "content": ""})
 
     def _turn(self, edge: Edge, n: int) -> tuple[Message, list[Message]]:
+        """The turn of an edge and its replies. `n`: the number of calls before it."""
+        if edge in (*_WORDS_ALONE, Edge.ASKED):
+            thanks: Message = {"role": "user", "content": "Thank you. And the secondword one?"}
+            return self.reply(), [thanks, _ASK] if edge is Edge.ASKED else [thanks]
         ids = [f"call{n + more:05}" for more in range(3)]
-        one = self.result(ids[0])
-        match edge:
-            case Edge.REPLY | Edge.REPLY_AFTER_CALL | Edge.TRUNCATED | Edge.REASONED_REPLY:
-                return self.reply(), [
-                    {"role": "user", "content": "Thank you. And the secondword one?"}
-                ]
-            case Edge.ASKED:
-                return self.reply(), [
-                    {"role": "user", "content": "Thank you. And the secondword one?"},
-                    _ASK,
-                ]
-            case Edge.ASKED_AFTER_CALL:
-                return self.call(ids[0]), [one, _ASK]
-            case Edge.CALLS:
-                return self.call(*ids), [one, *(self.result(id, _LATER_RESULT) for id in ids[1:])]
-            case Edge.WORDS_AND_CALL:
-                return self.call(ids[0]) | {"content": f"I look it up ({ASIDE_WORD})."}, [one]
-            case Edge.EMPTY_RESULT:
-                return self.call(ids[0]), [one | {"content": ""}]
-            case Edge.MULTILINE_RESULT:
-                return self.call(ids[0]), [one | {"content": "\n\n one\n\ttwo \r\nthree\n\n"}]
-            case Edge.MALFORMED:
-                if self._complaint_role != "tool":
-                    one = {"role": self._complaint_role, "content": one["content"]}
-                return {"role": "assistant", "content": "Trying. call name args"}, [one]
-            case _:
-                return self.call(ids[0]), [one]
+        result = self.result(ids[0])
+        if edge is Edge.CALLS:
+            later = [self.result(id, _LATER_RESULT) for id in ids[1:]]
+            return self.call(*ids), [result, *later]
+        if edge is Edge.MALFORMED:
+            if self._complaint_role != "tool":
+                result = {"role": self._complaint_role, "content": result["content"]}
+            return {"role": "assistant", "content": "Trying. call name args"}, [result]
+        call = self.call(ids[0])
+        if edge is Edge.WORDS_AND_CALL:
+            call["content"] = f"I look it up ({ASIDE_WORD})."
+        if edge in _RESULTS:
+            result["content"] = _RESULTS[edge]
+        return call, [result, _ASK] if edge is Edge.ASKED_AFTER_CALL else [result]
 
     def call(self, *ids: str) -> Message:
         """A turn with a call for each id, of another tool and with other arguments than the call
@@ -270,9 +254,8 @@ class Conversations:
         calls = []
         for id in ids or ("call00000",):
             n = int(id[-5:]) % 2
-            calls += example_call(self._called[n % len(self._called)], {"x": f"value{n}"}, id)[
-                "tool_calls"
-            ]
+            name = self._called[n % len(self._called)]
+            calls += example_call(name, {"x": f"value{n}"}, id)["tool_calls"]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def reply(self) -> Message:
@@ -287,12 +270,23 @@ class Conversations:
         """The turn after some reasoning: under its key, or in tags for a template that only knows
         those.
         """
+        reasoning = f"They want the {word} order."
         if form == "key":
-            return {**turn, REASONING: f"They want the {word} order."}
+            return {**turn, REASONING: reasoning}
         if form == "tags":
             before, after = self._think
-            return {
-                **turn,
-                "content": f"{before}\nThey want the {word} order.\n{after}\n\n{turn['content']}",
-            }
+            return {**turn, "content": f"{before}\n{reasoning}\n{after}\n\n{turn['content']}"}
         return turn
+
+
+def _kinds(is_reply: bool, after_tools: bool) -> tuple[Edge, Edge]:
+    """The edges of a plain turn and of one that reasons: replies to the user, or calls."""
+    if is_reply:
+        return (Edge.REPLY_AFTER_CALL if after_tools else Edge.REPLY), Edge.REASONED_REPLY
+    if after_tools:
+        return Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL
+    return Edge.CALL, Edge.REASONED_CALL
+
+
+def _reasons(message: Message) -> bool:
+    return REASONING_WORD in f"{message.get(REASONING)}{message['content']}"

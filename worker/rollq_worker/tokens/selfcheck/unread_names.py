@@ -21,25 +21,24 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def unread_name(renderer: ChatRenderer) -> str:
     """The first name that the reader does not get back from a call with it; "": there is none."""
-    return next(
-        (name for tool, name in _odd_names(renderer.tools) if not _is_read(renderer, tool, name)),
-        "",
-    )
+    for tool, name in _odd_names(renderer.tools):
+        if not _is_read(renderer, tool, name):
+            return name
+    return ""
 
 
 def _odd_names(tools: Sequence[Json]) -> Iterator[tuple[str, str]]:
     """The names that are not plain, each behind that of its tool."""
-    for function in (tool["function"] for tool in tools):
+    for tool in tools:
+        function = tool["function"]
         properties = (function.get("parameters") or {}).get("properties") or {}
-        yield from (
-            (function["name"], name)
-            for name in (function["name"], *properties)
-            if not _PLAIN.fullmatch(name)
-        )
+        for name in (function["name"], *properties):
+            if not _PLAIN.fullmatch(name):
+                yield function["name"], name
 
 
 def _is_read(renderer: ChatRenderer, tool: str, name: str) -> bool:
-    """Whether a call is read back; true where the template writes no call, because the edges say
+    """True if a call is read back; true where the template writes no call, because the edges say
     so.
     """
     arguments = {} if name == tool else {name: "a"}
@@ -48,14 +47,14 @@ def _is_read(renderer: ChatRenderer, tool: str, name: str) -> bool:
     result: Message = {"role": "tool", "tool_call_id": id, "content": "r"}
     try:
         prompt = renderer.prompt(opening, renderer.tools)
-        said = renderer.extend(
-            [*opening, example_call(tool, arguments, id)], [result], renderer.tools
-        ).before_replies
+        call = example_call(tool, arguments, id)
+        continued = renderer.extend([*opening, call], [result], renderer.tools)
     except JobFailure:
         return True
-    turn = text_behind(renderer.tokenizer, prompt, said)
-    cut = max(turn.rfind(end) for end in (*renderer.family.stops, *renderer.family.template_ends))
-    read = readers()[renderer.family.parser](
-        turn[:cut] if cut >= 0 else turn, None, [{"function": {"name": tool}}]
-    )
+    family = renderer.family
+    turn = text_behind(renderer.tokenizer, prompt, continued.before_replies)
+    cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
+    if cut >= 0:
+        turn = turn[:cut]
+    read = readers()[family.parser](turn, None, [{"function": {"name": tool}}])
     return list(read.calls) == [Action(tool, arguments)]

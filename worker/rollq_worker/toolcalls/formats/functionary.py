@@ -1,4 +1,4 @@
-"""Functionary v3.2's format: a turn is a row of messages to recipients, and one to a tool is its
+"""Functionary v3.2's format: a turn is a row of messages to recipients. A message to a tool is its
 arguments.
 
     all
@@ -6,8 +6,8 @@ arguments.
     {"a": 1}>>>g
     {}
 
-The assistant header ends with `>>>`, so a turn begins with a recipient. What is said to `all` is
-for the user.
+The assistant header ends with `>>>`, so a turn begins with a recipient. Messages to `all` are for
+the user.
 """
 
 import re
@@ -46,9 +46,7 @@ def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[P
 
 
 def _call(text: str, start: int, head: re.Match[str]) -> Piece:
-    """The call to a recipient. Its JSON is read first: a recipient inside one of its strings is
-    text.
-    """
+    """Reads the call to a recipient, JSON first: a recipient inside a string of it is text."""
     arguments, error, end = read_arguments(text, head.end(), head[1])
     after = skip(text, end)
     if not error and after < len(text) and not _NEXT.match(text, after):
@@ -56,7 +54,8 @@ def _call(text: str, start: int, head: re.Match[str]) -> Piece:
     if not error:
         return Piece(Kind.CALL, start, after, calls=(Action(head[1], arguments),))
     following = _NEXT.search(text, end)
-    return Piece(Kind.BROKEN, start, following.start() if following else len(text), errors=(error,))
+    broken_end = following.start() if following else len(text)
+    return Piece(Kind.BROKEN, start, broken_end, errors=(error,))
 
 
 FUNCTIONARY32 = Reader(_messages)

@@ -14,14 +14,14 @@ from rollq_worker.strict_json import CONSTANTS, skip
 from rollq_worker.toolcalls.literals import Cursor, Notation, Unreadable
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
-_TAGS, _QUOTE = ("<|tool_call>", "<tool_call|>"), '<|"|>'
+_TAGS = ("<|tool_call>", "<tool_call|>")
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
 _STRING = r'<\|"\|>([^<]*+(?:<(?!\|"\|>)[^<]*+)*)<\|"\|>'
 _FORM = 'Write call:name{key:<|"|>text<|"|>,other:1} between the tool_call tokens.'
 _NOTATION = Notation(
     string=re.compile(_STRING),
     key=re.compile(_STRING + r"|([^\s{}\[\]:,<>](?:[^{}\[\]:,<>\n]*[^\s{}\[\]:,<>])?)"),
-    quotes=(_QUOTE,),
+    quotes=('<|"|>',),
     number=re.compile(r"-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![^\s{}\[\]:,<>])"),
     constants=CONSTANTS,
     close={"[": "]", "{": "}"},
@@ -41,11 +41,9 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         return [broken(text, start, inside, _TAGS, str(e))]
     end = skip(text, cursor.at)
     if not text.startswith(_TAGS[1], end):
-        tail = (
-            "was not closed with its end token."
-            if end == len(text)
-            else "has text behind its arguments."
-        )
+        tail = "has text behind its arguments."
+        if end == len(text):
+            tail = "was not closed with its end token."
         return [broken(text, start, inside, _TAGS, f"The call of {name[1]!r} {tail}")]
     return [Piece(Kind.CALL, start, end + len(_TAGS[1]), calls=(Action(name[1], arguments),))]
 

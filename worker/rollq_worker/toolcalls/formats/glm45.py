@@ -1,5 +1,5 @@
-"""Calls as a name, then keys and values in tags; white space between tags is free. GLM-4.5 to 5
-write them so, and Laguna; Hunyuan 3 marks every tag, and stands a section around the calls.
+"""Calls as a name, then keys and values in tags; white space between tags is free. GLM-4.5 to 5 and
+Laguna write them. Hunyuan 3 marks every tag and puts a section around the calls.
 
     <tool_call>f                          <tool_calls:opensource>
     <arg_key>a</arg_key>                  <tool_call:opensource>f<tool_sep:opensource>
@@ -25,7 +25,7 @@ class KeysAndValues:
     """The tags of one format."""
 
     mark: str = ""
-    """What stands at the end of every tag's name."""
+    """The suffix of every tag's name."""
     behind_name: str = ""
     """The tag between a name and its arguments."""
     frames: tuple[str, ...] = ()
@@ -39,12 +39,10 @@ class KeysAndValues:
         return f"<{name}{self.mark}>", f"</{name}{self.mark}>"
 
     def _form(self) -> str:
-        key, value = self._tags("arg_key"), self._tags("arg_value")
-        name = f"the name{self.behind_name and f' and {self.behind_name}'}"
-        return (
-            f"Write {name}, then {key[0]}key{key[1]}{value[0]}value{value[1]}, between "
-            "the tool_call tags."
-        )
+        key = "key".join(self._tags("arg_key"))
+        value = "value".join(self._tags("arg_value"))
+        name = f"the name and {self.behind_name}" if self.behind_name else "the name"
+        return f"Write {name}, then {key}{value}, between the tool_call tags."
 
     def _block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         tags = self._tags("tool_call")
@@ -56,22 +54,18 @@ class KeysAndValues:
     def _call(
         self, text: str, at: int, close: str, tools: Sequence[Json]
     ) -> tuple[Action | None, str, int]:
-        """The call, or what is wrong with it; and where reading ended."""
+        """Reads a call. Returns it, or a sentence about what is wrong, and where reading ended."""
         end = text.find("<", at)
-        name = text[at : end if end >= 0 else len(text)].strip()
         if end < 0:
             return None, f"The tool call is cut off: it has no end tag. {self._form()}", len(text)
+        name = text[at:end].strip()
         if not name or any(char.isspace() for char in name):
             return None, f"The tool call has no function name. {self._form()}", end
         if not text.startswith(self.behind_name, end):
-            return (
-                None,
-                f"The name {name!r} of the tool call has no {self.behind_name} behind it.",
-                end,
-            )
-        arguments, error, at = self._arguments(
-            text, skip(text, end + len(self.behind_name)), name, tools
-        )
+            error = f"The name {name!r} of the tool call has no {self.behind_name} behind it."
+            return None, error, end
+        arguments_start = skip(text, end + len(self.behind_name))
+        arguments, error, at = self._arguments(text, arguments_start, name, tools)
         if error:
             return None, error, at
         if text.startswith(close, at):
@@ -83,49 +77,46 @@ class KeysAndValues:
     def _arguments(
         self, text: str, at: int, name: str, tools: Sequence[Json]
     ) -> tuple[dict[str, Json], str, int]:
-        """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and
-        where they end.
+        """Reads the arguments at `at` of a call of `name`.
+
+        Returns them, a sentence about what is wrong or "", and where they end.
         """
-        known, arguments = parameters(tools, name), dict[str, Json]()
-        (key_tag, unkey_tag), (value_tag, unvalue_tag) = (
-            self._tags("arg_key"),
-            self._tags("arg_value"),
-        )
-        while text.startswith(key_tag, at):
-            inside = at + len(key_tag)
-            unkey = first(text, inside, unkey_tag, key_tag, value_tag)
-            if unkey is not None and unkey[0] == unkey_tag:
-                at = skip(text, unkey.end())
-            is_value = text.startswith(value_tag, at)
-            unvalue = (
-                first(text, at + len(value_tag), unvalue_tag, key_tag, value_tag)
-                if is_value
-                else None
-            )
-            if (
-                unkey is None
-                or unvalue is None
-                or not (key := text[inside : unkey.start()]).strip()
-            ):
-                return (
-                    {},
-                    f"An argument of the call of {name!r} is not a key and a value. {self._form()}",
-                    inside,
-                )
-            if unvalue[0] != unvalue_tag:
-                return (
-                    {},
-                    f"The argument {key!r} of the call of {name!r} was not closed "
-                    f"with {unvalue_tag}.",
-                    inside,
-                )
+        schema = parameters(tools, name)
+        arguments: dict[str, Json] = {}
+        key_tags = self._tags("arg_key")
+        value_tags = self._tags("arg_value")
+        while text.startswith(key_tags[0], at):
+            inside = at + len(key_tags[0])
+            key, at = _inside(text, at, key_tags, (key_tags[0], value_tags[0]))
+            has_value = text.startswith(value_tags[0], at)
+            if key is None or not key.strip() or not has_value:
+                error = f"An argument of the call of {name!r} is not a key and a value."
+                return {}, f"{error} {self._form()}", inside
+            value, end = _inside(text, at, value_tags, (key_tags[0], value_tags[0]))
+            if value is None:
+                error = f"The argument {key!r} of the call of {name!r} was not closed"
+                return {}, f"{error} with {value_tags[1]}.", inside
             if key in arguments:
-                return {}, f"The tool call names the argument {key!r} twice.", unvalue.start()
-            arguments[key], error = known.read(key, text[at + len(value_tag) : unvalue.start()])
+                return {}, f"The tool call names the argument {key!r} twice.", end
+            arguments[key], error = schema.read(key, value)
             if error:
-                return {}, f"The argument {key!r} of the call of {name!r} {error}", unvalue.start()
-            at = skip(text, unvalue.end())
+                return {}, f"The argument {key!r} of the call of {name!r} {error}", end
+            at = end
         return arguments, "", at
+
+
+def _inside(
+    text: str, at: int, tags: tuple[str, str], openers: tuple[str, ...]
+) -> tuple[str | None, int]:
+    """The text between `tags` that open at `at`, and the place behind them and white space.
+
+    None if one of `openers` or the end of the turn comes before the end tag.
+    """
+    inside = at + len(tags[0])
+    end = first(text, inside, tags[1], *openers)
+    if end is None or end[0] != tags[1]:
+        return None, at
+    return text[inside : end.start()], skip(text, end.end())
 
 
 GLM45 = KeysAndValues().reader()

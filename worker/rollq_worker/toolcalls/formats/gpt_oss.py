@@ -3,13 +3,12 @@
 <|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary
 to=functions.f <|constrain|>json<|message|>{"a": 1}
 
-`analysis` is reasoning; a message to `functions.name` is a call, as is one to `name` alone where a
-tool has that name; everything else is said to the user. The turn begins after the assistant header
-`<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
+`analysis` is reasoning. A message to `functions.name`, or to the name of a tool, is a call. All
+others are for the user. The turn begins after the assistant header `<|start|>assistant`, and its
+stop token (`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there
-without `<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an
-error.
+without `<|constrain|>`. Headers are no content, so a header that holds anything else is an error.
 """
 
 import re
@@ -51,8 +50,8 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
 
 
 def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Where each message's header starts, its body starts (-1: it has none) and ends, and the next
-    header starts.
+    """Yields for each message: the start of its header, the start of its body or -1, the end of its
+    body, and the start of the next header.
     """
     at = 0
     while at < len(text):
@@ -75,11 +74,11 @@ def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) 
             "<|channel|>final<|message|> in front of it."
         )
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
-    header = _HEADER.fullmatch(text, start, body - len(_MESSAGE))
+    header_end = body - len(_MESSAGE)
+    header = _HEADER.fullmatch(text, start, header_end)
     if header is None or (header["to"] and header["behind"]) or header["channel"] not in _CHANNELS:
-        return [
-            Piece(Kind.BROKEN, start, end, errors=(_wrong(text[start : body - len(_MESSAGE)]),))
-        ]
+        error = _header_error(text[start:header_end])
+        return [Piece(Kind.BROKEN, start, end, errors=(error,))]
     if to := header["to"] or header["behind"]:
         return [_call(text, start, body, end, _tool_name(to, tools), to)]
     frame = Piece(Kind.FRAME, start, body)
@@ -88,7 +87,7 @@ def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) 
     return [frame, Piece(Kind.TEXT, body, end)]
 
 
-def _wrong(header: str) -> str:
+def _header_error(header: str) -> str:
     role = _ROLE.match(header)
     if role and role[1].strip() not in ("", "assistant"):
         return f"The turn speaks for another role, {role[1].strip()[:40]!r}."

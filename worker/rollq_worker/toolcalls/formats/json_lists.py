@@ -1,4 +1,4 @@
-"""Formats that write whole calls as JSON behind a tag, one or a list: Hermes' (also of Qwen2.5,
+"""Formats that write a call, or a list of calls, as JSON behind a tag: Hermes' (also of Qwen2.5,
 Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax
 M1's calls follow one another.
 
@@ -26,50 +26,62 @@ from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLists:
-    """The tags of one format, and how a call is written in its list."""
+    """The tags of one format, and the form of a call in its list."""
 
     tags: tuple[str, str]
     """The end tag is "" in formats without one."""
     call: Callable[[Json, str], Action | str]
-    """The call that an item of the list is, or what is wrong with it; also given `form`."""
+    """Reads a call from an item and `form`. Returns a sentence if it is none."""
     form: str
-    """How calls are written, for the policy."""
+    """The right way to write calls, told to the policy."""
     stops: bool = False
-    """Whether the end tag ends the turn, and is not part of its text then."""
+    """True if the end tag ends the turn, and so is not part of its text."""
     lines: bool = False
-    """Whether calls may follow one another without a list."""
+    """True if calls may follow one another without a list."""
     id: str = ""
     """The key of a call's id; "": calls have none."""
     frames: tuple[str, ...] = ()
-    """Control tokens around what a turn says."""
+    """Control tokens around the content of a turn."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
         return block_reader({self.tags[0]: self.block}, self.think, self.frames)
 
     def block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        """The block that opens at `start`. Its JSON is read first: an end tag inside one of its
-        strings is text.
+        """Reads the block that opens at `start`, JSON first: an end tag inside a string of it is
+        text.
         """
         items, error, end = self._items(text, start + len(self.tags[0]))
-        read = [self.call(item, self.form) for item in items]
-        errors = [error] if error else [call for call in read if isinstance(call, str)]
-        calls = tuple(call for call in read if isinstance(call, Action))
-        after = skip(text, end)
-        if not errors and self.tags[1]:
-            if text.startswith(self.tags[1], after):
-                end = after + len(self.tags[1])
-            elif after == len(text):
-                end, calls = after, calls if self.stops else unclosed(calls)
+        if error:
+            return [broken(text, start, end, self.tags, error)]
+        calls: tuple[Action, ...] = ()
+        errors: list[str] = []
+        for item in items:
+            call = self.call(item, self.form)
+            if isinstance(call, str):
+                errors.append(call)
             else:
-                errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
+                calls += (call,)
         if errors:
             return [broken(text, start, end, self.tags, *errors)]
+        if self.tags[1]:
+            after = skip(text, end)
+            if text.startswith(self.tags[1], after):
+                end = after + len(self.tags[1])
+            elif after < len(text):
+                error = f"There is text behind the JSON of the tool calls. {self.form}"
+                return [broken(text, start, end, self.tags, error)]
+            else:
+                end = after
+                calls = calls if self.stops else unclosed(calls)
         ids = tuple(call_id(item, self.id) for item in items) if self.id else ()
         return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
 
     def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
-        """The items of the list at `at`, what is wrong ("": nothing), and where the JSON ends."""
+        """Reads the items of the list at `at`.
+
+        Returns them, a sentence about what is wrong or "", and where the JSON ends.
+        """
         items: list[Json] = []
         end = at
         while not items or (self.lines and text.startswith("{", skip(text, end))):
@@ -84,14 +96,11 @@ class JsonLists:
 
 
 def _cohere(value: Json, form: str) -> Action | str:
-    if isinstance(value, dict) and "tool_name" in value:
-        value = {
-            "name": value["tool_name"],
-            **{key: value[key] for key in ("parameters", "arguments") if key in value},
-        }
-    elif isinstance(value, dict):
+    if not isinstance(value, dict):
+        return call_of(value, form)
+    if "tool_name" not in value:
         return f'The tool call has no "tool_name". {form}'
-    return call_of(value, form)
+    return call_of({**value, "name": value["tool_name"]}, form)
 
 
 def _by_name(value: Json, form: str) -> Action | str:

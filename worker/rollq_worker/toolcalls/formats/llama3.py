@@ -40,21 +40,20 @@ def _is_spoken(text: str, piece: Piece) -> bool:
 
 
 def _is_meant(text: str, at: int, tools: Sequence[Json]) -> bool:
-    """Whether a call was meant at `at`: an object with a key of calls in front, or that has
-    arguments or the name of a tool.
+    """True if the text at `at` was meant as a call: an object that begins with a key of calls, or
+    one with arguments or the name of a tool.
     """
+    begins_as_call = bool(_BEGINNING.match(text, at))
     try:
         value, problem, _ = strict_json(text, at)
     except NotJson:
-        return bool(_BEGINNING.match(text, at))
+        return begins_as_call
     if problem or not isinstance(value, dict):
-        return bool(_BEGINNING.match(text, at))
+        return begins_as_call
+    if not value.keys().isdisjoint(ARGUMENT_KEYS) or value.get("type") == "function":
+        return True
     name = value.get("name")
-    return (
-        not value.keys().isdisjoint(ARGUMENT_KEYS)
-        or value.get("type") == "function"
-        or (isinstance(name, str) and is_tool(tools, name))
-    )
+    return isinstance(name, str) and is_tool(tools, name)
 
 
 def _tagged(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
@@ -63,8 +62,9 @@ def _tagged(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
 
 
 def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    """The calls from `start` to the end of the turn, the first of them at `at`: one piece each. The
-    first broken one takes the rest; what is not meant as a call is text.
+    """Reads the calls from `start` to the end of the turn, one piece each. The first is at `at`.
+
+    The first broken call takes the rest. Text that is not meant as a call stays text.
     """
     pieces: list[Piece] = []
     while True:
@@ -84,7 +84,7 @@ def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Pi
 
 
 def _call(text: str, at: int) -> tuple[Action | str, int]:
-    """The call at `at`, or what is wrong with it; and where it ends."""
+    """Reads the call at `at`. Returns it, or a sentence about what is wrong, and its end."""
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:

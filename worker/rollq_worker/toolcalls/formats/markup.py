@@ -38,32 +38,32 @@ from rollq_worker.toolcalls.schema_types import Parameters, parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
-    """The tags of one format, and how it is read."""
+    """The tags and rules of one format."""
 
     blocks: tuple[tuple[str, str], ...]
-    """Tags that stand around functions; none: each function stands by itself."""
+    """Tags around functions. If there are none, each function stands by itself."""
     function: tuple[str, str]
     """The beginning of a function's tag, and its end tag."""
     parameter: tuple[str, str]
     """The beginning of a parameter's tag, and its end tag."""
     name: re.Pattern[str]
-    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text
-    ("true", "True" as Python prints it, or "string") or JSON.
+    """The rest of a tag. Groups: the name; in formats that mark text, "true", "True" (as Python
+    prints it) or "string" for text, another word for JSON.
     """
     form: str
-    """How a call is written, for the policy."""
+    """The right way to write a call, told to the policy."""
     line: bool = False
-    """Whether a line break on either side of a value belongs to the markup."""
-    says_kind: bool = False
-    """Whether each parameter's tag must say whether its value is text."""
+    """True if a line break on either side of a value belongs to the markup."""
+    marks_text: bool = False
+    """True if each parameter's tag must mark its value as text or JSON."""
     cdata: bool = False
-    """Whether a value may stand in a section of CDATA, and is text then."""
+    """True if a value may stand in a CDATA section, which makes it text."""
     may_end_open: bool = False
-    """Whether a turn may end without the end tag of its last block, because SGLang's parser takes
-    such a call.
+    """True if a turn may end without the end tag of its last block. SGLang's parser takes such a
+    call.
     """
     frames: tuple[str, ...] = ()
-    """Control tokens around what a turn says."""
+    """Control tokens around the content of a turn."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
@@ -93,7 +93,10 @@ class Markup:
     def _calls(
         self, text: str, at: int, close: str, tools: Sequence[Json]
     ) -> tuple[Sequence[Action], str, int]:
-        """The calls of a block, what is wrong ("": nothing), and where reading ended."""
+        """Reads the calls of a block.
+
+        Returns them, a sentence about what is wrong or "", and where reading ended.
+        """
         calls: list[Action] = []
         at = skip(text, at)
         while text.startswith(self.function[0], at):
@@ -106,91 +109,105 @@ class Markup:
             return [], f"The tool call holds no function. {self.form}", at
         if at == len(text) and self.may_end_open:
             return unclosed(calls), "", at
-        if not text.startswith(close, at):
-            more = f"holds more than functions. {self.form}"
-            return (
-                [],
-                f"The tool call {'was not closed with its end tag.' if at == len(text) else more}",
-                at,
-            )
-        return calls, "", at + len(close)
+        if text.startswith(close, at):
+            return calls, "", at + len(close)
+        if at == len(text):
+            return [], "The tool call was not closed with its end tag.", at
+        return [], f"The tool call holds more than functions. {self.form}", at
 
     def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
-        """The call of the function at `at`, or what is wrong with it; and where reading ended."""
+        """Reads the call of the function at `at`.
+
+        Returns it, or a sentence about what is wrong, and where reading ended.
+        """
         at += len(self.function[0])
         name = self.name.match(text, at)
         if name is None:
             return None, f"The tool call has no function name. {self.form}", at
         arguments, error, at = self._arguments(text, name.end(), name[1], tools)
-        return None if error else Action(name[1], arguments), error, at
+        if error:
+            return None, error, at
+        return Action(name[1], arguments), "", at
 
     def _arguments(
         self, text: str, at: int, name: str, tools: Sequence[Json]
     ) -> tuple[dict[str, Json], str, int]:
-        """The arguments of the call of `name`, what is wrong ("": nothing), and where reading
-        ended.
+        """Reads the arguments of the call of `name`.
+
+        Returns them, a sentence about what is wrong or "", and where reading ended.
         """
-        known, arguments = parameters(tools, name), dict[str, Json]()
-        (tag, close), function_close = self.parameter, self.function[1]
+        schema = parameters(tools, name)
+        arguments: dict[str, Json] = {}
+        tag = self.parameter[0]
         at = skip(text, at)
         while text.startswith(tag, at):
             key = self.name.match(text, at + len(tag))
             if key is None:
-                return (
-                    {},
-                    f"A parameter of the call of {name!r} has no name. {self.form}",
-                    at + len(tag),
-                )
-            this = f"The parameter {key[1]!r} of the call of {name!r}"
-            if self.says_kind and key[2] is None:
-                return {}, f"{this} does not say whether it is text. {self.form}", key.end()
-            value, is_text, end = self._written(text, key.end())
-            if value is None:
-                return {}, f"{this} was not closed with {close}.", end
-            if key[1] in arguments:
-                return {}, f"The tool call names the parameter {key[1]!r} twice.", end
-            arguments[key[1]], error = (value, "") if is_text else _value(value, key, known, this)
+                error = f"A parameter of the call of {name!r} has no name. {self.form}"
+                return {}, error, at + len(tag)
+            value, error, end = self._argument(text, key, schema, name)
+            if not error and key[1] in arguments:
+                error = f"The tool call names the parameter {key[1]!r} twice."
             if error:
                 return {}, error, end
+            arguments[key[1]] = value
             at = skip(text, end)
-        if text.startswith(function_close, at):
-            return arguments, "", at + len(function_close)
+        close = self.function[1]
+        if text.startswith(close, at):
+            return arguments, "", at + len(close)
         if at == len(text):
-            return (
-                {},
-                f"The call of {name!r} is cut off: it was not closed with {function_close}.",
-                at,
-            )
+            return {}, f"The call of {name!r} is cut off: it was not closed with {close}.", at
         return {}, f"The call of {name!r} holds more than parameters. {self.form}", at
 
-    def _written(self, text: str, at: int) -> tuple[str | None, bool, int]:
-        """The value at `at` (None: it has no end tag), whether it is a section of text, and where
-        its end tag ends.
+    def _argument(
+        self, text: str, key: re.Match[str], schema: Parameters, name: str
+    ) -> tuple[Json, str, int]:
+        """Reads the value behind the tag `key`.
+
+        Returns it, a sentence about what is wrong or "", and where reading ended.
         """
+        this = f"The parameter {key[1]!r} of the call of {name!r}"
+        if self.marks_text and key[2] is None:
+            return None, f"{this} does not say whether it is text. {self.form}", key.end()
+        if self.cdata and text.startswith("<![CDATA[", key.end()):
+            value, end = self._cdata(text, key.end())
+        else:
+            value, end = self._between_tags(text, key.end())
+            if value is not None:
+                typed, error = _typed(value, key, schema, this)
+                return typed, error, end
+        if value is None:
+            return None, f"{this} was not closed with {self.parameter[1]}.", end
+        return value, "", end
+
+    def _cdata(self, text: str, at: int) -> tuple[str | None, int]:
+        """The text of the CDATA section at `at`, None without an end, and the end of its tag."""
+        begin = "<![CDATA["
+        inside = at + len(begin)
+        end = first(text, inside, "]]>" + self.parameter[1], begin)
+        if end is None or end[0] == begin:
+            return None, at
+        return text[inside : end.start()], end.end()
+
+    def _between_tags(self, text: str, at: int) -> tuple[str | None, int]:
+        """The text of the value at `at`, None without an end tag, and where that tag ends."""
         tag, close = self.parameter
-        if self.cdata and text.startswith(_CDATA[0], at):
-            inside = at + len(_CDATA[0])
-            end = first(text, inside, _CDATA[1] + close, _CDATA[0])
-            if end is None or end[0] == _CDATA[0]:
-                return None, True, at
-            return text[inside : end.start()], True, end.end()
-        found = first(text, at, close, tag, self.function[1])
-        if found is None or found[0] != close:
-            return None, False, at
-        value = text[at : found.start()]
-        return (
-            (value.removeprefix("\n").removesuffix("\n") if self.line else value),
-            False,
-            found.end(),
-        )
+        end = first(text, at, close, tag, self.function[1])
+        if end is None or end[0] != close:
+            return None, at
+        value = text[at : end.start()]
+        if self.line:
+            value = value.removeprefix("\n").removesuffix("\n")
+        return value, end.end()
 
 
-def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple[Json, str]:
-    is_text = tag[2] if tag.re.groups > 1 else None
-    if is_text is None:
-        value, error = known.read(tag[1], text)
+def _typed(text: str, tag: re.Match[str], schema: Parameters, this: str) -> tuple[Json, str]:
+    """The value of `text` by the mark in its tag, else by the schema; and what is wrong or ""."""
+    mark = tag[2] if tag.re.groups > 1 else None
+    if mark is None:
+        value, error = schema.read(tag[1], text)
         return value, error and f"{this} {error}"
-    if is_text in ("true", "True", "string"):
+    if mark in ("true", "True", "string"):
         return text, ""
     try:
         value, problem, end = strict_json(text)
@@ -201,7 +218,6 @@ def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple
     return value, problem
 
 
-_CDATA = ("<![CDATA[", "]]>")
 _BARE = re.compile(r"([^\s<>](?:[^<>\n]*[^\s<>])?)>")
 QUOTED = re.compile(r'([^"<\n]+)">')
 _CODER = Markup(
@@ -237,7 +253,7 @@ DEEPSEEK_V32 = Markup(
     function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
     parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
     name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
-    says_kind=True,
+    marks_text=True,
     form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
     'string="true" or "false".',
 ).reader()

@@ -1,4 +1,4 @@
-"""Formats whose turns are rows of messages. Each says what it is: Muse Glimmer's and Inkling's.
+"""Formats whose turns are rows of messages of different kinds: Muse Glimmer's and Inkling's.
 
      to=self<|message|>I look it up.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>
     <atem:invoke name="f">
@@ -9,9 +9,8 @@
     <|content_thinking|>I look it up.<|end_message|><|message_model|>f<|content_invoke_tool_json|>{"name":"f",
     "args":{"a":1}}<|end_message|>
 
-Each turn begins behind the header of its first message, which the prompt ends with. Muse's calls
-are markup, whose types are what the tool's schema says; a message to anybody but `self` may hold
-them. Inkling's are JSON.
+The prompt ends with the header of the turn's first message. Muse's calls are markup, with types
+from the tool's schema; a message to anybody but `self` may hold them. Inkling's are JSON.
 """  # noqa: E501
 
 import re
@@ -24,7 +23,7 @@ from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.formats.markup import QUOTED, Markup
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
+_START = "<|start|>"
 _HEADER = re.compile(
     r"(?:<\|start\|>)?\s*+(?:assistant\b)?\s*+(?:to=(?P<to>[^\s<]++))?\s*+<\|message\|>"
 )
@@ -52,34 +51,34 @@ def _muse(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece
         elif header is None:
             error = (
                 "A message has no header. Write to=self, to=user or to=name and "
-                f"{_MESSAGE} in front of it."
+                "<|message|> in front of it."
             )
             pieces.append(Piece(Kind.BROKEN, at, end, errors=(error,)))
         else:
-            pieces.append(Piece(Kind.FRAME, at, header.end()))
-            body = text[header.end() : end]
-            if header["to"] == "self":
-                pieces.append(Piece(Kind.REASONING, header.end(), end, inner=body))
-            else:
-                pieces += (
-                    _moved(piece, header.end()) for piece in _ATEM.pieces(body, False, tools)
-                )
+            pieces += _muse_message(text, at, header, end, tools)
         if close and close[0] != _START:
             pieces.append(Piece(Kind.FRAME, end, close.end()))
         at = max(pieces[-1].end, end)
     return [piece for piece in pieces if piece.end > piece.start]
 
 
-def _moved(piece: Piece, by: int) -> Piece:
-    return replace(piece, start=piece.start + by, end=piece.end + by)
+def _muse_message(
+    text: str, start: int, header: re.Match[str], end: int, tools: Sequence[Json]
+) -> list[Piece]:
+    frame = Piece(Kind.FRAME, start, header.end())
+    body = text[header.end() : end]
+    if header["to"] == "self":
+        return [frame, Piece(Kind.REASONING, header.end(), end, inner=body)]
+    offset = header.end()
+    pieces = _ATEM.pieces(body, False, tools)
+    moved = [replace(p, start=p.start + offset, end=p.end + offset) for p in pieces]
+    return [frame, *moved]
 
 
 _MODEL, _END = "<|message_model|>", "<|end_message|>"
-_THINKING, _TEXT, _INVOKE = (
-    "<|content_thinking|>",
-    "<|content_text|>",
-    "<|content_invoke_tool_json|>",
-)
+_THINKING = "<|content_thinking|>"
+_TEXT = "<|content_text|>"
+_INVOKE = "<|content_invoke_tool_json|>"
 _FORM = f'Write name{_INVOKE}{{"name": "name", "args": {{...}}}}{_END}.'
 
 
@@ -87,49 +86,72 @@ def _inkling(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pi
     pieces: list[Piece] = []
     at = 0
     while at < len(text):
-        inside = at + len(_MODEL) if text.startswith(_MODEL, at) else at
-        kind = first(text, inside, _THINKING, _TEXT, _INVOKE, _END, _MODEL)
-        body = kind.end() if kind and kind[0] in (_THINKING, _TEXT, _INVOKE) else inside
-        close = first(text, body, _END, _MODEL)
-        end = close.start() if close else len(text)
-        after = close.end() if close and close[0] == _END else end
-        head = text[inside : kind.start()].strip() if kind and body > inside else ""
-        if kind is None or body == inside or (head and kind[0] != _INVOKE):
-            error = (
-                f"A message does not say what it is. Write {_TEXT}, {_THINKING} or "
-                f"name{_INVOKE} in front of it."
-            )
-            pieces.append(Piece(Kind.BROKEN, at, max(after, at + 1), errors=(error,)))
-        elif kind[0] == _INVOKE:
-            pieces.append(_json_call(text, at, body, end, after))
-        else:
-            said = Piece(Kind.TEXT, body, end)
-            if kind[0] == _THINKING:
-                said = Piece(Kind.REASONING, body, end, inner=text[body:end])
-            pieces += [Piece(Kind.FRAME, at, body), said, Piece(Kind.FRAME, end, after)]
+        pieces += _inkling_message(text, at)
         at = pieces[-1].end
     return [piece for piece in pieces if piece.end > piece.start]
 
 
+def _inkling_message(text: str, start: int) -> list[Piece]:
+    """The pieces of the message that starts at `start`."""
+    inside = start + len(_MODEL) if text.startswith(_MODEL, start) else start
+    kind = first(text, inside, _THINKING, _TEXT, _INVOKE, _END, _MODEL)
+    if kind is None or kind[0] in (_END, _MODEL):
+        return [_without_kind(text, start, inside)]
+    body = kind.end()
+    has_name = bool(text[inside : kind.start()].strip())
+    if has_name and kind[0] != _INVOKE:
+        return [_without_kind(text, start, body)]
+    end, after = _message_end(text, body)
+    if kind[0] == _INVOKE:
+        return [_json_call(text, start, body, end, after)]
+    content = Piece(Kind.TEXT, body, end)
+    if kind[0] == _THINKING:
+        content = Piece(Kind.REASONING, body, end, inner=text[body:end])
+    return [Piece(Kind.FRAME, start, body), content, Piece(Kind.FRAME, end, after)]
+
+
+def _message_end(text: str, body: int) -> tuple[int, int]:
+    """Where the body of a message ends, and where its end token does."""
+    close = first(text, body, _END, _MODEL)
+    if close is None:
+        return len(text), len(text)
+    after = close.end() if close[0] == _END else close.start()
+    return close.start(), after
+
+
+def _without_kind(text: str, start: int, body: int) -> Piece:
+    error = (
+        f"A message does not say what it is. Write {_TEXT}, {_THINKING} or "
+        f"name{_INVOKE} in front of it."
+    )
+    _, after = _message_end(text, body)
+    return Piece(Kind.BROKEN, start, max(after, start + 1), errors=(error,))
+
+
 def _json_call(text: str, start: int, body: int, end: int, after: int) -> Piece:
-    """The call of the message from `start` to `after`, whose JSON stands from `body` to `end`."""
-    call = _call_of(text[body:end]) if after > end else f"The tool call was not closed with {_END}."
+    """The call of the message from `start` to `after`, with JSON from `body` to `end`."""
+    if after == end:
+        error = f"The tool call was not closed with {_END}."
+        return Piece(Kind.BROKEN, start, after, errors=(error,))
+    call = _call_of(text[body:end])
     if isinstance(call, str):
         return Piece(Kind.BROKEN, start, after, errors=(call,))
     return Piece(Kind.CALL, start, after, calls=(call,))
 
 
-def _call_of(written: str) -> Action | str:
-    """The call, or what is wrong with it. `null` stands for no arguments."""
+def _call_of(body: str) -> Action | str:
+    """Reads a call, or returns a sentence about what is wrong. null means no arguments."""
     try:
-        value, problem, end = strict_json(written)
+        value, problem, end = strict_json(body)
     except NotJson as e:
         return f"The tool call is {e} {_FORM}"
-    if problem or skip(written, end) < len(written):
-        return problem or f"There is text behind the JSON of the tool call. {_FORM}"
-    name, arguments = (
-        (value.get("name"), value.get("args")) if isinstance(value, dict) else (None, None)
-    )
+    if problem:
+        return problem
+    if skip(body, end) < len(body):
+        return f"There is text behind the JSON of the tool call. {_FORM}"
+    fields = value if isinstance(value, dict) else {}
+    name = fields.get("name")
+    arguments = fields.get("args")
     if not isinstance(name, str) or not name:
         return f'The tool call has no "name". {_FORM}'
     if not isinstance(arguments, dict | None):

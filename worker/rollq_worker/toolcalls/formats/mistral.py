@@ -32,9 +32,8 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     arguments, error, end = read_arguments(text, named.end(), named[1])
     if error:
         return [broken(text, start, end, _LISTS.tags, error)]
-    return [
-        Piece(Kind.CALL, start, end, calls=(Action(named[1], arguments),), ids=(named[2] or "",))
-    ]
+    call = Action(named[1], arguments)
+    return [Piece(Kind.CALL, start, end, calls=(call,), ids=(named[2] or "",))]
 
 
 MISTRAL = block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]"))

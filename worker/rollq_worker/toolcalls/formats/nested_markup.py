@@ -8,9 +8,9 @@ be nested.
     ]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-A parameter's tag is its name. Fields of an object are tags in its own, items of a list are tags
-named `item`. The type of a text is what the tool's schema says; where it says nothing, JSON's words
-and numbers are read.
+A parameter's tag is its name. Fields of an object are tags inside its tag, items of a list are tags
+named `item`. The tool's schema gives a text its type. Without one, JSON's words and numbers are
+read.
 """
 
 import re
@@ -36,17 +36,17 @@ _FORM = (
 )
 
 
-class _Wrong(ValueError):
-    """What is wrong with a call."""
+class _BrokenCall(ValueError):
+    """A call cannot be read beyond `at`. The message is a sentence for the policy."""
 
-    def __init__(self, what: str, at: int) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(problem)
         self.at = at
 
 
 @dataclass(slots=True)
 class _Node:
-    """What stands in a tag: a text, or other tags."""
+    """The content of a tag: a text, or other tags."""
 
     text: str = ""
     children: list[tuple[str, "_Node"]] = field(default_factory=list)
@@ -56,98 +56,117 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     calls: list[Action] = []
     at = skip(text, start + len(_BLOCK[0]))
     try:
-        while found := _INVOKE.match(text, at):
-            call, at = _call(text, found, tools)
+        while invoke := _INVOKE.match(text, at):
+            call, at = _call(text, invoke, tools)
             calls.append(call)
             at = skip(text, at)
         if not calls:
-            raise _Wrong(f"The tool call holds no function. {_FORM}", at)
+            raise _BrokenCall(f"The tool call holds no function. {_FORM}", at)
+        if at == len(text):
+            raise _BrokenCall("The tool call was not closed with its end tag.", at)
         if not text.startswith(_BLOCK[1], at):
-            more = (
-                "was not closed with its end tag."
-                if at == len(text)
-                else f"holds more than functions. {_FORM}"
-            )
-            raise _Wrong(f"The tool call {more}", at)
-    except _Wrong as e:
+            raise _BrokenCall(f"The tool call holds more than functions. {_FORM}", at)
+    except _BrokenCall as e:
         return [broken(text, start, e.at, _BLOCK, str(e))]
     return [Piece(Kind.CALL, start, at + len(_BLOCK[1]), calls=tuple(calls))]
 
 
-def _call(text: str, found: re.Match[str], tools: Sequence[Json]) -> tuple[Action, int]:
-    """The call that this tag opens, and where it ends. Raises _Wrong."""
-    name, known, arguments = found[1], parameters(tools, found[1]), dict[str, Json]()
-    at = skip(text, found.end())
+def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Action, int]:
+    """Reads the call that this tag opens. Returns it and its end. Raises _BrokenCall."""
+    name = invoke[1]
+    schema = parameters(tools, name)
+    arguments: dict[str, Json] = {}
+    at = skip(text, invoke.end())
     while not text.startswith(_END, at):
         tag = _TAG.match(text, at)
         if tag is None or tag[1]:
-            cut = "is cut off" if at == len(text) else "holds more than parameters"
-            raise _Wrong(f"The call of {name!r} {cut}. {_FORM}", at)
+            problem = "is cut off" if at == len(text) else "holds more than parameters"
+            raise _BrokenCall(f"The call of {name!r} {problem}. {_FORM}", at)
         node, end = _node(text, tag, 1)
         if tag[2] in arguments:
-            raise _Wrong(f"The tool call names the parameter {tag[2]!r} twice.", end)
-        arguments[tag[2]], error = _value(node, tag[2], known, top=True)
+            raise _BrokenCall(f"The tool call names the parameter {tag[2]!r} twice.", end)
+        arguments[tag[2]], error = _value(node, tag[2], schema, is_parameter=True)
         if error:
-            raise _Wrong(f"The parameter {tag[2]!r} of the call of {name!r} {error}", end)
+            raise _BrokenCall(f"The parameter {tag[2]!r} of the call of {name!r} {error}", end)
         at = skip(text, end)
     return Action(name, arguments), at + len(_END)
 
 
-def _node(text: str, opened: re.Match[str], depth: int) -> tuple[_Node, int]:
-    """What stands in the tag `opened`, and where its end tag ends. Raises _Wrong."""
-    node, key, at = _Node(), opened[2], opened.end()
+def _node(text: str, opener: re.Match[str], depth: int) -> tuple[_Node, int]:
+    """Reads the content of a tag. Returns it and the place behind its end tag.
+
+    Raises _BrokenCall.
+    """
+    node = _Node()
+    key = opener[2]
+    at = opener.end()
     if depth > MAX_DEPTH:
-        raise _Wrong(TOO_DEEP, at)
+        raise _BrokenCall(TOO_DEEP, at)
     while True:
         tag = _TAG.search(text, at)
-        if tag is None or (
-            tag[2] != key if tag[1] else tag[2] == "tool_call" or tag[2].startswith("invoke name=")
-        ):
-            raise _Wrong(f"{key!r} was not closed with {_MARK}</{key}>.", at)
+        if tag is None or not _may_follow(tag, key):
+            raise _BrokenCall(f"{key!r} was not closed with {_MARK}</{key}>.", at)
         node.text += text[at : tag.start()]
-        if tag[1]:
+        is_end_tag = bool(tag[1])
+        if is_end_tag:
             if node.children and node.text.strip():
-                raise _Wrong(f"{key!r} holds text beside its tags. {_FORM}", at)
+                raise _BrokenCall(f"{key!r} holds text beside its tags. {_FORM}", at)
             return node, tag.end()
         child, at = _node(text, tag, depth + 1)
         node.children.append((tag[2], child))
 
 
-def _value(node: _Node, key: str, known: Parameters, top: bool = False) -> tuple[Json, str]:
-    """The value of the property `key`, and what is wrong with it ("": nothing). `top`: it is a
-    parameter.
-    """
+def _may_follow(tag: re.Match[str], key: str) -> bool:
+    """True if the tag may stand inside the tag `key`: its end tag, or the tag of a field."""
+    is_end_tag, name = bool(tag[1]), tag[2]
+    if is_end_tag:
+        return name == key
+    return name != "tool_call" and not name.startswith("invoke name=")
+
+
+def _value(
+    node: _Node, key: str, schema: Parameters, is_parameter: bool = False
+) -> tuple[Json, str]:
+    """The value of the property `key`, and a sentence about what is wrong with it or ""."""
     if node.children:
-        return _nested(node, key, known)
-    kinds = known.kinds(key)
-    if not (top or kinds):
+        return _nested(node, key, schema)
+    kinds = schema.kinds(key)
+    if not is_parameter and not kinds:
         return typed(node.text, _SCALARS), ""
-    value, error = known.read(key, node.text)
+    value, error = schema.read(key, node.text)
     if error and not node.text.strip():  # an empty list or object has no tags
         for empty in ("[]", "{}"):
-            value, problem = known.read(key, empty)
+            value, problem = schema.read(key, empty)
             if not problem:
                 return value, ""
     return value, error
 
 
-def _nested(node: _Node, key: str, known: Parameters) -> tuple[Json, str]:
-    kinds = known.kinds(key) or frozenset({"array", "object"})
+def _nested(node: _Node, key: str, schema: Parameters) -> tuple[Json, str]:
+    kinds = schema.kinds(key) or frozenset({"array", "object"})
+    wanted = " or ".join(sorted(kinds))
     is_list = "array" in kinds and all(name == _ITEM for name, _ in node.children)
-    if ("array" if is_list else "object") not in kinds:
-        return (
-            None,
-            f"must be of type {' or '.join(sorted(kinds))}, not "
-            f"{'a list' if is_list else 'an object'}.",
-        )
-    inside = known.items(key, _ITEM) if is_list else known.fields(key)
-    read = [(name, *_value(child, name, inside)) for name, child in node.children]
-    if error := next((f"holds {name!r}, which {error}" for name, _, error in read if error), ""):
-        return None, error
     if is_list:
-        return [value for _, value, _ in read], ""
-    fields = {name: value for name, value, _ in read}
-    return fields, "" if len(fields) == len(read) else "names a field twice."
+        values, error = _children(node, schema.items(key, _ITEM))
+        return [value for _, value in values], error
+    if "object" not in kinds:
+        return None, f"must be of type {wanted}, not an object."
+    values, error = _children(node, schema.fields(key))
+    fields = dict(values)
+    if not error and len(fields) < len(values):
+        error = "names a field twice."
+    return fields, error
+
+
+def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], str]:
+    """Names and values of the tags in `node`, and the first thing wrong with one or ""."""
+    values = []
+    for name, child in node.children:
+        value, error = _value(child, name, schema)
+        if error:
+            return [], f"holds {name!r}, which {error}"
+        values.append((name, value))
+    return values, ""
 
 
 MINIMAX_M3 = block_reader({_BLOCK[0]: _block})

@@ -44,12 +44,12 @@ def _calls(cursor: Cursor) -> tuple[Action, ...]:
 
 
 def _call(cursor: Cursor) -> Action:
-    name = cursor.found(_NAME)
+    name = cursor.match(_NAME)
     if name is None or not cursor.take("("):
         raise cursor.wrong("expected a tool's name and '('")
     arguments: dict[str, Json] = {}
     while not cursor.take(")"):
-        key = cursor.found(_KEY)
+        key = cursor.match(_KEY)
         if key is None:
             raise cursor.wrong("expected name=value")
         if key[1] in arguments:
@@ -72,9 +72,8 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
     if end == len(text):
         return [Piece(Kind.CALL, start, end, calls=unclosed(calls))]
     if not text.startswith(tags[1], end):
-        return [
-            broken(text, start, end, tags, f"The tool call has text behind its list. {PYTHON.form}")
-        ]
+        error = f"The tool call has text behind its list. {PYTHON.form}"
+        return [broken(text, start, end, tags, error)]
     return [Piece(Kind.CALL, start, end + len(tags[1]), calls=calls)]
 
 
@@ -89,28 +88,27 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
     """A text cut at the lines that begin with a list of calls. A list that cannot be read reaches
     to the next one.
     """
-    found: list[Piece] = []
-    done, text = 0, text[piece.start : piece.end]
-    while begun := _BARE.search(text, done):
-        if begun.start() > done:
-            found.append(Piece(Kind.TEXT, done, begun.start()))
-        cursor = Cursor(PYTHON, text, begun.start())
+    offset = piece.start
+    text = text[piece.start : piece.end]
+    pieces: list[Piece] = []
+    done = 0
+    while opening := _BARE.search(text, done):
+        start = opening.start()
+        if start > done:
+            pieces.append(Piece(Kind.TEXT, done, start))
+        cursor = Cursor(PYTHON, text, start)
         try:
             calls = _calls(cursor)
-            end = begun.start() + len(
-                text[begun.start() : cursor.at].rstrip()
-            )  # the next one begins a line, too
-            found.append(Piece(Kind.CALL, begun.start(), end, calls=calls))
+            written = text[start : cursor.at].rstrip()  # the next list begins a line, too
+            pieces.append(Piece(Kind.CALL, start, start + len(written), calls=calls))
         except Unreadable as e:
-            after = _BARE.search(text, begun.end())
-            end = after.start() if after else len(text)
-            found.append(Piece(Kind.BROKEN, begun.start(), end, errors=(str(e),)))
-        done = found[-1].end
+            following = _BARE.search(text, opening.end())
+            end = following.start() if following else len(text)
+            pieces.append(Piece(Kind.BROKEN, start, end, errors=(str(e),)))
+        done = pieces[-1].end
     if done < len(text):
-        found.append(Piece(Kind.TEXT, done, len(text)))
-    return [
-        replace(part, start=piece.start + part.start, end=piece.start + part.end) for part in found
-    ]
+        pieces.append(Piece(Kind.TEXT, done, len(text)))
+    return [replace(p, start=offset + p.start, end=offset + p.end) for p in pieces]
 
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")

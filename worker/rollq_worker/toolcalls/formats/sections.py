@@ -45,13 +45,13 @@ class SectionFormat:
     """The end token is "" where it ends the turn. Without a section both are."""
     call: tuple[str, str]
     heads: tuple[re.Pattern[str], ...]
-    """What may stand between a call's first token and its arguments. Groups: `name`; `id` where
-    calls have one; `fence` where the arguments are fenced.
+    """Patterns of the text between a call's first token and its arguments. Groups: `name`; `id`
+    where calls have one; `fence` where the arguments are fenced.
     """
     no_head: str
-    """What the policy is told when no head fits."""
+    """Error for the policy when no head fits."""
     frames: tuple[str, ...] = ()
-    """Control tokens around what a turn says."""
+    """Control tokens around the content of a turn."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
@@ -74,35 +74,22 @@ class SectionFormat:
             if at > pieces[-1].end:
                 pieces.append(Piece(Kind.FRAME, pieces[-1].end, at))
         if len(pieces) == 1:
-            return [
-                broken(
-                    text,
-                    start,
-                    at,
-                    (begin, end),
-                    "There is no tool call in the section of tool calls.",
-                )
-            ]
-        if not end:
-            pass  # it is no part of the turn's text
-        elif text.startswith(end, at):
-            pieces.append(Piece(Kind.FRAME, at, at + len(end)))
-        elif any(piece.errors for piece in pieces):
-            pass  # the policy is told what is wrong with a call; the section is less
-        elif at == len(text):
-            last = max(n for n, piece in enumerate(pieces) if piece.calls)
-            pieces[last] = replace(pieces[last], calls=unclosed(pieces[last].calls))
-        else:
-            error = "The section of tool calls was not closed with its end token."
-            pieces[0] = replace(pieces[0], errors=(error,))
+            error = "There is no tool call in the section of tool calls."
+            return [broken(text, start, at, (begin, end), error)]
+        if end and text.startswith(end, at):
+            return [*pieces, Piece(Kind.FRAME, at, at + len(end))]
+        if end and not any(piece.errors for piece in pieces):
+            _mark_unclosed(pieces, turn_ended=at == len(text))
         return pieces
 
     def _call(self, text: str, start: int, tools: Sequence[Json]) -> Piece:
         inside = start + len(self.call[0])
-        head = next(filter(None, (pattern.match(text, inside) for pattern in self.heads)), None)
+        matches = (pattern.match(text, inside) for pattern in self.heads)
+        head = next(filter(None, matches), None)
         if head is None:
             return broken(text, start, inside, self.call, self.no_head)
-        name, groups = head["name"], head.groupdict()
+        name = head["name"]
+        groups = head.groupdict()
         arguments, error, end = read_arguments(text, head.end(), name)
         if error:
             return broken(text, start, end, self.call, error)
@@ -110,16 +97,25 @@ class SectionFormat:
         if groups.get("fence") and text.startswith(groups["fence"], end):
             end = skip(text, end + len(groups["fence"]))
         if not text.startswith(self.call[1], end):
-            tail = (
-                "was not closed with its end token."
-                if end == len(text)
-                else "has text behind its arguments."
-            )
+            tail = "has text behind its arguments."
+            if end == len(text):
+                tail = "was not closed with its end token."
             return broken(text, start, end, self.call, f"The call of {name!r} {tail}")
+        end += len(self.call[1])
         ids = (groups["id"],) if "id" in groups else ()
-        return Piece(
-            Kind.CALL, start, end + len(self.call[1]), calls=(Action(name, arguments),), ids=ids
-        )
+        return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),), ids=ids)
+
+
+def _mark_unclosed(pieces: list[Piece], turn_ended: bool) -> None:
+    """Marks a section without its end token: its last call if the turn ended there, else an error
+    in its first piece.
+    """
+    if not turn_ended:
+        error = "The section of tool calls was not closed with its end token."
+        pieces[0] = replace(pieces[0], errors=(error,))
+        return
+    last = max(n for n, piece in enumerate(pieces) if piece.calls)
+    pieces[last] = replace(pieces[last], calls=unclosed(pieces[last].calls))
 
 
 DEEPSEEK_V31 = SectionFormat(

@@ -1,7 +1,7 @@
 """Task folders as an environment: a container for each episode, a tool `bash`, and the task's own
 tests as its grade.
 
-The policy calls `bash` until it says something, which ends the episode. A failure of image,
+The policy calls `bash` until it answers in words, which ends the episode. A failure of image,
 container, tests or time is an EnvironmentFailure, never a reward of 0. It does not know how
 containers are made or how folders are read.
 """
@@ -92,7 +92,7 @@ class HarborTasks:
 
     def __init__(self, folder: Path) -> None:
         self._tasks = task_folders(folder)
-        self._known: dict[int, tuple[TaskFolder, Task]] = {}
+        self._folders: dict[int, tuple[TaskFolder, Task]] = {}
 
     @cached_property
     def version(self) -> str:
@@ -110,23 +110,23 @@ class HarborTasks:
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "HarborEpisode":
         if args:
             raise JobFailure(f"a task folder takes no env_args, not {dict(args)!r:.200}")
-        found, _ = self._read(split, index)
-        for place in (found.place, found.tests_place):
+        folder, _ = self._read(split, index)
+        for place in (folder.place, folder.tests_place):
             if place is not None:
                 _have_image(place)
-        return HarborEpisode(found)
+        return HarborEpisode(folder)
 
     def _read(self, split: str, index: int) -> tuple[TaskFolder, Task]:
-        """What the folder says. It is read once: the name of the environment has its hash."""
+        """Reads a folder, once: the name of the environment has its hash."""
         if split != "train" or not 0 <= index < len(self._tasks):
             raise JobFailure(
                 f"there is no task {index} of split {split!r}; there are "
                 f"{len(self._tasks)} of 'train'"
             )
-        if index not in self._known:
-            found = read(self._tasks[index])
-            self._known[index] = found, _task(found)
-        return self._known[index]
+        if index not in self._folders:
+            folder = read(self._tasks[index])
+            self._folders[index] = folder, _task(folder)
+        return self._folders[index]
 
 
 class HarborEpisode:
@@ -150,22 +150,14 @@ class HarborEpisode:
             return Observation("", done=True)
         if action.name != "bash":
             return Observation(f"Error: there is no tool {action.name!r}")
-        command, seconds = (
-            action.arguments.get("command"),
-            action.arguments.get("seconds", COMMAND_S),
-        )
-        if (
-            not isinstance(command, str)
-            or type(seconds) not in (int, float)
-            or not 0 < seconds < math.inf
-        ):
+        command = action.arguments.get("command")
+        seconds = action.arguments.get("seconds", COMMAND_S)
+        is_time = type(seconds) in (int, float) and 0 < seconds < math.inf
+        if not isinstance(command, str) or not is_time:
             return Observation("Error: bash takes command, a text, and seconds, a number above 0")
         longest = float(min(seconds, self._task.agent_s))
-        return Observation(
-            as_told(
-                self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)
-            )
-        )
+        result = self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._task.user)
+        return Observation(as_told(result))
 
     def grade(self) -> Grade:
         if self._task.tests_place is None:
@@ -201,14 +193,15 @@ class HarborEpisode:
             raise EnvironmentFailure(
                 f"the tests of {self._task.path.name} did not run: {as_told(result)[-2000:]}"
             )
-        rewards = self._rewards(box) if self._task.rewards else {"reward": float(result.code == 0)}
-        return Grade(
-            self._reward(rewards, result), {"rewards": rewards, "tests": result.output[-SHOWN:]}
-        )
+        rewards = {"reward": float(result.code == 0)}
+        if self._task.rewards:
+            rewards = self._rewards(box)
+        info = {"rewards": rewards, "tests": result.output[-SHOWN:]}
+        return Grade(self._reward(rewards, result), info)
 
     def _prepare(self, box: Container, *commands: Sequence[str]) -> None:
-        """By root, so that the agent's user, if it has one, cannot write what the tests are to
-        write.
+        """Runs commands as root, so that the agent's user, if it has one, cannot write the rewards
+        of the tests.
         """
         result = box.run(["sh", "-c", " && ".join(map(shlex.join, commands))], user="root")
         if result.code or result.stopped:
@@ -218,9 +211,7 @@ class HarborEpisode:
         self.sandbox.close()
 
     def _rewards(self, box: Container) -> Json:
-        """What the tests wrote. Raises EnvironmentFailure when they wrote nothing that
-        can be read.
-        """
+        """The rewards that the tests wrote. Raises EnvironmentFailure for an unreadable file."""
         for path, reading in ((NUMBERS, _numbers), (TEXT, lambda text: {"reward": float(text)})):
             try:
                 return reading(box.download(path).decode())
@@ -233,29 +224,28 @@ class HarborEpisode:
         return {}
 
     def _reward(self, rewards: Json, result: CommandResult) -> float:
-        reward = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
-        if reward is None or not 0.0 <= reward <= 1.0:
-            told = (
-                f"the rewards {rewards}, where one `reward` from 0 to 1 is needed"
-                if rewards
-                else "no reward"
-            )
-            raise EnvironmentFailure(
-                f"the tests of {self._task.path.name} ended with code {result.code} and "
-                f"{told}; they said:\n"
-                f"{result.output[-2000:]}"
-            )
-        return float(reward)
+        reward = rewards.get("reward")
+        if reward is None and len(rewards) == 1:
+            [reward] = rewards.values()
+        if reward is not None and 0.0 <= reward <= 1.0:
+            return float(reward)
+        problem = "no reward"
+        if rewards:
+            problem = f"the rewards {rewards}, where one `reward` from 0 to 1 is needed"
+        raise EnvironmentFailure(
+            f"the tests of {self._task.path.name} ended with code {result.code} and "
+            f"{problem}; they said:\n{result.output[-2000:]}"
+        )
 
 
-def _task(found: TaskFolder) -> Task:
+def _task(folder: TaskFolder) -> Task:
     return Task(
-        id=found.path.name,
-        hash=digest(found.path),
-        instruction=found.instruction,
-        opening=found.instruction,
+        id=folder.path.name,
+        hash=digest(folder.path),
+        instruction=folder.instruction,
+        opening=folder.instruction,
         replies=(STOP_MARKER,),
-        moves=() if found.solution is None else _oracle(found),
+        moves=() if folder.solution is None else _oracle(folder),
     )
 
 
@@ -279,12 +269,12 @@ def _container(place: Place, folders: Sequence[str] = ()) -> Container:
 
 
 def _numbers(text: str) -> Json:
-    told = json.loads(text)
-    rewards = told if isinstance(told, dict) else {"reward": told}
-    if not all(
-        type(value) in (int, float, bool) and abs(value) < LARGEST for value in rewards.values()
-    ):
-        raise ValueError(f"not finite numbers: {text:.200}")
+    rewards = json.loads(text)
+    if not isinstance(rewards, dict):
+        rewards = {"reward": rewards}
+    for value in rewards.values():
+        if type(value) not in (int, float, bool) or not abs(value) < LARGEST:
+            raise ValueError(f"not finite numbers: {text:.200}")
     return rewards
 
 
@@ -293,13 +283,13 @@ def _oracle(task: TaskFolder) -> tuple[Action, ...]:
     /solution, where such scripts look for their files. There are none where it is too long for a
     command.
     """
-    packed, source = io.BytesIO(), task.solution
+    source = task.solution
     assert source is not None, "it has one"
+    packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(source, "." if source.is_dir() else "solve.sh", filter=_without_dates)
-    variables = "".join(
-        f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()
-    )
+    settings = [f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()]
+    variables = "".join(settings)
     text = base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
     command = (
         f"mkdir -p /solution && echo {text} | base64 -d | tar -xz -C /solution && "

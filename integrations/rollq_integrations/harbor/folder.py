@@ -1,9 +1,9 @@
 """Reads a task's folder: Harbor's form (`task.toml`), or the older one of terminal-bench
 (`task.yaml`).
 
-Harbor's: https://harborframework.com/docs/tasks. What it asks for that is not done here is refused
-by name, as a JobFailure, and what carries no instruction (authors, difficulty) is ignored. It does
-not know containers.
+Harbor's: https://harborframework.com/docs/tasks. Requests that are not carried out here are refused
+by name, as a JobFailure. Keys without an instruction (authors, difficulty) are ignored. It does not
+know containers.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 """A value that Harbor takes from its machine's environment: `${NAME}`, `${NAME:-default}`."""
 ARTIFACTS = "/logs/artifacts"
-"""What lies here is always copied to a container of the tests."""
+"""The folder that is always copied to a container of the tests."""
 MB = 1 << 20
 LONGEST_S = 999_999.0
 """Longest time of a command, in seconds."""
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFolder:
-    """What one task's folder says."""
+    """The task of a folder."""
 
     path: Path
     instruction: str
@@ -63,10 +63,10 @@ class TaskFolder:
     tests_place: Place | None = None
     """A container of their own for the tests."""
     artifacts: Sequence[str] = ()
-    """What is copied there from the agent's container."""
+    """Paths that are copied there from the agent's container."""
     tests: Mapping[str, Path]
-    """What is uploaded before the tests: paths inside, and files or folders. An image of their own
-    may have them.
+    """Uploads before the tests: paths inside, and files or folders. An image of their own may have
+    them.
     """
     test_command: str
     """Run by a shell."""
@@ -101,22 +101,23 @@ def _is_task(path: Path) -> bool:
 
 
 def digest(*paths: Path) -> str:
-    """A hash of all files and links below the folders: their names and contents, whether they may
-    be run, and where links lead.
+    """A hash of all files and links below the folders: names, contents, the right to be run, and
+    the targets of links.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in paths:
-        for file in sorted(
-            below for below in path.rglob("*") if below.is_file() or below.is_symlink()
-        ):
-            content, mode = (file.read_bytes(), file.stat().st_mode) if file.is_file() else (b"", 0)
+        files = [below for below in path.rglob("*") if below.is_file() or below.is_symlink()]
+        for file in sorted(files):
+            content = b""
+            runs = False
+            if file.is_file():
+                content = file.read_bytes()
+                runs = file.stat().st_mode & 0o111 != 0
             link = os.readlink(file) if file.is_symlink() else ""
-            runs = mode & 0o111 != 0
-            found.update(
-                os.fsencode(f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0")
-            )
-            found.update(content)
-    return found.hexdigest()[:16]
+            head = f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0"
+            sha256.update(os.fsencode(head))
+            sha256.update(content)
+    return sha256.hexdigest()[:16]
 
 
 def read(path: Path) -> TaskFolder:
@@ -128,33 +129,36 @@ def read(path: Path) -> TaskFolder:
 
 
 def _harbor(path: Path) -> TaskFolder:
-    told = tomllib.loads((path / HARBOR).read_text())
-    verifier, agent, solution = (_table(told, name) for name in ("verifier", "agent", "solution"))
+    settings = tomllib.loads((path / HARBOR).read_text())
+    verifier, agent, solution = (
+        _table(settings, name) for name in ("verifier", "agent", "solution")
+    )
     mode = verifier.get("environment_mode", "shared")
-    own = mode == "separate" or "environment" in verifier
     _refuse(
         path,
         {
-            "several steps": bool(told.get("steps")),
+            "several steps": bool(settings.get("steps")),
             f"the environment_mode {mode!r}": mode not in ("shared", "separate"),
         },
     )
     if not (path / "tests" / "test.sh").is_file():
         raise JobFailure(f"the task {path.name} has no tests/test.sh")
-    bundled = own and (path / "tests" / "Dockerfile").is_file()
-    tests = _table(verifier, "environment") or ({} if bundled else _table(told, "environment"))
+    tests_place = None
+    tests = {"/tests": path / "tests"}
+    if mode == "separate" or "environment" in verifier:
+        tests_place, is_bundled = _tests_place(path, settings, verifier)
+        if is_bundled:
+            tests = {}
     return TaskFolder(
         path=path,
         instruction=(path / "instruction.md").read_text(),
-        place=_place(path, path / "environment", _table(told, "environment")),
+        place=_place(path, path / "environment", _table(settings, "environment")),
         user=str(agent.get("user", "")),
         agent_s=_seconds(agent, "timeout_sec", 600),
         tests_s=_seconds(verifier, "timeout_sec", 600),
-        tests_place=_place(path, path / ("tests" if bundled else "environment"), tests)
-        if own
-        else None,
-        artifacts=_artifacts(path, told),
-        tests={} if bundled else {"/tests": path / "tests"},
+        tests_place=tests_place,
+        artifacts=_artifacts(path, settings),
+        tests=tests,
         test_command="/tests/test.sh",
         rewards=True,
         tests_env=_variables(path, _table(verifier, "env")),
@@ -164,18 +168,28 @@ def _harbor(path: Path) -> TaskFolder:
     )
 
 
-def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
+def _tests_place(
+    path: Path, settings: Mapping[str, Any], verifier: Mapping[str, Any]
+) -> tuple[Place, bool]:
+    """The container of the tests, and true if its image comes with them."""
+    own = _table(verifier, "environment")
+    if (path / "tests" / "Dockerfile").is_file():
+        return _place(path, path / "tests", own), True
+    return _place(path, path / "environment", own or _table(settings, "environment")), False
+
+
+def _place(path: Path, folder: Path, settings: Mapping[str, Any]) -> Place:
     """The container that a table `environment` describes, with the Dockerfile of the folder or a
     ready-made image.
     """
-    image = str(told.get("docker_image") or "")
+    image = str(settings.get("docker_image") or "")
     _refuse(
         path,
         {
-            "Windows": str(told.get("os", "linux")).lower() != "linux",
-            "GPUs": bool(told.get("gpus")) or bool(told.get("tpu")),
-            "MCP servers": bool(told.get("mcp_servers")),
-            "a healthcheck": bool(told.get("healthcheck")),
+            "Windows": str(settings.get("os", "linux")).lower() != "linux",
+            "GPUs": bool(settings.get("gpus")) or bool(settings.get("tpu")),
+            "MCP servers": bool(settings.get("mcp_servers")),
+            "a healthcheck": bool(settings.get("healthcheck")),
             "docker compose": any((folder / name).exists() for name in COMPOSE),
         },
     )
@@ -186,21 +200,20 @@ def _place(path: Path, folder: Path, told: Mapping[str, Any]) -> Place:
     return Place(
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
-        build_s=_seconds(told, "build_timeout_sec", 600),
-        cpus=_above_0("cpus", told.get("cpus", 1)),
-        memory=_memory(told),
-        env=_variables(path, _table(told, "env")),
-        folder=told.get("workdir"),
-        network=_network(told),
+        build_s=_seconds(settings, "build_timeout_sec", 600),
+        cpus=_above_0("cpus", settings.get("cpus", 1)),
+        memory=_memory(settings),
+        env=_variables(path, _table(settings, "env")),
+        folder=settings.get("workdir"),
+        network=_network(settings),
     )
 
 
-def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    listed = told.get("artifacts", [])
+def _artifacts(path: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = settings.get("artifacts", [])
     entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in listed]
-    if not isinstance(listed, list) or not all(
-        isinstance(entry.get("source"), str) for entry in entries
-    ):
+    sources: list[Any] = [entry.get("source") for entry in entries]
+    if not isinstance(listed, list) or not all(isinstance(source, str) for source in sources):
         raise TypeError("artifacts is not a list of paths")
     _refuse(
         path,
@@ -209,82 +222,81 @@ def _artifacts(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
             "artifacts with exceptions": any(entry.get("exclude") for entry in entries),
         },
     )
-    return (
-        ARTIFACTS,
-        *(entry["source"] for entry in entries if entry["source"].rstrip("/") != ARTIFACTS),
-    )
+    others = [source for source in sources if source.rstrip("/") != ARTIFACTS]
+    return (ARTIFACTS, *others)
 
 
-def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = told.get(name, {})
+def _table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = settings.get(name, {})
     if not isinstance(table, dict):
         raise TypeError(f"{name} is a {type(table).__name__}, not a table")
     return table
 
 
-def _refuse(path: Path, asked: Mapping[str, bool]) -> None:
-    if wanted := [what for what, asks in asked.items() if asks]:
+def _refuse(path: Path, requests: Mapping[str, bool]) -> None:
+    """Raises JobFailure if one of these requests, which are not carried out here, is made."""
+    made = [request for request, is_made in requests.items() if is_made]
+    if made:
         raise JobFailure(
-            f"the task {path.name} asks for {' and '.join(wanted)}, which is not played here"
+            f"the task {path.name} asks for {' and '.join(made)}, which is not played here"
         )
 
 
 def _network(environment: Mapping[str, Any]) -> bool:
     mode = environment.get("network_mode")
-    return (
-        environment.get("allow_internet", True) is not False if mode is None else mode == "public"
-    )
+    if mode is None:
+        return environment.get("allow_internet", True) is not False
+    return bool(mode == "public")
 
 
-def _seconds(told: Mapping[str, Any], name: str, default: float) -> float:
-    seconds = float(told.get(name) or default)
+def _seconds(settings: Mapping[str, Any], name: str, default: float) -> float:
+    seconds = float(settings.get(name) or default)
     if not 0 < seconds <= LONGEST_S:
         raise ValueError(f"{name} is {seconds:g}, not a number above 0 and at most {LONGEST_S:g}")
     return seconds
 
 
 def _memory(environment: Mapping[str, Any]) -> int:
-    """In bytes. The older form is a text such as `2G`."""
-    if (text := environment.get("memory")) is None:
+    """The memory in bytes. The older form is a text such as `2G`."""
+    text = environment.get("memory")
+    if text is None:
         return int(_above_0("memory_mb", environment.get("memory_mb", 2048)) * MB)
-    read_as = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
-    if read_as is None:
+    size = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
+    if size is None:
         raise ValueError(f"memory is {text!r}, not a size such as 2G")
-    return int(
-        _above_0("memory", read_as[1])
-        * {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}[read_as[2].upper()]
-    )
+    units = {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}
+    return int(_above_0("memory", size[1]) * units[size[2].upper()])
 
 
-def _above_0(name: str, told: Any) -> float:
-    number = float(told)
+def _above_0(name: str, value: Any) -> float:
+    number = float(value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} is {number:g}, not a number above 0")
     return number
 
 
-def _variables(path: Path, told: Mapping[str, Json]) -> dict[str, str]:
+def _variables(path: Path, settings: Mapping[str, Json]) -> dict[str, str]:
     """Variables of a task. A value of the worker's environment is never given away: its default
     stands for it.
     """
 
-    def default(found: "re.Match[str]") -> str:
-        if found[2] is None:
+    def default(variable: "re.Match[str]") -> str:
+        if variable[2] is None:
             raise JobFailure(
-                f"the task {path.name} asks for the variable {found[1]} of this machine, "
+                f"the task {path.name} asks for the variable {variable[1]} of this machine, "
                 "which a worker does not give"
             )
-        return found[2]
+        return variable[2]
 
-    texts = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in told.items()
-    }
-    return {name: VARIABLE.sub(default, text) for name, text in texts.items()}
+    variables = {}
+    for name, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        variables[name] = VARIABLE.sub(default, text)
+    return variables
 
 
 def _terminal_bench(path: Path) -> TaskFolder:
-    told = _yaml(path / TERMINAL_BENCH)
+    settings = _yaml(path / TERMINAL_BENCH)
     service = _service(path)
     context = path / service["build"]
     if not context.resolve().is_relative_to(path.resolve()) or not (context / DOCKERFILE).is_file():
@@ -295,15 +307,15 @@ def _terminal_bench(path: Path) -> TaskFolder:
     script = path / "solution.sh"
     return TaskFolder(
         path=path,
-        instruction=str(told["instruction"]),
+        instruction=str(settings["instruction"]),
         place=Place(
             dockerfile=context,
             image=f"rollq-task:{digest(context)}",
             env=service["environment"],
             folder=service.get("working_dir"),
         ),
-        agent_s=_seconds(told, "max_agent_timeout_sec", 360),
-        tests_s=_seconds(told, "max_test_timeout_sec", 60),
+        agent_s=_seconds(settings, "max_agent_timeout_sec", 360),
+        tests_s=_seconds(settings, "max_test_timeout_sec", 60),
         tests={"/tests": path / "tests", "/tests/run-tests.sh": path / "run-tests.sh"},
         test_command="TEST_DIR=/tests bash /tests/run-tests.sh",
         rewards=False,
@@ -319,38 +331,40 @@ def _service(path: Path) -> Mapping[str, Any]:
     services = _table(_yaml(file), "services") if file else {"client": {}}
     _refuse(path, {"several containers": len(services) != 1})
     [service] = (_table(services, name) for name in services)
-    played = {
-        "build",
-        "image",
-        "container_name",
-        "command",
-        "volumes",
-        "environment",
-        "working_dir",
-        "expose",
-    }
     build = service.get("build", ".")
-    build = build if isinstance(build, dict) else {"context": build}
-    variables = service.get("environment") or {}
-    if isinstance(variables, list):
-        variables = dict(
-            text.partition("=")[::2] if "=" in text else (text, None) for text in variables
-        )
-    # One without a value has that of the machine, as `${NAME}` has.
-    variables = {
-        name: f"${{{name}}}" if value is None else value for name, value in variables.items()
-    }
-    _refuse(
-        path,
-        {
-            **{f"{name!r} of docker compose": True for name in sorted({*service} - played)},
-            "a build with arguments": bool({*build} - {"context", "dockerfile"})
-            or build.get("dockerfile", DOCKERFILE) != DOCKERFILE,
-            "volumes": any("T_BENCH" not in str(volume) for volume in service.get("volumes", ())),
-        },
+    if not isinstance(build, dict):
+        build = {"context": build}
+    has_arguments = bool({*build} - {"context", "dockerfile"})
+    volumes = service.get("volumes", ())
+    requests = {f"{name!r} of docker compose": True for name in sorted({*service} - _PLAYED_KEYS)}
+    requests["a build with arguments"] = (
+        has_arguments or build.get("dockerfile", DOCKERFILE) != DOCKERFILE
     )
-    own = {name: value for name, value in variables.items() if "T_BENCH" not in str(value)}
-    return {**service, "build": build.get("context", "."), "environment": _variables(path, own)}
+    requests["volumes"] = any("T_BENCH" not in str(volume) for volume in volumes)
+    _refuse(path, requests)
+    environment = _variables(path, _environment(service))
+    return {**service, "build": build.get("context", "."), "environment": environment}
+
+
+_PLAYED_KEYS = frozenset(
+    "build image container_name command volumes environment working_dir expose".split()
+)
+"""Keys of a service that are carried out, or change nothing here."""
+
+
+def _environment(service: Mapping[str, Any]) -> dict[str, Json]:
+    """The service's variables, but for those of terminal-bench's own harness."""
+    listed = service.get("environment") or {}
+    if isinstance(listed, list):
+        pairs = [text.partition("=") for text in listed]
+        listed = {name: value if equals else None for name, equals, value in pairs}
+    variables = {}
+    for name, value in listed.items():
+        if value is None:  # that of the machine, as `${NAME}`
+            value = f"${{{name}}}"
+        if "T_BENCH" not in str(value):
+            variables[name] = value
+    return variables
 
 
 def _yaml(file: Path) -> dict[str, Any]:
@@ -366,15 +380,17 @@ def _yaml(file: Path) -> dict[str, Any]:
 
         yaml_implicit_resolvers: Mapping[str, Any] = {
             letter: [
-                (tag, form) for tag, form in known if letter in "tTfF" or not tag.endswith(":bool")
+                (tag, form)
+                for tag, form in resolvers
+                if letter in "tTfF" or not tag.endswith(":bool")
             ]
-            for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+            for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
     try:
-        told = yaml.load(file.read_text(), Loader)
+        settings = yaml.load(file.read_text(), Loader)
     except yaml.YAMLError as e:
         raise JobFailure(f"{file}: {e}") from e
-    if not isinstance(told, dict):
+    if not isinstance(settings, dict):
         raise JobFailure(f"{file} is no mapping")
-    return told
+    return settings

@@ -121,25 +121,26 @@ class Session:
         return stdio_client(started, errlog=self._stderr)
 
     def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
-        """What to raise. Of the SDK's groups of exceptions the first one says something, and so may
-        the server.
+        """The error to raise. Its text is that of the first exception in the SDK's groups, and the
+        server's last words.
         """
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, Exception):
             return error
-        said = ""
+        last_words = ""
         if not self._stderr.closed:
             self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
-            said = self._stderr.read().decode("utf-8", "replace").strip()
+            last_words = self._stderr.read().decode("utf-8", "replace").strip()
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, TimeoutError):
             why = f"no answer within {limit_s:g} s"
         # More of its command may be a secret.
         server = mask_url(self._server[0]) if self._env is None else " ".join(self._server[:2])
-        return EnvironmentFailure(
-            f"the MCP server {server!r} {what}: {why}" + (f"\nIt said: {said}" if said else "")
-        )
+        text = f"the MCP server {server!r} {what}: {why}"
+        if last_words:
+            text += f"\nIt said: {last_words}"
+        return EnvironmentFailure(text)
 
     async def _serve(self) -> None:
         """The whole connection, in one task, as the SDK wants it."""
@@ -186,14 +187,14 @@ async def _answer(
         text = "\n".join(map(_as_text, result.content))
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content)
-        said = f"Error: {text}" if result.is_error and not text.startswith("Error") else text
+        if result.is_error and not text.startswith("Error"):
+            text = f"Error: {text}"
     except Exception as e:
-        if getattr(e, "code", None) in WRONG_CALL:
-            said = f"Error: {e}"
-        else:
+        if getattr(e, "code", None) not in WRONG_CALL:
             return _fail(answer, e)
+        text = f"Error: {e}"
     if not answer.done():
-        answer.set_result(said)
+        answer.set_result(text)
 
 
 def _as_text(part: Any) -> str:

@@ -68,8 +68,8 @@ def publish(
             " rollouts. train.py updates after each: leave out "
             "--update-weights-interval, which is train_async.py's"
         )
-    known = client.published()
-    if known is None or (known.step, known.weight_version) != policy:
+    published = client.published()
+    if published is None or (published.step, published.weight_version) != policy:
         try:
             client.publish(step, name)
         except SettingsError as e:

@@ -16,7 +16,7 @@ from rollq_integrations.slime.samples import (
 )
 
 PREFIX = "rollq_"
-"""How the names of the settings begin."""
+"""The prefix of the settings' names."""
 REFUSED = {
     "rollout_top_p": (
         1.0,
@@ -74,31 +74,34 @@ class SlimeSettings:
         do with rollq.
         """
         for name, (wanted, why) in REFUSED.items():
-            if (value := getattr(args, name, wanted)) != wanted:
+            value = getattr(args, name, wanted)
+            if value != wanted:
                 flag = f"--{name.replace('_', '-')}"
                 raise SettingsError(
                     f"slime's {flag} must be {wanted!r} with rollq, not {value!r}: {why}"
                 )
-        given = {
-            name.removeprefix(PREFIX): value
-            for name, value in vars(args).items()
-            if name.startswith(PREFIX)
-        }
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted({*given} - {*known}):
-            names = ", ".join(PREFIX + name for name in known)
-            raise SettingsError(f"slime's arguments have {PREFIX}{unknown[0]}; rollq knows {names}")
-        if not given.get("run"):
+        settings = {}
+        for name, value in vars(args).items():
+            if name.startswith(PREFIX):
+                settings[name.removeprefix(PREFIX)] = value
+        names = [field.name for field in fields(cls)]
+        unknown = sorted({*settings} - {*names})
+        if unknown:
+            allowed = ", ".join(PREFIX + name for name in names)
+            raise SettingsError(
+                f"slime's arguments have {PREFIX}{unknown[0]}; rollq knows {allowed}"
+            )
+        if not settings.get("run"):
             raise SettingsError(
                 "name the run: put `rollq_run: NAME` into the file of slime's --custom-config-path"
             )
-        job = given.get("eval_job", {})
+        job = settings.get("eval_job", {})
         if not isinstance(job, Mapping) or not isinstance(job.get("sampling", {}), Mapping):
             raise SettingsError(
                 "rollq_eval_job must be a mapping of fields of rollq.Job, and its "
                 f"sampling a mapping, not {job!r}"
             )
-        return cls(**given)
+        return cls(**settings)
 
 
 class DataSource:

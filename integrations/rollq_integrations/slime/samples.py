@@ -25,7 +25,7 @@ TRUNCATED = frozenset({Stop.TURNS, Stop.LENGTH})
 BY_GROUP = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 """slime's advantage estimators whose rewards it centres in each group."""
 BY_STD = frozenset({"grpo", "gspo", "cispo"})
-"""Those of them that it also divides by the standard deviation."""
+"""The estimators among them whose rewards it also divides by the standard deviation."""
 EPSILON = 1e-6
 """slime adds it to the standard deviation."""
 
@@ -78,10 +78,10 @@ def check_arguments(group: Group, args: Any) -> None:
             )
         wanted += [("--num-layers", args.num_layers, job.routed_experts["layers"])]
         wanted += [("--moe-router-topk", args.moe_router_topk, job.routed_experts["top_k"])]
-    for flag, theirs, found in wanted:
-        if found != theirs:
+    for flag, slimes, ours in wanted:
+        if ours != slimes:
             raise SettingsError(
-                f"the run's jobs have {found}, and slime's {flag} is {theirs}: make them equal"
+                f"the run's jobs have {ours}, and slime's {flag} is {slimes}: make them equal"
             )
 
 

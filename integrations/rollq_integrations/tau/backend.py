@@ -43,9 +43,11 @@ class PackageBackend(DatabaseBackend):
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         # Each output must be within one message. Commas are dropped from the messages only.
         plain = [message.lower().replace(",", "") for message in messages]
-        return [
-            output for output in outputs if not any(output.lower() in message for message in plain)
-        ]
+        missing = []
+        for output in outputs:
+            if not any(output.lower() in message for message in plain):
+                missing.append(output)
+        return missing
 
 
 def model_as_text(record: Any) -> str:
@@ -59,9 +61,13 @@ def tables_of(db: Any) -> dict[str, Any]:
 
 
 def wishes_of(instructions: Any) -> str:
-    """What a user of tau2-bench tells the agent, out of a task's instructions."""
-    known, reason = instructions.known_info, instructions.reason_for_call
-    parts = (known, reason, instructions.unknown_info, instructions.task_instructions)
+    """The words of a user of tau2-bench for the agent, out of a task's instructions."""
+    parts = (
+        instructions.known_info,
+        instructions.reason_for_call,
+        instructions.unknown_info,
+        instructions.task_instructions,
+    )
     return "\n".join(" ".join(part.split()) for part in parts if part and part.strip(" ."))
 
 

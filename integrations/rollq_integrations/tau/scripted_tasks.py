@@ -79,8 +79,8 @@ def _replacement(match: re.Match[str]) -> str:
     if match["verb"]:
         return f"{match['verb']} me"
     word = match["word"]
-    said = _WORDS[word.lower()]
-    return said[0].upper() + said[1:] if word[0].isupper() else said
+    replacement = _WORDS[word.lower()]
+    return replacement[0].upper() + replacement[1:] if word[0].isupper() else replacement
 
 
 def _moves(

@@ -120,9 +120,8 @@ class Tau2Backend(PackageBackend):
         )
         self._functions = {}  # tools that do not touch the database
         self._validators = {}
-        self._whole: dict[
-            str, set[str]
-        ] = {}  # a tool's integer arguments. In JSON 2.0 is one too; for tools it is not
+        # A tool's integer arguments. In JSON 2.0 is an integer, too; for tools it is not.
+        self._integers: dict[str, set[str]] = {}
         tools = []
         for wrapper in getattr(wrappers, f"all_{variant}_tools"):
             tool = define(wrapper())
@@ -135,7 +134,7 @@ class Tau2Backend(PackageBackend):
             tools.append({"type": "function", "function": function})
             self._validators[tool.name] = validator(parameters)
             properties = parameters["properties"].items()
-            self._whole[tool.name] = {
+            self._integers[tool.name] = {
                 key for key, schema in properties if schema.get("type") == "integer"
             }
             if tool.name not in methods:
@@ -166,16 +165,15 @@ class Tau2Backend(PackageBackend):
         """The checks of the package's solver, then the tool."""
         if name not in self._validators:
             raise LookupError(f"Tool {name} not found")
-        if errors := [
-            e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)
-        ]:
+        first_errors = islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)
+        errors = [error.message for error in first_errors]
+        if errors:
             raise ValueError(
                 f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}"
             )
-        if whole := self._whole[name]:
-            arguments = {
-                key: int(value) if key in whole else value for key, value in arguments.items()
-            }
+        arguments = dict(arguments)
+        for key in self._integers[name] & arguments.keys():
+            arguments[key] = int(arguments[key])
         try:
             if name in self._functions:
                 return _result_of(self._functions[name](**arguments))

@@ -7,9 +7,8 @@ import time
 from rollq import StepMetrics
 from rollq.pip_extras import needs
 
-os.environ.setdefault(
-    "MLFLOW_DISABLE_TELEMETRY", "true"
-)  # it reports its own use, unless it is told before its import
+# It reports its own use, unless this is set before its import.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 with needs("mlflow"):
     from mlflow import MlflowClient
     from mlflow.entities import Metric
@@ -25,15 +24,16 @@ class MlflowTracker:
     def __init__(self, project: str, rollouts: int, run: str) -> None:
         self.rollouts = rollouts
         self._client = MlflowClient()
-        known = self._client.get_experiment_by_name(project)
-        experiment = known.experiment_id if known else self._client.create_experiment(project)
-        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run}'", max_results=1)
-        made = (
-            found[0]
-            if found
-            else self._client.create_run(experiment, run_name=run, tags={TAG: run})
-        )
-        self._id = made.info.run_id
+        experiment = self._client.get_experiment_by_name(project)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(project)
+        else:
+            experiment_id = experiment.experiment_id
+        query = f"tags.`{TAG}` = '{run}'"
+        runs = self._client.search_runs([experiment_id], query, max_results=1)
+        if not runs:
+            runs = [self._client.create_run(experiment_id, run_name=run, tags={TAG: run})]
+        self._id = runs[0].info.run_id
         self._client.update_run(self._id, status="RUNNING")
 
     def log(self, metrics: StepMetrics) -> None:

@@ -18,7 +18,7 @@ SETTINGS = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
 }
-"""What W&B would collect of the program and the machine is left out."""
+"""W&B collects nothing of the program and the machine."""
 
 
 class WandbTracker:

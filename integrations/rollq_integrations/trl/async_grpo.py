@@ -55,8 +55,8 @@ class Taken(NamedTuple):
 
 
 class RolloutBuffer(queue.Queue[Any]):
-    """A queue of the number of a batch, whether this is its last sample, and the sample. The
-    trainer gets the sample alone, and what it got is noted.
+    """A queue of the number of a batch, true for its last sample, and the sample. The trainer gets
+    the sample alone, and is noted as having it.
     """
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._kept = self._done
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint says of the worker."""
+        """The worker's part of a checkpoint."""
         return {"args": {}, "attributes": {"done": self._done, "into": self._into}}
 
     def _count(self, trained: int) -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint of a trainer to go on from."""
+"""The checkpoint of a trainer to go on from."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
     A trainer that is killed may leave one without its last file, trainer_state.json.
     """
-    whole = Path(folder).glob("checkpoint-*/trainer_state.json")
-    newest = max(
-        whole, key=lambda file: int(file.parent.name.removeprefix("checkpoint-")), default=None
-    )
-    return str(newest.parent) if newest else None
+    complete = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    if not complete:
+        return None
+    newest = max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    return str(newest)

@@ -124,7 +124,7 @@ class RolloutFunc:
         """The trainer's step of the last call, and the number of calls for this step."""
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """What TRL asks for. Its keys are the fields of Row.
+        """Plays the prompts. The keys of the result are the fields of Row.
 
         Raises SettingsError when the trainer's settings and the job's disagree, LedgerError when
         the run holds other groups or has none of these any more, and MissingGroups when all groups
@@ -137,9 +137,7 @@ class RolloutFunc:
         self._sync(trainer, step)
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
-        everyone = gather_object(
-            list(prompts)
-        )  # the samples of a group may be spread over processes
+        everyone = gather_object(list(prompts))  # a group may be spread over processes
         rows: list[Any] = [None]
         if trainer.accelerator.is_main_process:
             jobs = list(self._jobs(everyone, trainer.num_generations))
@@ -178,9 +176,8 @@ class RolloutFunc:
     def _sync(self, trainer: Any, step: int) -> None:
         if self._fleet is None or step == self._synced:
             return
-        trainer.save_model(
-            self._weights, _internal_call=True
-        )  # all processes: the weights may be sharded
+        # By all processes, because the weights may be sharded.
+        trainer.save_model(self._weights, _internal_call=True)
         if trainer.accelerator.is_main_process:
             self._fleet.update(self._weights, str(step))
             self.client.publish(step)
@@ -196,10 +193,9 @@ class RolloutFunc:
                     f"prompts {index} to {index + size - 1} are not {size} times the same one"
                 )
             place = place_of(siblings[0])
+            group = f"{prefix}.{index // size}"
             seed = self.job.seed + self._step
-            yield replace(
-                self.job, **place, size=size, sample=0, group=f"{prefix}.{index // size}", seed=seed
-            )
+            yield replace(self.job, **place, size=size, sample=0, group=group, seed=seed)
 
     def _groups(self, jobs: Sequence[Job]) -> dict[str, Group]:
         """The groups of these jobs by the jobs' group names. Those that were dropped for good are
@@ -209,10 +205,12 @@ class RolloutFunc:
         self._dropped([job.group for job in jobs])
         if self._consumer is None:
             self._consumer = self.client.consumer(name=self._name)
-        names = {
-            job.replacement(n).group: job.group for job in jobs for n in range(self._refill + 1)
-        }
-        missing, groups = {job.group: job for job in jobs}, dict[str, Group]()
+        names: dict[str, str] = {}
+        for job in jobs:
+            for n in range(self._refill + 1):
+                names[job.replacement(n).group] = job.group
+        missing = {job.group: job for job in jobs}
+        groups: dict[str, Group] = {}
         while missing:
             for group in self._take(self._consumer, len(missing)):
                 if group.id not in names:
@@ -244,15 +242,14 @@ class RolloutFunc:
                     f"run {self.client.run} is sealed and takes no more groups: use another run"
                 )
             old = [group for group in batch.groups if _step(group) < self._step]
-            if len(old) == len(
-                batch.groups
-            ):  # a checkpoint holds them, and their trainer did not acknowledge them
-                batch.ack()
+            if len(old) == len(batch.groups):
+                batch.ack()  # a checkpoint holds them, and their trainer did not acknowledge them
                 continue
             for group in old:
                 batch.skip(group.id, "trained before")
             for group in batch.groups:
-                if others := self._other_weights(group):
+                others = self._other_weights(group)
+                if others:
                     log.warning(
                         "group %s has tokens of weights %s, not %s: it is replaced",
                         group.id,
@@ -267,13 +264,11 @@ class RolloutFunc:
         """The versions of its tokens, when they are not all that of the trainer's step. Only a
         fleet tells.
         """
-        versions = {
-            version
-            for trajectory in group.trajectories
-            for version in trajectory.versions
-            if version
-        }
-        return ", ".join(sorted(versions)) if self._fleet and versions - {str(self._step)} else ""
+        versions: set[str] = set()
+        for trajectory in group.trajectories:
+            versions.update(version for version in trajectory.versions if version)
+        has_others = bool(versions - {str(self._step)})
+        return ", ".join(sorted(versions)) if self._fleet and has_others else ""
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
         """Has dropped groups replaced, and waits for the replacements. Returns the groups whose
@@ -288,11 +283,14 @@ class RolloutFunc:
         return [job.group for job in dropped if job.replacement(self._refill).group in last]
 
     def _dropped(self, names: Sequence[str]) -> set[str]:
-        """Which of these groups were dropped or skipped as stale. Raises LedgerError when one was
+        """The groups of these that were dropped or skipped as stale. Raises LedgerError if one was
         trained and acknowledged.
         """
-        states = dict(zip(names, self.client.group_states(names), strict=True)) if names else {}
-        if acked := [name for name, state in states.items() if state == "acked"]:
+        if not names:
+            return set()
+        states = dict(zip(names, self.client.group_states(names), strict=True))
+        acked = [name for name, state in states.items() if state == "acked"]
+        if acked:
             raise LedgerError(
                 f"group {self.client.run}/{acked[0]} was trained and acknowledged by an "
                 "earlier trainer, so it cannot"
@@ -303,11 +301,9 @@ class RolloutFunc:
     def _rows(
         self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any
     ) -> Iterator[Row]:
-        """A row for each sample of each job. What is masked holds padding."""
-        tokenizer = getattr(
-            trainer.processing_class, "tokenizer", trainer.processing_class
-        )  # a processor has one
-        padding = tokenizer.pad_token_id
+        """A row for each sample of each job. Masked places hold padding."""
+        processor = trainer.processing_class
+        padding = getattr(processor, "tokenizer", processor).pad_token_id
         for job in jobs:
             group = groups.get(job.group)
             if group is None:
@@ -319,8 +315,8 @@ class RolloutFunc:
 
 
 class AckCallback(TrainerCallback):  # type: ignore[misc]
-    """Acknowledges what a checkpoint holds; when the trainer saves none, each step. `RolloutFunc`
-    adds it to its trainer.
+    """Acknowledges the groups of a checkpoint, or each step if the trainer saves none.
+    `RolloutFunc` adds it to its trainer.
     """
 
     def __init__(self, rollouts: RolloutFunc) -> None:

@@ -1,4 +1,4 @@
-"""What goes into TRL's GRPOTrainer and comes back: prompts that name tasks, and a row for each
+"""The input of TRL's GRPOTrainer and its output: prompts that name tasks, and a row for each
 rollout.
 
 The names are those of TRL 1.16 (trl/trainer/grpo_trainer.py).

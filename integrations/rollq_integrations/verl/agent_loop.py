@@ -27,7 +27,7 @@ from rollq.training.arrays import segment_experts
 
 @cache
 def episodes(redis_url: str | None, run: str, keep_steps: int) -> Any:
-    """Those of this process: verl makes an agent loop for every session."""
+    """The episodes of this process: verl makes an agent loop for every session."""
     return Client(redis_url, run=run).episodes(keep_steps)
 
 
@@ -91,24 +91,20 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Raises ContractError for a row that names no task and for what no worker can play,
         SettingsError for sampling parameters that are verl's.
         """
-        given = {**self._job, **_row(fields)}
+        row = {**self._job, **_row(fields)}
         lengths = self.rollout_config
-        budget = {
-            "max_tokens": lengths.prompt_length + lengths.response_length,
-            **given.get("budget", {}),
-        }
+        longest = lengths.prompt_length + lengths.response_length
+        budget = {"max_tokens": longest, **row.get("budget", {})}
         # rollq always records logprobs, so it has no parameter for them.
-        theirs = {name: value for name, value in sampling_params.items() if name != "logprobs"}
-        sampling = given.get("sampling", {})
-        if both := ", ".join(sorted({*sampling} & {*theirs})):
+        verls = {name: value for name, value in sampling_params.items() if name != "logprobs"}
+        own = row.get("sampling", {})
+        both = ", ".join(sorted({*own} & {*verls}))
+        if both:
             raise SettingsError(
                 f"sampling of the agent loop's job has {both}, which verl sets and "
-                "computes with: set it in"
-                " actor_rollout_ref.rollout"
+                "computes with: set it in actor_rollout_ref.rollout"
             )
-        return Job.of(
-            {**given, "sampling": {**theirs, **sampling}, "group": group, "budget": budget}
-        )
+        return Job.of({**row, "sampling": {**verls, **own}, "group": group, "budget": budget})
 
 
 def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:

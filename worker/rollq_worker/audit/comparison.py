@@ -24,7 +24,7 @@ VOCABULARY = 1 << 18
 normaliser.
 """
 SINGLE = 5e-7
-"""How far a sum of probabilities may be from the truth, since logprobs are single precision."""
+"""Largest error of a sum of probabilities, since logprobs are single precision."""
 WORST = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
@@ -38,7 +38,7 @@ OUTSIDE_VOCABULARY = "in a trace with an id beyond the vocabulary"
 
 @dataclass(frozen=True, slots=True)
 class ComparedToken:
-    """One sampled token. It keeps its whole trajectory in memory, so keep few."""
+    """One sampled token. It keeps its trajectory in memory, so keep few."""
 
     trajectory: ExportedTrajectory
     position: int
@@ -120,31 +120,19 @@ class Auditor:
         first one beyond the vocabulary. Raises EngineFailure.
         """
         result = ComparisonResult(trajectory.job)
-        prompt, version = (
-            trajectory.tokens[turn.trace_start : turn.begin],
-            trajectory.versions[turn.begin],
-        )
-        adapter = _adapter(trajectory, turn.begin)
-        comparable = (adapter or version in self._versions) and not trajectory.conditions[
-            turn.begin
-        ].incomparable
-        known = max(trajectory.tokens[turn.trace_start : turn.end]) < self._vocabulary_end
-        if not comparable or not known or len(prompt) + LONGEST > self._scorer.max_tokens:
+        if not self._can_sample(trajectory, turn):
             return result
-        # They say which tokens are sampled. Those sampled with what changes logprobs are not
-        # compared.
-        chosen = ("temperature", "top_p", "top_k", "min_p")
-        asked = {name: turn.sampling[name] for name in chosen if name in turn.sampling}
-        asked["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
-        if turn.stopped:
-            asked["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
+        prompt = trajectory.tokens[turn.trace_start : turn.begin]
+        version = trajectory.versions[turn.begin]
+        adapter = _adapter(trajectory, turn.begin)
         try:
-            sampled = self._scorer.sample(prompt, asked, adapter)
+            sampled = self._scorer.sample(prompt, _sampling(trajectory, turn), adapter)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += 1
             return result
         ids = array("I", takewhile(lambda id: id < self._vocabulary_end, sampled.ids))
-        begin, end = len(prompt), len(prompt) + len(ids)
+        begin = len(prompt)
+        end = begin + len(ids)
         again = replace(
             trajectory,
             tokens=prompt + ids,
@@ -160,6 +148,15 @@ class Auditor:
         turn = replace(turn, trace_start=0, begin=begin, end=end, pieces=[end], stopped=stopped)
         _classify(again, [turn], scored, result, math.inf)
         return result
+
+    def _can_sample(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> bool:
+        """True if the engine can sample this turn again under the same weights and conditions."""
+        has_weights = trajectory.adapter or trajectory.versions[turn.begin] in self._versions
+        if not has_weights or trajectory.conditions[turn.begin].incomparable:
+            return False
+        if max(trajectory.tokens[turn.trace_start : turn.end]) >= self._vocabulary_end:
+            return False
+        return turn.begin - turn.trace_start + LONGEST <= self._scorer.max_tokens
 
     def _compare_trace(
         self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
@@ -186,16 +183,16 @@ class Auditor:
         """The scores of those of the tokens that could be compared, by position, with
         that adapter.
         """
-        first, ids = positions[0], trajectory.tokens[start : positions[-1] + 1]
+        first = positions[0]
+        ids = trajectory.tokens[start : positions[-1] + 1]
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return {}
         # The normaliser at another temperature than 1 is computed from so many likeliest tokens.
         # Where they do not determine it, the engine decodes behind the token's prefix: a request
         # for each token.
-        likeliest = (
-            128 if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
-        )
+        is_scaled = any(trajectory.conditions[i].temperature != 1.0 for i in positions)
+        likeliest = 128 if is_scaled else 0
         try:
             scores = self._scorer.score(
                 ids, first - 1 - start, likeliest=likeliest, adapter=adapter
@@ -236,11 +233,21 @@ class Auditor:
 
 def _adapter(trajectory: ExportedTrajectory, position: int) -> Adapter | None:
     """The adapter that sampled the token."""
-    return (
-        Adapter(trajectory.adapter, str(trajectory.versions[position]))
-        if trajectory.adapter
-        else None
-    )
+    if not trajectory.adapter:
+        return None
+    return Adapter(trajectory.adapter, str(trajectory.versions[position]))
+
+
+def _sampling(trajectory: ExportedTrajectory, turn: SampledTurn) -> dict[str, Json]:
+    """The parameters of the turn that decide which tokens are sampled. Tokens that were sampled
+    with others are not compared.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p")
+    sampling = {name: turn.sampling[name] for name in names if name in turn.sampling}
+    sampling["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
+    if turn.stopped:
+        sampling["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
+    return sampling
 
 
 def rescale(logprob: float, top: Sequence[float], temperature: float) -> float | None:
@@ -255,13 +262,15 @@ def rescale(logprob: float, top: Sequence[float], temperature: float) -> float |
     # Everything is divided by p^(1/T) of the likeliest, because powers of low temperatures
     # underflow.
     best = top[0] if top else 0.0
-    known = math.fsum(math.exp((p - best) / temperature) for p in top)
+    listed = math.fsum(math.exp((p - best) / temperature) for p in top)
     rest = 1.0 - math.fsum(map(math.exp, top))
     low = min(_unlisted(rest - SINGLE, top, temperature))
     high = max(_unlisted(rest + SINGLE, top, temperature))
     # A token can be compared where those bounds are close, in nats.
-    tight = known + high <= (known + low) * math.exp(0.005)
-    return (logprob - best) / temperature - math.log(known + (low + high) / 2) if tight else None
+    is_tight = listed + high <= (listed + low) * math.exp(0.005)
+    if not is_tight:
+        return None
+    return (logprob - best) / temperature - math.log(listed + (low + high) / 2)
 
 
 def _unlisted(rest: float, top: Sequence[float], temperature: float) -> tuple[float, float]:
@@ -300,9 +309,9 @@ def _classify(
     result: ComparisonResult,
     outlier: float,
 ) -> None:
-    """Note the place of each compared token, and tally those of each turn and of the whole."""
-    whole = Part(result.job, None, Tally())
-    parts = [whole]
+    """Notes the place of each compared token, and tallies those of each turn and of all turns."""
+    trajectory_part = Part(result.job, None, Tally())
+    parts = [trajectory_part]
     for number, turn in enumerate(turns):
         of_turn = Tally()
         ids = hash(trajectory.tokens[turn.trace_start : turn.begin].tobytes())
@@ -312,7 +321,7 @@ def _classify(
                 difference = abs(trajectory.logprobs[i] - scored[i])
                 result.places.append(Place(hash((ids, trajectory.versions[i])), kind, difference))
                 of_turn.add(difference, outlier)
-        whole.tally.join(of_turn)
+        trajectory_part.tally.join(of_turn)
         parts.append(Part(result.job, number, of_turn))
     result.parts = sum(part.tally.tokens > 0 for part in parts)
     result.suspects = [part for part in parts if part.tally.outliers > 1]

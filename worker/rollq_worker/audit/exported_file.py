@@ -45,20 +45,18 @@ class Piece(NamedTuple):
 
     length: int
     finish: str
-    asked: Mapping[str, Json]
+    sampling: Mapping[str, Json]
     """Sampling parameters of this reply, in place of the job's."""
 
 
 class Conditions(NamedTuple):
-    """What a token's logprob depends on, beside the tokens before it."""
+    """The conditions of a token's logprob, beside the tokens before it."""
 
     temperature: float
     """It divides the logits. For greedy sampling it is 1, because raw logprobs are reported then.
     """
     incomparable: str
-    """What keeps the token from being compared, images or a sampling parameter; empty when it can
-    be.
-    """
+    """The obstacle to a comparison, images or a sampling parameter. Empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +74,9 @@ class ExportedTrajectory:
     pieces: Sequence[Piece]
     """The engine's replies, in order."""
     calls: Sequence[bool]
-    """For each turn that has a message, whether it called a tool."""
+    """For each turn that has a message: true if it called a tool."""
     sampling: Mapping[str, Json]
-    """Of the job. What an agent program asked for comes before it, reply by reply."""
+    """Parameters of the job. Those of an agent program come before them, reply by reply."""
     adapter: str = ""
     """The LoRA adapter that sampled, of which `versions` are versions; empty: none did."""
     images: bool = False
@@ -88,12 +86,14 @@ class ExportedTrajectory:
 
     def turns(self) -> Iterator[SampledTurn]:
         """The sampled tokens of each turn, in order."""
-        starts, pieces = [0, *accumulate(self.traces)], iter(self.pieces)
-        end, number, trace = 0, 0, 0
+        starts = [0, *accumulate(self.traces)]
+        pieces = iter(self.pieces)
+        end = number = trace = 0
         while (begin := self.mask.find(1, end)) >= 0:
-            found = self.mask.find(0, begin)
-            end = found if found >= 0 else len(self.mask)
-            ends, replies = [begin], list[Piece]()
+            next_prompt = self.mask.find(0, begin)
+            end = next_prompt if next_prompt >= 0 else len(self.mask)
+            ends = [begin]
+            replies: list[Piece] = []
             while ends[-1] < end:
                 replies.append(next(pieces))
                 ends.append(ends[-1] + replies[-1].length)
@@ -106,7 +106,7 @@ class ExportedTrajectory:
                 calls=number < len(self.calls) and self.calls[number],
                 pieces=ends[1:],
                 stopped=replies[-1].finish == Finish.STOP,
-                sampling={**self.sampling, **replies[0].asked},
+                sampling={**self.sampling, **replies[0].sampling},
             )
             number += 1
 
@@ -121,25 +121,24 @@ class ExportedTrajectory:
 
     @cached_property
     def conditions(self) -> Mapping[int, Conditions]:
-        """Under what each sampled token was sampled, by position. Tokens of one reply share an
-        entry.
-        """
-        sampled = compress(count(), self.mask)
-        return {
-            i: conditions
-            for piece in self.pieces
-            for conditions in [self._conditions(piece.asked)]
-            for i in islice(sampled, piece.length)
-        }
+        """The conditions of each sampled token by position. Tokens of one reply share an entry."""
+        positions = compress(count(), self.mask)
+        by_position: dict[int, Conditions] = {}
+        for piece in self.pieces:
+            conditions = self._conditions({**self.sampling, **piece.sampling})
+            for i in islice(positions, piece.length):
+                by_position[i] = conditions
+        return by_position
 
-    def _conditions(self, asked: Mapping[str, Json]) -> Conditions:
-        sampling = {**self.sampling, **asked}
+    def _conditions(self, sampling: Mapping[str, Json]) -> Conditions:
         temperature = float(sampling.get("temperature", 1.0))
-        changed = "images" if self.images else ""
+        obstacles = ["images"] if self.images else []
         for name, neutral in CHANGES_LOGPROBS.items():
-            if not changed and (value := sampling.get(name)) and value != neutral:
-                changed = name
-        return Conditions(temperature if temperature > 1e-6 else 1.0, changed)
+            value = sampling.get(name)
+            if value and value != neutral:
+                obstacles.append(name)
+        incomparable = obstacles[0] if obstacles else ""
+        return Conditions(temperature if temperature > 1e-6 else 1.0, incomparable)
 
 
 def read(path: Path) -> Iterator[ExportedTrajectory]:
@@ -166,44 +165,55 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
         raise ContractError(f"{where} is not a line of JSON{compressed}: {e}") from e
     if not isinstance(record, dict):
         raise ContractError(f"{where} is not an exported trajectory but a {type(record).__name__}")
-    if wrong := faults(record):
-        raise ContractError(f"{where} is not an exported trajectory: {'; '.join(wrong)}")
+    problems = faults(record)
+    if problems:
+        raise ContractError(f"{where} is not an exported trajectory: {'; '.join(problems)}")
     try:
-        trajectory = ExportedTrajectory(
-            size=len(text),
-            job=record["job"],
-            tokens=array("I", record["tokens"]),
-            mask=bytes(record["mask"]),
-            logprobs=array("d", record["logprobs"]),
-            versions=record["versions"],
-            traces=record["traces"],
-            pieces=[
-                Piece(length, finish, *(asked or [{}]))
-                for length, finish, *asked in record["pieces"]
-            ],
-            calls=_calls(record),
-            sampling=record["sampling"],
-            adapter=record.get("adapter", ""),
-            images=bool(references(record["messages"])),
-        )
+        trajectory = _trajectory(record, len(text))
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
         raise ContractError(
             f"{where} is not an exported trajectory: {type(e).__name__}: {e}"
         ) from e
-    if odd := [temperature for temperature in temperatures if not 0 <= temperature < math.inf]:
-        raise ContractError(f"{where} is not an exported trajectory: its temperature is {odd[0]}")
+    for temperature in temperatures:
+        if not 0 <= temperature < math.inf:
+            raise ContractError(
+                f"{where} is not an exported trajectory: its temperature is {temperature}"
+            )
     return trajectory
 
 
+def _trajectory(record: Mapping[str, Json], size: int) -> ExportedTrajectory:
+    pieces = []
+    for length, finish, *sampling in record["pieces"]:
+        pieces.append(Piece(length, finish, *(sampling or [{}])))
+    return ExportedTrajectory(
+        size=size,
+        job=record["job"],
+        tokens=array("I", record["tokens"]),
+        mask=bytes(record["mask"]),
+        logprobs=array("d", record["logprobs"]),
+        versions=record["versions"],
+        traces=record["traces"],
+        pieces=pieces,
+        calls=_calls(record),
+        sampling=record["sampling"],
+        adapter=record.get("adapter", ""),
+        images=bool(references(record["messages"])),
+    )
+
+
 def _calls(record: Mapping[str, Json]) -> list[bool]:
-    """Of each turn, in the order of the traces. Assistant messages of a prompt are no turns."""
+    """For each turn, in the order of the traces, true if it called a tool. Assistant messages of a
+    prompt are no turns.
+    """
     if "conversations" not in record:
         return [bool(m.get("tool_calls")) for m in record["messages"] if m["role"] == "assistant"]
-    found: list[bool] = []
+    calls: list[bool] = []
     for trace in record["conversations"]:
-        said = [bool(m.get("tool_calls")) for m in trace["messages"] if m["role"] == "assistant"]
-        unanswered = "unanswered" in trace
-        answered = len(trace["turns"]) - unanswered
-        found += [*said[len(said) - answered :], *([False] * unanswered)]
-    return found
+        answers = [bool(m.get("tool_calls")) for m in trace["messages"] if m["role"] == "assistant"]
+        answered = len(trace["turns"]) - ("unanswered" in trace)
+        calls += answers[len(answers) - answered :]
+        if "unanswered" in trace:
+            calls.append(False)
+    return calls

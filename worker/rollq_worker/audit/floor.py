@@ -1,5 +1,5 @@
-"""The engine's own noise: how far its prefill is from its decoding, for tokens that it sampled
-during the audit.
+"""The engine's own noise: the differences between its prefill and its decoding of tokens that it
+samples during the audit.
 
 The invariant: nothing of the file's logprobs is in it. It knows nothing of the verdict.
 """
@@ -53,11 +53,14 @@ def turns_to_decode(
     wanted = Counter(i * count // TURNS for i in range(TURNS))
     done = 0
     for number, trajectory in enumerate(trajectories):
-        if wanted[number] and (turns := list(trajectory.turns())):
-            later = turns[1:] or turns
-            for n in range(done, done + wanted[number]):
-                yield trajectory, later[n // 2 % len(later)] if n % 2 else turns[0]
-            done += wanted[number]
+        turns = list(trajectory.turns()) if wanted[number] else []
+        if not turns:
+            continue
+        later = turns[1:] or turns
+        for n in range(done, done + wanted[number]):
+            is_first = n % 2 == 0
+            yield trajectory, turns[0] if is_first else later[n // 2 % len(later)]
+        done += wanted[number]
 
 
 class Floor:
@@ -80,20 +83,22 @@ class Floor:
         for place in places:
             self.classes[place.kind].add(place.difference, self.outlier)
         note_repeats(self.classes, places)
-        self.whole = Tally()
+        self.all_tokens = Tally()
         for tally in self.classes.values():
-            self.whole.join(tally)
+            self.all_tokens.join(tally)
 
     def of(self, kind: TokenClass) -> Tally:
-        """The noise of a class; that of all tokens if it was hardly seen."""
-        return self.classes[kind] if self.classes[kind].tokens >= FEWEST else self.whole
+        """The noise of a class, or of all tokens if few of the class were seen."""
+        noise = self.classes[kind]
+        return noise if noise.tokens >= FEWEST else self.all_tokens
 
     def share(self, kind: TokenClass | None = None) -> float:
         """The largest share of outliers that is no fault: of all tokens, or of a class that is
         clearly noisier.
         """
-        noise = self.classes[kind] if kind and self._is_noisier(kind) else self.whole
-        tokens, outliers = noise.tokens * noise.independent, noise.outliers * noise.independent
+        noise = self.classes[kind] if kind and self._is_noisier(kind) else self.all_tokens
+        tokens = noise.tokens * noise.independent
+        outliers = noise.outliers * noise.independent
         # Laplace's rule of succession: a short look has seen few outliers.
         return max(SHARE, MARGIN * (outliers + 1) / (tokens + 2))
 
@@ -104,4 +109,4 @@ class Floor:
         if noise.tokens < FEWEST:
             return False
         least = noise.mean - 2 * math.sqrt(noise.variance_of_mean)
-        return least > max(QUIET, MARGIN * self.whole.mean)
+        return least > max(QUIET, MARGIN * self.all_tokens.mean)

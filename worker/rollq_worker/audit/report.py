@@ -32,9 +32,9 @@ class Report:
         self._classes = {kind: Tally() for kind in TokenClass}
         self._group = ""
         self._places: list[Place] = []
-        """Of the group whose trajectories come now."""
+        """Places of the group whose trajectories come now."""
         self._suspects: list[list[Part]] = []
-        """Of each trajectory that has some."""
+        """Suspects of each trajectory that has some."""
 
     def add(self, result: ComparisonResult) -> None:
         self.trajectories += 1
@@ -43,7 +43,8 @@ class Report:
         self.total.shifted += result.shifted
         for shift, value in result.shifts.items():
             self.total.shifts[shift] += value
-        if (group := result.job.rpartition("/")[0]) != self._group:
+        group = result.job.rpartition("/")[0]
+        if group != self._group:
             self._end_group()
             self._group = group
         self._places += result.places
@@ -71,12 +72,13 @@ class Report:
         """
         sums, n = self.total.shifts, self.total.shifted
         best = min(SHIFTS, key=lambda shift: (sums[shift], abs(shift)))
-        # Below a mean of 0.001 a shift proves nothing: a confident policy's logprobs are all about
-        # 0.
-        return best if n and sums[0] / n > 0.001 and sums[best] < sums[0] / 2 else 0
+        # Below a mean of 0.001 a shift proves nothing: a confident policy's logprobs are about 0.
+        if not n or sums[0] / n <= 0.001:
+            return 0
+        return best if sums[best] < sums[0] / 2 else 0
 
     @cached_property
-    def whole(self) -> Tally:
+    def all_tokens(self) -> Tally:
         tally = Tally()
         for of_class in self.classes.values():
             tally.join(of_class)
@@ -84,20 +86,22 @@ class Report:
 
     @property
     def level(self) -> float:
-        """Of one test, so that all of them together keep LEVEL: the mean and the outliers of the
-        file and of each class, and the outliers of each part.
+        """The level of one test with which all of them together keep LEVEL. The tests are of the
+        mean and the outliers of the file and of each class, and of the outliers of each part.
         """
         return LEVEL / (2 + 2 * len(TokenClass) + self.total.parts)
 
     @cached_property
     def faults(self) -> list[list[Part]]:
-        """For each trajectory with too many outliers, where they are: in all of it, or in some of
-        its turns.
-        """
-        found = [
-            [part for part in parts if self._improbable(part.tally)] for parts in self._suspects
-        ]
-        return [parts[:1] if parts[0].turn is None else parts for parts in found if parts]
+        """The parts of each trajectory with too many outliers: all of it, or some of its turns."""
+        faults = []
+        for suspects in self._suspects:
+            parts = [part for part in suspects if self._is_improbable(part.tally)]
+            if parts and parts[0].turn is None:
+                parts = parts[:1]
+            if parts:
+                faults.append(parts)
+        return faults
 
     def as_json(self) -> dict[str, Any]:
         """The object that `rollq audit --json` prints."""
@@ -122,16 +126,18 @@ class Report:
         """The smallest faults that this audit can see, in trajectories and turns of
         average length.
         """
-        tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
-        limit = self._highest_mean(self.whole, self.floor.whole)
-        parts = {"trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
+        tokens = self.all_tokens.tokens
+        turns = self.total.parts - self.trajectories
+        limit = self._highest_mean(self.all_tokens, self.floor.all_tokens)
+        in_file = self._fewest(tokens, self.all_tokens.independent)
+        outliers = {"file": {"of": tokens, "least": in_file}}
+        sizes = {"trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
+        for name, size in sizes.items():
+            outliers[name] = {"of": size, "least": self._fewest(size)}
         return {
             "mean_abs": limit if limit < math.inf else None,
             "outlier": self.floor.outlier,
-            "outliers": {
-                "file": {"of": tokens, "least": self._fewest(tokens, self.whole.independent)},
-                **{name: {"of": size, "least": self._fewest(size)} for name, size in parts.items()},
-            },
+            "outliers": outliers,
         }
 
     def _fewest(self, tokens: int, independent: float = 1.0) -> int | None:
@@ -144,13 +150,15 @@ class Report:
     @property
     def sight(self) -> str:
         """`detectable`, in words."""
-        found, counts = self.detectable, []
-        for name, outliers in found["outliers"].items():
+        detectable = self.detectable
+        counts = []
+        for name, outliers in detectable["outliers"].items():
             least = "not even all" if outliers["least"] is None else outliers["least"]
             counts.append(f"{least} of {outliers['of']} in a {name}")
-        mean = "" if found["mean_abs"] is None else f"a mean above {found['mean_abs']:.4f}, or "
+        limit = detectable["mean_abs"]
+        mean = "" if limit is None else f"a mean above {limit:.4f}, or "
         return (
-            f"a fault shows as {mean}tokens off by more than {found['outlier']:.3g}: "
+            f"a fault shows as {mean}tokens off by more than {detectable['outlier']:.3g}: "
             f"{', '.join(counts)}"
         )
 
@@ -162,14 +170,13 @@ class Report:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the verdict is not ok, in words."""
+        """The reasons for a verdict that is not ok, in words."""
         return [*self._mismatches(), *self._gaps()]
 
-    def _improbable(self, tally: Tally, kind: TokenClass | None = None) -> bool:
-        part = tally.independent
-        return (
-            chance(tally.outliers * part, tally.tokens * part, self.floor.share(kind)) < self.level
-        )
+    def _is_improbable(self, tally: Tally, kind: TokenClass | None = None) -> bool:
+        outliers = tally.outliers * tally.independent
+        tokens = tally.tokens * tally.independent
+        return chance(outliers, tokens, self.floor.share(kind)) < self.level
 
     def _highest_mean(self, tally: Tally, floor: Tally) -> float:
         # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense
@@ -177,7 +184,8 @@ class Report:
         return max(0.01, highest_mean(tally, floor, self.level))
 
     def _mismatches(self) -> list[str]:
-        reasons, noise = [], self.floor.numbers["mean_abs"]
+        reasons = []
+        noise = self.floor.numbers["mean_abs"]
         if noise is not None and noise > MAX_NOISE:
             reasons.append(
                 f"the engine contradicts itself: its prefill is off by {noise:.4f} on "
@@ -187,7 +195,7 @@ class Report:
         if self.shift:
             direction = "later" if self.shift > 0 else "earlier"
             reasons.append(f"the recorded logprobs fit the tokens one position {direction}")
-        reasons += self._beyond(self.whole, None)
+        reasons += self._beyond(self.all_tokens, None)
         for kind, tally in self.classes.items():
             reasons += self._beyond(tally, kind)
         if self.faults:
@@ -200,16 +208,17 @@ class Report:
         return reasons
 
     def _beyond(self, tally: Tally, kind: TokenClass | None) -> Iterator[str]:
-        """How the tokens of a class, or all, differ by more than the engine's noise and chance
-        explain.
+        """Differences of the tokens of a class, or of all, that the engine's noise and chance do
+        not explain.
         """
         if not tally.tokens:
             return
         what = f"the tokens of class {kind}" if kind else "all tokens"
-        limit = self._highest_mean(tally, self.floor.of(kind) if kind else self.floor.whole)
+        noise = self.floor.of(kind) if kind else self.floor.all_tokens
+        limit = self._highest_mean(tally, noise)
         if tally.mean > limit:
             yield f"the mean difference of {what} is {tally.mean:.4f}, above {limit:.4f}"
-        if self._improbable(tally, kind):
+        if self._is_improbable(tally, kind):
             yield (
                 f"{tally.outliers} of {what} ({tally.tokens}) are off by more than "
                 f"{self.floor.outlier:.3g}"
@@ -220,8 +229,8 @@ class Report:
         gaps = []
         if compared < MIN_COMPARED * max(1, compared + skipped):
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
-        if compared and not self.floor.whole.tokens:
+        if compared and not self.floor.all_tokens.tokens:
             gaps.append("the engine's own noise could not be measured")
-        if compared and self._fewest(compared, self.whole.independent) is None:
+        if compared and self._fewest(compared, self.all_tokens.independent) is None:
             gaps.append(f"{compared} tokens are too few to prove anything")
         return gaps

@@ -72,16 +72,15 @@ class Scorer:
         self.url = mask_url(url)
         """Without the login."""
         # SGLang shares cached prefixes among requests of the same `extra_key` only.
-        self._scored, self._decoded = (
-            f"rollq audit {uuid.uuid4().hex} {what}" for what in ("scored", "decoded")
-        )
+        self._scored = f"rollq audit {uuid.uuid4().hex} scored"
+        self._decoded = f"rollq audit {uuid.uuid4().hex} decoded"
         # With the likeliest tokens a response takes 4 kB per token.
         self._http = EngineHttp(url, max_bytes=1 << 30)
         self.version = self._version()
-        """Of the engine's weights; None if it does not say."""
+        """The version of the engine's weights. None if it does not say."""
         limits = read_limits(self._get_json)
         self.max_tokens = min(limits.prompt, limits.context, ContextLimits().context) - 1
-        """That can be scored at once."""
+        """Number of tokens that can be scored at once."""
 
     def vocabulary_end(self, ids: Iterable[int]) -> int | None:
         """The bound below which each of these ids is in the vocabulary of the engine's tokenizer.
@@ -186,9 +185,9 @@ class Scorer:
             )
         return meta
 
-    def _refusal(self, said: str, adapter: Adapter | None) -> str:
-        if adapter is None or not ADAPTER_MISSING.match(said):
-            return said
+    def _refusal(self, error: str, adapter: Adapter | None) -> str:
+        if adapter is None or not ADAPTER_MISSING.match(error):
+            return error
         return (
             "the engine lacks the adapter that sampled them; `rollq engines sync "
             f"--engine {self.url}"

@@ -1,4 +1,4 @@
-"""True if chance explains what was counted. Pure numbers.
+"""Bounds on counts and means that chance explains. Pure numbers.
 
 The errors of a file are many small groups of tokens (turns, trajectories, classes), and each is
 tested. So that a correct file passes in 999 of 1,000 audits, `LEVEL` is divided by the number of
@@ -15,8 +15,7 @@ from rollq_worker.audit.token_classes import Tally
 LEVEL = 0.001
 """Share of correct files that may be called bad."""
 MARGIN = 1.5
-"""How much noisier than the engine's own noise a correct file may be: it was sampled under another
-load.
+"""Factor by which a correct file may be noisier than the engine: it was sampled under another load.
 """
 FEWEST = 30
 """Number of tokens from which a mean is taken for normally distributed."""

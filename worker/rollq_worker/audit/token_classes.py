@@ -1,8 +1,8 @@
-"""Where faults hide: each sampled token by its place in a turn, and how many of a class, turn or
-trajectory are off.
+"""Classes of sampled tokens by their place in a turn, and tallies of classes, turns and
+trajectories.
 
-A mean over a whole file dilutes a fault that is rare in it. So the tokens of each class, each turn
-and each trajectory are counted for themselves. It knows nothing of engines.
+A mean over a file dilutes a fault that is rare in it. So the tokens of each class, each turn and
+each trajectory are counted for themselves. It knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ class Tally:
 
 
 def note_repeats(tallies: Mapping[TokenClass, Tally], places: Iterable[Place]) -> None:
-    """Note which of the places, all of them in the tallies, are the same token behind
-    the same ids.
-    """
+    """Counts places that are the same token behind the same ids. All are in the tallies."""
     for (kind, _), count in Counter((place.kind, place.context) for place in places).items():
         tallies[kind].repeats += count * (count - 1)
 
@@ -131,15 +129,17 @@ class SampledTurn:
     stopped: bool
     """True if its last token ended it, not a limit."""
     sampling: Mapping[str, Json]
-    """What its first piece was sampled with."""
+    """Sampling parameters of its first piece."""
 
     def classes(self) -> Iterator[tuple[int, TokenClass]]:
         """Each of its positions, with its class."""
-        resumed, inner = set(self.pieces[:-1]), TokenClass.CALL if self.calls else TokenClass.TEXT
+        resumed = set(self.pieces[:-1])
         for i in range(self.begin, self.end):
             if i in resumed:
                 yield i, TokenClass.INTERRUPTION
             elif i == self.begin:
                 yield i, TokenClass.FIRST if self.opens_trace else TokenClass.BRIDGE
+            elif self.stopped and i == self.end - 1:
+                yield i, TokenClass.STOP
             else:
-                yield i, TokenClass.STOP if self.stopped and i == self.end - 1 else inner
+                yield i, TokenClass.CALL if self.calls else TokenClass.TEXT

@@ -1,6 +1,6 @@
-"""What takes the place of a conversation that has grown long, by the kind in a job's `context`.
+"""Shorter conversations in place of long ones, by the kind in a job's `context`.
 
-There are `window`, `summary`, and what installed packages add.
+There are `window`, `summary`, and those of installed packages.
 
 Another kind is an entry point of the group `rollq.contexts`: a `rollq.env.ContextHook` that takes
 the rest of the job's `context` by keyword.
@@ -35,8 +35,9 @@ def context_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Context | None:
-    """What the job's `context` asks for; None: nothing. `check` and `away` are those of
-    `ChatModel`. Raises JobFailure for a context that cannot be had.
+    """The context of a job, None without one. `check` and `away` are those of `ChatModel`.
+
+    Raises JobFailure for a context that cannot be had.
     """
     if not job.context:
         return None
@@ -46,14 +47,14 @@ def context_factory(
         function = function_named("context", kind, GROUP, frozenset({WINDOW, SUMMARY}))
         check_arguments("context", kind, function, 3, "context", options)
         return Context(shorten=_checked(partial(function, **options)))
-    over = _whole(job, options, "over")
+    over = _count(job, options, "over")
     if over >= job.budget.max_tokens:
         raise _refusal(
             job, f"over must be below budget.max_tokens, which is {job.budget.max_tokens}"
         )
     if kind == SUMMARY:
         return _summary(job, options, over, endpoints, seed=job.seed, check=check, away=away)
-    turns = _whole(job, options, "turns")
+    turns = _count(job, options, "turns")
     _no_more(job, options, "over and turns")
     return Context(shorten=Window(over, turns), over=over)
 
@@ -81,16 +82,16 @@ def _summary(
     return Context(shorten=shorten, over=over, failure=UserFailure, longest_s=chat.longest_s)
 
 
-def _whole(job: Job, options: dict[str, Json], name: str) -> int:
+def _count(job: Job, options: dict[str, Json], name: str) -> int:
     value = options.pop(name, None)
     if type(value) is not int or value < 1:
         raise _refusal(job, f"{name} must be a whole number of at least 1, not {value!r:.60}")
     return value
 
 
-def _no_more(job: Job, options: Mapping[str, Json], known: str) -> None:
+def _no_more(job: Job, options: Mapping[str, Json], allowed: str) -> None:
     if options:
-        raise _refusal(job, f"it takes {known}, not {', '.join(map(str, options))}")
+        raise _refusal(job, f"it takes {allowed}, not {', '.join(map(str, options))}")
 
 
 def _refusal(job: Job, why: str) -> JobFailure:
@@ -98,23 +99,23 @@ def _refusal(job: Job, why: str) -> JobFailure:
 
 
 def _checked(hook: ContextHook) -> ContextHook:
-    """The hook of another package. What it changes in the messages is not what was said; those that
-    it returns are plain ones that the policy can answer, with images it knows.
+    """A hook of another package that gets a copy of the messages, and whose own are checked: plain
+    ones that the policy can answer, with images of the conversation.
     """
 
     def checked(
         opening: Sequence[Message], messages: Sequence[Message], tokens: int
     ) -> Sequence[Message] | None:
-        found = hook(*deepcopy((opening, messages)), tokens)
-        if found is None:
+        shortened = hook(*deepcopy((opening, messages)), tokens)
+        if shortened is None:
             return None
-        plain: list[Message] = json.loads(json.dumps(list(found), allow_nan=False))
+        plain: list[Message] = json.loads(json.dumps(list(shortened), allow_nan=False))
         if not plain or plain[-1]["role"] not in ("user", "tool"):
             raise ValueError(
                 f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}"
             )
-        known = references([*opening, *messages])
-        if new := [image for image in references(plain) if image not in known]:
+        shown = references([*opening, *messages])
+        if new := [image for image in references(plain) if image not in shown]:
             raise ValueError(f"it shows an image that the conversation does not: {new[0]!r:.100}")
         return plain
 

@@ -20,7 +20,7 @@ ASK = (
     "and what you write now."
     f" Take no action now. Write a summary in plain text, with which you can go on: {_SUMMARY}."
 )
-"""What the policy is asked."""
+"""The question to the policy."""
 ASK_MODEL = (
     "You get a conversation of a user and an assistant with tools, one message a line, "
     "as JSON. Of all of it, the"
@@ -28,18 +28,20 @@ ASK_MODEL = (
     "text, with which it can go on:"
     f" {_SUMMARY}."
 )
-"""What another model is told, before it gets the conversation."""
+"""The system prompt of another model, before it gets the conversation."""
 HEADING = "\n\nSummary of the conversation so far:\n"
-"""What stands between the user's first message and the summary."""
+"""The text between the user's first message and the summary."""
 
 
 def with_summary(opening: Sequence[Message], summary: str) -> list[Message]:
     """The first prompt with a summary of what followed it."""
     *before, first = opening
-    content, text = first["content"], HEADING + summary.strip()
-    content = (
-        content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
-    )
+    content = first["content"]
+    text = HEADING + summary.strip()
+    if isinstance(content, str):
+        content += text
+    else:
+        content = [*content, {"type": "text", "text": text}]
     return [*before, {**first, "content": content}]
 
 
@@ -78,8 +80,8 @@ class ModelSummary:
         if tokens <= self.over:
             return None
         lines = [json.dumps(each, ensure_ascii=False) for each in messages]
-        told = [
+        request = [
             {"role": "system", "content": self.ask},
             {"role": "user", "content": "\n".join(lines)},
         ]
-        return with_summary(opening, self.model(told))
+        return with_summary(opening, self.model(request))

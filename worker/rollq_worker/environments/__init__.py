@@ -21,12 +21,9 @@ GROUP = "rollq.environments"
 
 SHOP = EntryPoint("shop", "rollq_worker.environments.shop:load", GROUP)
 
-DOMAIN = ("name", "version", "splits", "task", "open")
-"""What a Domain has."""
-
 
 class _Source(NamedTuple):
-    """What makes a domain."""
+    """The function that makes a domain."""
 
     load: Callable[[], Callable[[str | None], Any]]
     variant: str | None
@@ -43,9 +40,7 @@ def names() -> list[str]:
 
 
 def origins() -> dict[str, str]:
-    """What brings each environment of a package, by its name: the package, and its extra where that
-    is rollq itself.
-    """
+    """The package of each environment by its name, for rollq's own with the extra that it needs."""
     return {name: _origin(entries[0]) for name, entries in _entries().items()}
 
 
@@ -62,12 +57,12 @@ def domain(name: str) -> Domain:
     """The environment of that name, the same object for all threads. After a failure the next call
     tries again.
 
-    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load,
-    and ForOtherWorkers for a file that this process does not have. An adapter's own RollqError
+    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load.
+    Raises ForOtherWorkers for a file that this process does not have. An adapter's own RollqError
     passes through, such as the one for a missing package.
     """
-    if (known := _domains.get(name)) is not None:
-        return known
+    if name in _domains:
+        return _domains[name]
     # One lock for each name: an adapter that imports for seconds must not delay other environments.
     # It covers the look-up, because it reads the metadata of every installed package, and a
     # thousand threads may ask at once.
@@ -79,12 +74,12 @@ def domain(name: str) -> Domain:
 
 def _entries() -> dict[str, list[EntryPoint]]:
     """Entry points by name. A name has several only if they load different objects."""
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for entry in (SHOP, *entry_points(group=GROUP)):
-        same = found.setdefault(entry.name, [])
+        same = by_name.setdefault(entry.name, [])
         if entry.value not in [other.value for other in same]:
             same.append(entry)
-    return found
+    return by_name
 
 
 def _find(name: str) -> _Source:
@@ -122,7 +117,7 @@ def _installed(name: str, entry: str, variant: str | None) -> _Source:
 def _load(name: str, source: _Source) -> Domain:
     try:
         loaded = source.load()(source.variant)
-        problem = _wrong(loaded)
+        problem = _problem(loaded)
     except RollqError:
         raise
     except (Exception, SystemExit) as error:  # other people's code
@@ -138,17 +133,25 @@ def _load(name: str, source: _Source) -> Domain:
     return domain
 
 
-def _wrong(loaded: Any) -> str:
-    """Why this is no Domain; empty for one."""
+def _problem(loaded: Any) -> str:
+    """The reason why this is no Domain, or ""."""
     if isinstance(loaded, type):
         return f"the class {loaded.__name__}, not an object of it"
-    if missing := [part for part in DOMAIN if not hasattr(loaded, part)]:
+    parts = ("name", "version", "splits", "task", "open")
+    missing = [part for part in parts if not hasattr(loaded, part)]
+    if missing:
         return f"no Domain: a {type(loaded).__name__} lacks {', '.join(missing)}"
     for part in ("name", "version"):
-        if not isinstance(value := getattr(loaded, part), str):
+        value = getattr(loaded, part)
+        if not isinstance(value, str):
             return f"a Domain whose {part} is {value!r:.60}, not a text"
     splits = loaded.splits()
-    counts = splits.values() if isinstance(splits, Mapping) else ()
-    if not counts or not all(type(count) is int and count > 0 for count in counts):
+    if not _are_splits(splits):
         return f"a Domain whose splits() are {splits!r:.200}, not the number of tasks of each split"
     return ""
+
+
+def _are_splits(splits: Any) -> bool:
+    if not isinstance(splits, Mapping) or not splits:
+        return False
+    return all(type(count) is int and count > 0 for count in splits.values())

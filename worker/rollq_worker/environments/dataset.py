@@ -4,16 +4,19 @@ server.
 `--env maths.jsonl:number` plays such a file as it is. In a file of your own, `dataset` makes the
 environment:
 
-    load = dataset(Path(__file__).with_name("maths.jsonl"), reward=lambda answer, row: float(row["answer"] in answer))
+    def reward(answer, row):
+        return float(row["answer"] in answer)
+
+    load = dataset(Path(__file__).with_name("maths.jsonl"), reward=reward)
 
 A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the
 user's, perhaps behind a system message) and `answer`. Rows as verl (`reward_model.ground_truth`),
 slime (`label`) and OpenAI's fine-tuning (a last message of the assistant's) write them are read as
 they are. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
-makes, and what it says if that is not the answer. `labels` come back in the grade's info. What else
-a row has is for the reward function. Of these fields null counts as none, as Parquet has it. This
-module does not know how the file is named in a job.
-"""  # noqa: E501
+makes, and its words if they are not the answer. `labels` come back in the grade's info. All other
+fields are for the reward function. Null stands for a missing field, as in Parquet. This module does
+not know the file's name in a job.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +34,7 @@ from rollq_worker.environments.graders import GRADERS, IN_A_BOX, Grader, in_a_bo
 
 Row = Mapping[str, Json]
 Reward = Callable[[str, Row], float | Grade]
-"""What an answer earns: it gets what the policy said, without its reasoning, and the row."""
+"""Grades an answer. It gets the policy's words without its reasoning, and the row."""
 PROMPTS = ("prompt", "question", "problem", "messages")
 """Names of the field with the prompt. The first one that a row has counts."""
 ANSWERS = ("answer", "ground_truth", "solution", "label")
@@ -87,9 +90,7 @@ class Dataset:
         row = self._row(split, index)
         _, question = self._prompt(row)
         if isinstance(self._reward, _Graded):
-            self._reward(
-                "", row
-            )  # before anything is sampled for an answer that nothing can be compared with
+            self._reward("", row)  # raises for a truth that no answer can be compared with
         response = self._perfect(row)
         moves = () if response is None else (*_calls(row), Action(RESPOND, {"content": response}))
         return Task(
@@ -117,20 +118,20 @@ class Dataset:
         return row
 
     def _perfect(self, row: Row) -> str | None:
-        """What a perfect agent says at the end; None where the row does not tell."""
-        if (response := row.get("response")) is not None:
+        """The last words of a perfect agent. None if the row does not have them."""
+        response = row.get("response")
+        if response is not None:
             return _as_text(response)
-        if (answer := _answer(row)) is None:
+        answer = _answer(row)
+        if answer is None:
             return None
-        return (
-            self._reward.perfect(_as_text(answer))
-            if isinstance(self._reward, _Graded)
-            else _as_text(answer)
-        )
+        text = _as_text(answer)
+        return self._reward.perfect(text) if isinstance(self._reward, _Graded) else text
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
-        if (prompt := _found(row, PROMPTS)) is None:
+        prompt = _first_field(row, PROMPTS)
+        if prompt is None:
             raise _lacks(row, PROMPTS)
         system = self._system if row.get("system") is None else row["system"]
         if isinstance(prompt, list):
@@ -140,7 +141,9 @@ class Dataset:
                     "the row's prompt must be one message of the user's, after a "
                     "system message or none"
                 )
-            system, prompt = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
+            if len(messages) > 1:
+                system = messages[0][1]
+            prompt = messages[-1][1]
         if not isinstance(prompt, str) or not prompt.strip() or not isinstance(system, str):
             raise JobFailure(
                 f"the row's prompt and system prompt must be texts, not {prompt!r:.60} "
@@ -150,7 +153,7 @@ class Dataset:
 
 
 class Question:
-    """Implements rollq.env.Environment: the first thing that the policy says is its answer."""
+    """Implements rollq.env.Environment: the policy's first words are its answer."""
 
     def __init__(self, system_prompt: str, row: Row, reward: Reward, tools: Tools | None) -> None:
         self.system_prompt = system_prompt
@@ -165,9 +168,9 @@ class Question:
 
     def step(self, action: Action) -> Observation:
         if action.name != RESPOND:
-            return Observation(
-                self._tools.call(action) if self._tools else "Error: there are no tools here"
-            )
+            if self._tools is None:
+                return Observation("Error: there are no tools here")
+            return Observation(self._tools.call(action))
         content = action.arguments.get("content")
         if not isinstance(content, str):
             return Observation("Error: respond needs a text as its content")
@@ -182,7 +185,9 @@ class Question:
             )
         grade = returned if isinstance(returned, Grade) else Grade(float(returned))
         labels = self._row.get("labels")
-        return grade if labels is None else replace(grade, info={"labels": labels, **grade.info})
+        if labels is None:
+            return grade
+        return replace(grade, info={"labels": labels, **grade.info})
 
     def close(self) -> None:
         if self._tools:
@@ -253,8 +258,8 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line.strip()
 
 
-def _found(row: Row, names: Sequence[str]) -> Any:
-    """The first of these fields that the row has; None without one."""
+def _first_field(row: Row, names: Sequence[str]) -> Any:
+    """The first of these fields that the row has. None without one."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
@@ -263,47 +268,53 @@ def _lacks(row: Row, names: Sequence[str]) -> JobFailure:
     return JobFailure(f"the row has no {' or '.join(names)}; it has {have or 'nothing'}")
 
 
-def _messages(found: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Role and content of each message of a prompt, but for an answer of the assistant's behind
-    them.
-    """
-    messages = [
-        (m.get("role"), _content(m.get("content"))) if isinstance(m, dict) else (None, None)
-        for m in found
-    ]
-    return messages[:-1] if messages and messages[-1][0] == "assistant" else messages
+def _messages(prompt: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Role and content of each message of a prompt, without an answer at its end."""
+    messages: list[tuple[Any, Any]] = []
+    for message in prompt:
+        if isinstance(message, dict):
+            messages.append((message.get("role"), _content(message.get("content"))))
+        else:
+            messages.append((None, None))
+    if messages and messages[-1][0] == "assistant":
+        messages.pop()
+    return messages
 
 
 def _content(content: Any) -> Any:
     """Text, also of a list of text parts."""
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
+    if isinstance(content, list) and all(map(_is_text_part, content)):
         return "".join(str(part.get("text", "")) for part in content)
     return content
 
 
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
+
+
 def _answer(row: Row) -> Any:
-    """The truth, where the formats that are read have it; None without one."""
-    if (answer := _found(row, ANSWERS)) is not None:
+    """The truth, in one of the forms that rows have it. None without one."""
+    answer = _first_field(row, ANSWERS)
+    if answer is not None:
         return answer
     graded = row.get("reward_model")
     if isinstance(graded, dict) and graded.get("ground_truth") is not None:
         return graded["ground_truth"]
-    last = prompt[-1] if isinstance(prompt := _found(row, PROMPTS), list) and prompt else None
-    return (
-        _content(last.get("content"))
-        if isinstance(last, dict) and last.get("role") == "assistant"
-        else None
-    )
+    prompt = _first_field(row, PROMPTS)
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    last = prompt[-1]
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return None
+    return _content(last.get("content"))
 
 
 def _calls(row: Row) -> Iterator[Action]:
     calls = row.get("calls") or ()
     for call in calls if isinstance(calls, list | tuple) else [calls]:
-        name, arguments = (
-            (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
-        )
+        fields = call if isinstance(call, dict) else {}
+        name = fields.get("name")
+        arguments = fields.get("arguments")
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise JobFailure(
                 f"the row's calls are a list of objects with name and arguments, not {call!r:.100}"
@@ -312,11 +323,13 @@ def _calls(row: Row) -> Iterator[Action]:
 
 
 def _truth(row: Row) -> str:
-    if (answer := _answer(row)) is None:
+    answer = _answer(row)
+    if answer is None:
         raise _lacks(row, ANSWERS)
-    if text := _as_text(answer).strip():
-        return text
-    raise JobFailure("the row's answer is an empty text, which nothing can be compared with")
+    text = _as_text(answer).strip()
+    if not text:
+        raise JobFailure("the row's answer is an empty text, which nothing can be compared with")
+    return text
 
 
 def _as_text(value: Json) -> str:

@@ -32,13 +32,15 @@ def add_file(env: str) -> str:
 
 
 def load_of(file: NamedFile) -> Callable[[str | None], Any]:
-    """What returns the Domain. Raises JobFailure, ForOtherWorkers for a file that changes
-    meanwhile, and what the file raises when it is run.
+    """The function that returns the Domain.
+
+    Raises JobFailure, ForOtherWorkers for a file that changes meanwhile, and any error of the file
+    itself when it is run.
     """
     if file.path.suffix != ".py":
-        found = dataset(file.path, reward=file.part)
+        load = dataset(file.path, reward=file.part)
         file.check()
-        return found
+        return load
     function = getattr(file.run(), file.part, None)
     if not callable(function):
         raise JobFailure(

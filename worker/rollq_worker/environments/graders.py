@@ -1,9 +1,8 @@
-"""What an answer to a question earns: `exact`, `number`, `boxed` and `math`, as
-docs/environments.md says.
+"""Graders of an answer to a question: `exact`, `number`, `boxed` and `math`.
 
-Each gets what the policy said, without its reasoning, and the truth, and returns whether the answer
-earns its reward. It raises JobFailure for a truth that nothing can be compared with. This module
-knows no rows and no files.
+docs/environments.md describes them. Each gets the policy's words without its reasoning, and the
+truth. It returns True if the answer earns its reward, and raises JobFailure for a truth that no
+answer can be compared with. This module knows no rows and no files.
 """
 
 import atexit
@@ -41,7 +40,7 @@ LEFT_OUT = (
     *("\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "~", "\\$", "$", "\\%", "%"),
     *("^{\\circ}", "^\\circ", "\u00b0"),
 )
-"""What changes the look of an answer and not its value."""
+"""Marks that change the look of an answer and not its value."""
 FRACTION = re.compile(r"\\[dt]frac")
 MATH = MathProcesses()
 atexit.register(MATH.close)
@@ -53,37 +52,39 @@ def exact(answer: str, truth: str) -> bool:
 
 
 def number(answer: str, truth: str) -> bool:
-    """The last number of the answer is that of the truth. What follows `####` in the truth counts
-    alone (GSM8K).
+    """The last number of the answer is that of the truth. If the truth has `####` (GSM8K), only the
+    text behind it counts.
     """
-    said, right = _numbers(answer), _numbers(truth.rpartition("####")[2])
-    if not right:
+    expected = _numbers(truth.rpartition("####")[2])
+    if not expected:
         raise JobFailure(f"the row's answer holds no number: {truth!r:.100}")
-    return bool(said) and said[-1] == right[-1]
+    numbers = _numbers(answer)
+    return bool(numbers) and numbers[-1] == expected[-1]
 
 
 def boxed(answer: str, truth: str) -> bool:
-    r"""The last \boxed{...} holds the truth, which may be in a box, too; both as texts. Without a
-    closed box: no.
+    r"""The last \boxed{...} holds the text of the truth, which may be in a box, too. False without
+    a closed box.
     """
-    right = _plain(truth if (held := _last_box(truth)) is None else held)
-    if not right:
+    boxed_truth = _last_box(truth)
+    expected = _plain(truth if boxed_truth is None else boxed_truth)
+    if not expected:
         raise JobFailure(f"the row's answer has nothing in its box: {truth!r:.100}")
-    said = _last_box(answer)
-    return said is not None and _plain(said) == right
+    box = _last_box(answer)
+    return box is not None and _plain(box) == expected
 
 
 def math(answer: str, truth: str) -> bool:
-    """The answer has the truth's value, as math-verify finds: formulas, fractions, sets, intervals.
-    One that takes too much time or memory has not.
+    """The answer has the truth's value by math-verify: formulas, fractions, sets, intervals. False
+    for an answer that takes too much time or memory.
     """
     if find_spec("math_verify") is None:
         raise JobFailure(f"the reward math needs the package math-verify: {install_line('math')}")
-    said = answer.translate(MINUS).strip()
+    formula = answer.translate(MINUS).strip()
     try:  # a truth that cannot be compared with 0 is no truth
-        same = MATH.same(said or "0", truth if "$" in truth else in_a_box(truth))
+        same = MATH.same(formula or "0", truth if "$" in truth else in_a_box(truth))
     except ValueError as e:
-        if said:
+        if formula:
             return False
         raise JobFailure(
             f"the row's answer is no formula to compare with: {e}: {truth!r:.100}"
@@ -92,12 +93,12 @@ def math(answer: str, truth: str) -> bool:
         raise JobFailure(
             f"the row's answer is no formula that math-verify can read: {truth!r:.100}"
         )
-    return same and bool(said)
+    return same and bool(formula)
 
 
 GRADERS: Mapping[str, Grader] = {"exact": exact, "number": number, "boxed": boxed, "math": math}
 IN_A_BOX = (boxed, math)
-"""Those for which a perfect answer is in a box."""
+"""Graders that want the answer in a box."""
 
 
 def in_a_box(truth: str) -> str:
@@ -105,23 +106,20 @@ def in_a_box(truth: str) -> str:
 
 
 def _numbers(text: str) -> list[Decimal]:
-    found = (match.group() for match in NUMBER.finditer(text.translate(MINUS)))
-    return [
-        Decimal(re.sub(r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]", "", one)) for one in found
-    ]
+    marks = r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]"
+    matches = NUMBER.finditer(text.translate(MINUS))
+    return [Decimal(re.sub(marks, "", match.group())) for match in matches]
 
 
 def _last_box(text: str) -> str | None:
-    r"""What the last box holds, as in `\boxed{7}` and `\boxed 7`; None without a box, or when it is
-    cut off.
+    r"""The content of the last box, as in `\boxed{7}` and `\boxed 7`. None without a box, or if it
+    is cut off.
     """
-    found = None
-    for found in BOX.finditer(text):  # noqa: B007 (the last one counts)
-        pass
-    if found is None:
+    boxes = list(BOX.finditer(text))
+    if not boxes:
         return None
-    rest = text[found.end() :]
-    if not found.group().endswith("{"):
+    rest = text[boxes[-1].end() :]
+    if not boxes[-1].group().endswith("{"):
         return rest[:1]
     depth = 1
     for at, char in enumerate(rest):
@@ -136,4 +134,6 @@ def _plain(text: str) -> str:
     for mark in LEFT_OUT:
         text = text.replace(mark, "")
     text = "".join(text.split()).rstrip(".")
-    return re.sub(r"[,{}]", "", text) if GROUPED.fullmatch(text) else text
+    if GROUPED.fullmatch(text):
+        return re.sub(r"[,{}]", "", text)
+    return text

@@ -1,4 +1,4 @@
-"""math-verify in processes of its own: in a worker nothing could end a formula such as
+"""math-verify in processes of its own: in a worker nothing could interrupt a formula such as
 9^{9^{9^9}}.
 
 A process ends with the worker, and answers one question at a time. The kernel ends it at a question
@@ -31,22 +31,20 @@ class MathProcesses:
         self._limit_s = limit_s
         self._free = Semaphore(PROCESSES)
         self._idle: list[subprocess.Popen[str]] = []
-        """Those that have answered all that they were asked. One that was not heard to the end
-        never comes back.
-        """
+        """Processes without an open question. One whose reply was not read never comes back."""
 
     def same(self, answer: str, truth: str) -> bool | None:
         """True if the answer has the truth's value; None if the truth is no formula.
 
-        Raises ValueError when this takes too much time or memory, or math-verify fails, and
-        RuntimeError when the process ended for another reason.
+        Raises ValueError if this takes too much time or memory, or math-verify fails. Raises
+        RuntimeError if the process ended for another reason.
         """
         with self._free:
             reply = self._reply(json.dumps([answer, truth, self._limit_s]) + "\n")
-        found: Any = json.loads(reply)
-        if isinstance(found, str):
-            raise ValueError(found)
-        return found if found is None else bool(found)
+        result: Any = json.loads(reply)
+        if isinstance(result, str):
+            raise ValueError(result)
+        return None if result is None else bool(result)
 
     def close(self) -> None:
         """End the idle processes. The others end when nobody reads their replies."""
@@ -85,7 +83,7 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def _ask(process: "subprocess.Popen[str]", question: str) -> str:
-    """The next line that it writes; "" if it has ended. After an error the process is killed."""
+    """The next line of the process, "" if it has ended. An error kills it."""
     assert process.stdin is not None and process.stdout is not None, "they are pipes"
     try:
         process.stdin.write(question)
@@ -112,28 +110,24 @@ def _serve() -> None:
     replies, sys.stdout = sys.stdout, sys.stderr
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns at each call without a time limit
+    # It warns at each call without a time limit.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     replies.write(READY)
     replies.flush()
     for question in sys.stdin:
         answer, truth, limit_s = json.loads(question)
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # it has no handler, so it ends the process
-        found: bool | str | None = None
+        result: bool | str | None = None
         try:
-            if right := parse(
-                truth, parsing_timeout=None
-            ):  # its own time limit cannot interrupt a large power
-                said = parse(answer, parsing_timeout=None)
-                found = bool(said) and bool(verify(right, said, timeout_seconds=None))
-        except (
-            Exception
-        ) as e:  # of many kinds, for strange formulas; also MemoryError and RecursionError
-            found = f"math-verify fails: {type(e).__name__}: {e}"
+            expected = parse(truth, parsing_timeout=None)  # its limit cannot interrupt a power
+            if expected:
+                formula = parse(answer, parsing_timeout=None)
+                result = bool(formula) and bool(verify(expected, formula, timeout_seconds=None))
+        except Exception as e:  # strange formulas raise many kinds, also MemoryError
+            result = f"math-verify fails: {type(e).__name__}: {e}"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(json.dumps(found) + "\n")
+        replies.write(json.dumps(result) + "\n")
         replies.flush()
 
 

@@ -49,14 +49,11 @@ class Assertions(ModelReward):
 
 def _met(line: str, count: int) -> list[bool]:
     try:
-        met = json.loads(line)
+        met: list[bool] = json.loads(line)
     except (ValueError, RecursionError):
-        met = None
-    if (
-        not isinstance(met, list)
-        or len(met) != count
-        or not all(isinstance(one, bool) for one in met)
-    ):
+        met = []
+    has_all = isinstance(met, list) and len(met) == count
+    if not has_all or not all(isinstance(one, bool) for one in met):
         raise RewardFailure(
             "the judge's answer does not end with a JSON list of true or false for "
             f"{count} assertions: {line[-200:]!r}"

@@ -85,14 +85,11 @@ class Judge(ModelReward):
 
 
 def conversation_of(trajectory: Trajectory) -> str:
-    """All that was said, as quoted JSON."""
-    said = [
-        {"role": message["role"], "content": text_of(message.get("content") or "")}
-        | (
-            {"tool_calls": [call["function"] for call in message["tool_calls"]]}
-            if "tool_calls" in message
-            else {}
-        )
-        for message in trajectory.messages
-    ]
-    return json.dumps(said, indent=1, ensure_ascii=False)
+    """The messages of the trajectory as quoted JSON."""
+    shown: list[Json] = []
+    for message in trajectory.messages:
+        entry = {"role": message["role"], "content": text_of(message.get("content") or "")}
+        if "tool_calls" in message:
+            entry["tool_calls"] = [call["function"] for call in message["tool_calls"]]
+        shown.append(entry)
+    return json.dumps(shown, indent=1, ensure_ascii=False)

@@ -184,8 +184,10 @@ def _subschemas(
         return
     own = schema.get(word)
     if key is not None:
-        is_property = isinstance(own, dict) and key in own
-        own = own[key] if is_property else schema.get("additionalProperties")
+        if isinstance(own, dict) and key in own:
+            own = own[key]
+        else:
+            own = schema.get("additionalProperties")
     if isinstance(own, dict):
         yield own
     parts = [part for part, _ in _parts(schema, resolver)]

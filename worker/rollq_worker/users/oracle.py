@@ -1,4 +1,4 @@
-"""A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has
+"""A user who knows the task and the answers: it states its wish, agrees, and leaves when it has
 heard enough.
 
 It is deterministic and needs no model. It stops as soon as the agent has told it every output of
@@ -37,39 +37,40 @@ class OracleUser:
 
     def __init__(self, task: Task) -> None:
         self._opening = task.opening
-        self._facts = [
-            _first_person(fact)
-            for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip())
-            if fact
-        ]
+        sentences = re.split(r"(?<=[.!?])\s+", task.instruction.strip())
+        self._facts = [_first_person(sentence) for sentence in sentences if sentence]
         self._unsaid = list(range(len(self._facts)))
         self._awaited = [_plain(output) for output in task.outputs]
         self._waits = bool(task.outputs)
         self._replies_left = MAX_REPLIES
 
         self._calls = [line for line in task.replies if line.startswith("<tool_call>")]
-        self._asked = ""
+        self._last_message = ""
 
     def open(self) -> str:
         return self._opening
 
     def reply(self, message: str) -> str:
         is_result = message.startswith("<tool_response>")
-        self._asked = self._asked if is_result else message
-        if (call := self._next_call()) is not None:
+        if not is_result:
+            self._last_message = message
+        call = self._next_call()
+        if call is not None:
             return call
         if is_result:
             return f"I have done that. I see: {' '.join(message.split()[1:-1])}"
         self._replies_left -= 1
         self._awaited = [output for output in self._awaited if output not in _plain(message)]
         # A question for consent often contains the outputs already, but nothing has been done yet.
-        if self._replies_left > 0 and "?" in message and _ASKS_CONSENT.search(message):
+        is_question = "?" in message
+        if self._replies_left > 0 and is_question and _ASKS_CONSENT.search(message):
             return AGREEMENT
-        if self._replies_left <= 0 or (self._waits and not self._awaited):
+        heard_all = self._waits and not self._awaited
+        if self._replies_left <= 0 or heard_all:
             return FAREWELL
-        if not self._unsaid and "?" not in message:
-            return self._facts[-1] if self._waits and self._facts else FAREWELL
-        return self._answer(message)
+        if self._unsaid or is_question:
+            return self._answer(message)
+        return self._facts[-1] if self._waits and self._facts else FAREWELL
 
     def recall(self, heard: str | None, said: str) -> None:
         if heard is not None:
@@ -77,30 +78,22 @@ class OracleUser:
 
     def _next_call(self) -> str | None:
         """The next call of the ground truth, if the agent's last message names its tool."""
-        asked = set(re.findall(r"[a-z]+", self._asked.lower()))
-        if self._calls:
-            call = json.loads(
-                self._calls[0].removeprefix("<tool_call>").removesuffix("</tool_call>")
-            )
-            if set(call["name"].split("_")) <= asked:
-                return self._calls.pop(0)
+        if not self._calls:
+            return None
+        words = set(re.findall(r"[a-z]+", self._last_message.lower()))
+        call = json.loads(self._calls[0].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        if set(call["name"].split("_")) <= words:
+            return self._calls.pop(0)
         return None
 
     def _answer(self, question: str) -> str:
         if not self._facts:
             return "I have nothing to add."
-        asked = _words(question)
-        # The fact with most words in common; among equals one that was not said yet, then the
-        # first.
-        best = max(
-            range(len(self._facts)),
-            key=lambda place: (
-                len(asked & _words(self._facts[place])),
-                place in self._unsaid,
-                -place,
-            ),
-        )
-        if not asked & _words(self._facts[best]) and self._unsaid:
+        words = _words(question)
+        shared = [len(words & _words(fact)) for fact in self._facts]
+        # Most words in common; among equals a fact that was not said yet, then the first.
+        best = max(range(len(self._facts)), key=lambda n: (shared[n], n in self._unsaid, -n))
+        if not shared[best] and self._unsaid:
             best = self._unsaid[0]
         if best in self._unsaid:
             self._unsaid.remove(best)

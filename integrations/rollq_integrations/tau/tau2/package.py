@@ -86,7 +86,7 @@ def version() -> str:
 
 def digest(data: Path) -> str:
     """Changes with any task, policy or record of the domain."""
-    whole = sha256()
+    files_hash = sha256()
     for path in sorted(path for pattern in DATA for path in data.glob(pattern)):
-        whole.update(path.name.encode() + path.read_bytes())
-    return whole.hexdigest()[:12]
+        files_hash.update(path.name.encode() + path.read_bytes())
+    return files_hash.hexdigest()[:12]

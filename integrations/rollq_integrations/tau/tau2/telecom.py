@@ -71,12 +71,12 @@ class TelecomBackend:
         return SimpleNamespace(hex=f"{next(self._playing.phone.bill_numbers):08x}")
 
     def begin(self, case: Case) -> Phone:
-        whole, start = self._pristine, case.original.initial_state
-        tools, user_tools = (
-            type(kit)(copy_record(kit.db)) for kit in (whole.tools, whole.user_tools)
-        )
-        phone = Phone(type(whole)(whole.domain_name, whole.policy, tools, user_tools))
+        pristine = self._pristine
+        tools = type(pristine.tools)(copy_record(pristine.tools.db))
+        user_tools = type(pristine.user_tools)(copy_record(pristine.user_tools.db))
+        phone = Phone(type(pristine)(pristine.domain_name, pristine.policy, tools, user_tools))
         self._playing.phone = phone
+        start = case.original.initial_state
         if start is not None:
             phone.environment.set_state(start.initialization_data, start.initialization_actions, [])
         return phone
@@ -84,11 +84,12 @@ class TelecomBackend:
     def call(self, phone: Phone, action: Action) -> Observation:
         return Observation(self._made(phone, "assistant", action))
 
-    def user_call(self, phone: Phone, said: str) -> str | None:
-        if (found := _CALL.fullmatch(said)) is None:
+    def user_call(self, phone: Phone, message: str) -> str | None:
+        match = _CALL.fullmatch(message)
+        if match is None:
             return None
         try:
-            call = json.loads(found[1])
+            call = json.loads(match[1])
             action = Action(call["name"], call.get("arguments") or {})
             if not isinstance(action.name, str) or not isinstance(action.arguments, dict):
                 raise TypeError("a call has a name and an object of arguments")
@@ -101,18 +102,14 @@ class TelecomBackend:
         criteria = case.original.evaluation_criteria
         basis = {part.value for part in criteria.reward_basis}
         self._playing.phone = phone
-        failed, missing = list[str](), list[str]()
-        if "ENV_ASSERTION" in basis:
-            check = phone.environment.run_env_assertion
-            failed = [
-                _named(a)
-                for a in criteria.env_assertions or ()
-                if not check(a, raise_assertion_error=False)
-            ]
-        if "ACTION" in basis:
-            for action in criteria.actions or ():
-                if not any(action.compare_with_tool_call(call) for call in phone.calls):
-                    missing.append(action.get_func_format())
+        assertions = (criteria.env_assertions or ()) if "ENV_ASSERTION" in basis else ()
+        actions = (criteria.actions or ()) if "ACTION" in basis else ()
+        check = phone.environment.run_env_assertion
+        failed = [_named(a) for a in assertions if not check(a, raise_assertion_error=False)]
+        missing = []
+        for action in actions:
+            if not any(action.compare_with_tool_call(call) for call in phone.calls):
+                missing.append(action.get_func_format())
         return Grade(0.0 if failed or missing else 1.0, {"failed": failed, "not_called": missing})
 
     def with_phone(self, case: Case, task: Any, number: int) -> Case:
@@ -151,20 +148,17 @@ def _named(assertion: Any) -> str:
 
 
 def _script(actions: Sequence[Any]) -> tuple[Sequence[Action], Sequence[str]]:
-    """The moves of a perfect agent, and what the scripted user says to them."""
+    """The moves of a perfect agent, and the scripted user's replies to them."""
     agrees, asks, leaves = REPLIES
-    moves, replies = (
-        [respond("Let me make sure that I understand you. Shall I go ahead?")],
-        [agrees],
-    )
+    moves = [respond("Let me make sure that I understand you. Shall I go ahead?")]
+    replies = [agrees]
     for requestor, run in groupby(actions, lambda action: action.requestor):
         calls = [Action(action.name, action.arguments) for action in run]
         if requestor == "assistant":
             moves += calls
         else:
-            moves.append(
-                respond(f"Please do this on your phone: {', '.join(call.name for call in calls)}.")
-            )
+            names = ", ".join(call.name for call in calls)
+            moves.append(respond(f"Please do this on your phone: {names}."))
             replies += [*map(_as_user_call, calls), "I have done that."]
     moves += [
         respond("It is all done."),

@@ -25,7 +25,7 @@ VERSION = "3"
 digest under it.
 """
 DONE, REFUSED = OUTCOMES = ("It is done.", "I am sorry, I cannot do that.")
-"""What an agent says when it ends a conversation: exactly one of them."""
+"""The agent's last words in a conversation: exactly one of these."""
 POLICY = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one \
 tool call what the \
@@ -57,7 +57,7 @@ REQUESTS: Sequence[tuple[str, Action | None]] = (
     ("Please cancel the order of my friend, who has no time.", None),
     ("Please give me a discount on my order.", None),
 )
-"""What customers say, and the call that it takes; None where the policy refuses."""
+"""Customers' requests, each with the call that it takes, or None if the policy refuses."""
 KINDS = len(REQUESTS)
 ORDERS = 2
 """Number of pending orders of each customer."""
@@ -132,9 +132,13 @@ def make_task(split: str, index: int) -> Task:
     opening = f"Hello, this is {name} about order {order['order_id']}. {asks}"
     answer = DONE if call else REFUSED
     goodbye = Action(RESPOND, {"content": answer})
-    hands_over = call is not None and call.name == TRANSFER  # which ends the conversation
-    moves = (goodbye,) if call is None else (call,) if hands_over else (call, goodbye)
-    outputs = () if hands_over else (answer,)
+    moves: tuple[Action, ...] = (goodbye,)
+    outputs: tuple[str, ...] = (answer,)
+    if call is not None and call.name == TRANSFER:  # which ends the conversation
+        moves = (call,)
+        outputs = ()
+    elif call is not None:
+        moves = (call, goodbye)
     return Task(
         id=f"shop:desk/{split}/{index}",
         hash=sha256(repr((order, opening, moves, outputs, POLICY)).encode()).hexdigest()[:16],

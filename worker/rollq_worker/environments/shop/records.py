@@ -1,8 +1,7 @@
-"""What the shop knows before any episode: its products, customers and their orders, as the tools
-show them.
+"""The shop's products, customers and orders before an episode, as the tools show them.
 
-All of it is made from fixed seeds, the same in every process. The customer of task i of a split is
-a pure function of (split, i) and belongs to that task alone. Amounts of money are text with two
+They are made from fixed seeds, the same in every process. The customer of task i of a split is a
+pure function of (split, i) and belongs to that task alone. Amounts of money are text with two
 decimals.
 """
 
@@ -38,21 +37,22 @@ class Records:
 @cache
 def records() -> Records:
     products = {product["product_id"]: product for product in map(_product, range(len(_RANGE)))}
-    customers, orders, task_customers = (
-        dict[str, Json](),
-        dict[str, Json](),
-        dict[tuple[str, int], str](),
-    )
+    customers: dict[str, Json] = {}
+    orders: dict[str, Json] = {}
+    task_customers: dict[tuple[str, int], str] = {}
     names = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
     Random("shop names").shuffle(names)
-    for split, index in ((split, index) for split, size in SPLITS.items() for index in range(size)):
-        customer = _customer(len(customers), names[len(customers)])
-        customers[customer["customer_id"]] = customer
-        orders |= {order["order_id"]: order for order in _orders(customer, list(products.values()))}
-        task_customers[split, index] = customer["customer_id"]
-    ids = {
-        customer[key].lower(): id for id, customer in customers.items() for key in ("email", "name")
-    }
+    for split, size in SPLITS.items():
+        for index in range(size):
+            customer = _customer(len(customers), names[len(customers)])
+            customers[customer["customer_id"]] = customer
+            for order in _orders(customer, list(products.values())):
+                orders[order["order_id"]] = order
+            task_customers[split, index] = customer["customer_id"]
+    ids: dict[str, str] = {}
+    for id, customer in customers.items():
+        ids[customer["email"].lower()] = id
+        ids[customer["name"].lower()] = id
     return Records(
         products=products,
         customers=customers,
@@ -63,7 +63,7 @@ def records() -> Records:
 
 
 def total(items: Iterable[Json]) -> Decimal:
-    """What these items cost together."""
+    """The price of these items together."""
     return sum((Decimal(item["price"]) for item in items), Decimal("0.00"))
 
 
@@ -85,7 +85,7 @@ def new_address(random: Random) -> dict[str, str]:
 
 
 def _product(index: int) -> dict[str, Json]:
-    """Its variants cost differently, and at most one of them is sold out."""
+    """A product. Its variants cost differently, and at most one of them is sold out."""
     name, category, dollars, options = _RANGE[index]
     random, product_id = Random(f"shop product {index}"), f"P-{index * 7 % 89 + 10}"
     choices = list(combinations(*options.values()))
@@ -133,10 +133,10 @@ def _orders(customer: Json, products: list[Json]) -> Iterable[Json]:
     random.shuffle(ages)
     for order_id, age in zip(customer["orders"], ages, strict=True):
         chosen = [products.pop() for _ in range(random.choice((1, 2, 2, 3)))]
-        items = [
-            bought(one, random.choice([item for item in one["items"] if item["in_stock"]]))
-            for one in chosen
-        ]
+        items = []
+        for product in chosen:
+            in_stock = [item for item in product["items"] if item["in_stock"]]
+            items.append(bought(product, random.choice(in_stock)))
         delivered = None if age is None else TODAY - timedelta(days=age)
         yield {
             "order_id": order_id,

@@ -22,22 +22,22 @@ from rollq_worker.environments.shop.tools import CANCEL_REASONS, TRANSFER, WRAP_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """It is carried out (`writes`), answered (no writes), refused (`refused`) or handed over
-    (TRANSFER).
+    """A customer's request: carried out (`writes`), answered (no writes), refused (`refused`) or
+    handed over (TRANSFER).
     """
 
     want: str
-    """What the customer wants; the text follows "I would like to"."""
+    """The customer's wish, behind "I would like to"."""
     question: str
     """The agent's next question."""
     details: str
     """The customer's answer to it, which the instruction has too."""
     reads: Sequence[Action] = ()
     proposal: str = ""
-    """What the agent is about to do; "Shall I go ahead?" follows."""
+    """The agent's plan, before "Shall I go ahead?"."""
     writes: Sequence[Action] = ()
     result: str = ""
-    """What the agent says at the end; it contains the outputs."""
+    """The agent's words at the end, with the outputs."""
     refused: bool = False
     outputs: Sequence[str] = ()
 
@@ -212,16 +212,15 @@ def _on(order: Json, tool: str, **arguments: Json) -> Action:
 def _mention(
     random: Random, customer: Json, order: Json, *beside: Json
 ) -> tuple[str, Sequence[Action]]:
-    """How the customer names the order, by its id or by an item not in `beside`, and the calls that
-    find it.
+    """The customer's name for the order, its id or an item not in `beside`, and the calls that find
+    it.
     """
     others = [item["name"] for item in order["items"] if item not in beside]
+    get_order = _on(order, "get_order")
     if not others or random.random() < 0.6:
-        return f"order {order['order_id']}", [_on(order, "get_order")]
-    return f"the order with the {random.choice(others)}", [
-        _get_customer(customer),
-        _on(order, "get_order"),
-    ]
+        return f"order {order['order_id']}", [get_order]
+    name = f"the order with the {random.choice(others)}"
+    return name, [_get_customer(customer), get_order]
 
 
 def _get_customer(customer: Json) -> Action:
@@ -234,18 +233,15 @@ def make_task(split: str, index: int) -> Task:
     customer = records().customers[records().task_customers[split, index]]
     orders = [records().orders[order_id] for order_id in customer["orders"]]
     about = random.sample(orders, random.choices((1, 2, 3), weights=(5, 4, 2))[0])
-    chosen = [_maker(random, order)(random, customer, order) for order in about]
-    if random.random() < 0.08:
-        chosen[-1] = hand_over(
-            random, customer, about[-1]
-        )  # last, because it ends the conversation
-    opening, replies, moves = _script(random, customer, chosen)
-    instruction = [
-        f"You are {customer['name']}, {customer['email']}, zip code {customer['address']['zip']}."
-    ]
-    instruction += [
-        f"You would like to {one.want.replace('my', 'your')}: {one.details}" for one in chosen
-    ]
+    requests = [_maker(random, order)(random, customer, order) for order in about]
+    if random.random() < 0.08:  # last, because it ends the conversation
+        requests[-1] = hand_over(random, customer, about[-1])
+    opening, replies, moves = _script(random, customer, requests)
+    zip_code = customer["address"]["zip"]
+    instruction = [f"You are {customer['name']}, {customer['email']}, zip code {zip_code}."]
+    for request in requests:
+        want = request.want.replace("my", "your")
+        instruction.append(f"You would like to {want}: {request.details}")
     instruction.append(
         "If the agent refuses, you ask once for an exception, then give in. If it asks "
         "to go ahead, agree."
@@ -265,12 +261,12 @@ def make_task(split: str, index: int) -> Task:
         opening=opening,
         replies=tuple(replies),
         moves=tuple(moves),
-        outputs=tuple(output for one in chosen for output in one.outputs),
+        outputs=tuple(output for request in requests for output in request.outputs),
     )
 
 
 def _maker(random: Random, order: Json) -> Maker:
-    """What may be wanted of an order: more often what changes it."""
+    """Draws a kind of request that fits the order. Changes are drawn more often."""
     if order["delivered"] is None:
         makers: dict[Maker, int] = {cancel: 5, change_address: 4, gift_wrap: 4, change_item: 5}
         makers |= {ask_tracking: 1, cheaper_elsewhere: 2}
@@ -282,30 +278,30 @@ def _maker(random: Random, order: Json) -> Maker:
 
 
 def _script(
-    random: Random, customer: Json, chosen: Sequence[Request]
+    random: Random, customer: Json, requests: Sequence[Request]
 ) -> tuple[str, list[str], list[Action]]:
+    """The customer's first words and replies, and the moves of a perfect agent."""
     who, look_up = _identify(random, customer)
-    moves, replies = [look_up], list[str]()
+    moves = [look_up]
+    replies: list[str] = []
     say = f"Thank you, {customer['name']}, I have found your account."
 
     def exchange(text: str, reply: str) -> None:
         moves.append(Action(RESPOND, {"content": text}))
         replies.append(reply)
 
-    for place, one in enumerate(chosen):
-        if place == 0:
-            exchange(f"{say} {one.question}", one.details)
+    for n, request in enumerate(requests):
+        if n == 0:
+            exchange(f"{say} {request.question}", request.details)
         else:
-            exchange(
-                f"{say} Is there anything else?",
-                f"Yes, I would also like to {one.want}. {one.details}",
-            )
-        moves.extend(read for read in one.reads if read not in moves)
-        if one.proposal:
-            exchange(f"{one.proposal} Shall I go ahead?", "Yes, please go ahead.")
-        moves.extend(one.writes)
-        say = one.result
-        if one.refused:
+            more = f"Yes, I would also like to {request.want}. {request.details}"
+            exchange(f"{say} Is there anything else?", more)
+        moves.extend(read for read in request.reads if read not in moves)
+        if request.proposal:
+            exchange(f"{request.proposal} Shall I go ahead?", "Yes, please go ahead.")
+        moves.extend(request.writes)
+        say = request.result
+        if request.refused:
             exchange(say, "Can you not make an exception, just this once?")
             say = "I am sorry, I cannot make an exception."
     if moves[-1].name == TRANSFER:  # for an agent that goes on talking instead
@@ -320,22 +316,17 @@ def _script(
                 "Good to know. Let me think whether there was something else.",
             )
             say = "Of course, take your time."
-        moves.append(
-            Action(RESPOND, {"content": f"{say} Is there anything else I can do for you?"})
-        )
-    return (
-        f"Hello, {who} I would like to {chosen[0].want}.",
-        [*replies, f"Thank you, that is all. {STOP_MARKER}"],
-        moves,
-    )
+        goodbye = f"{say} Is there anything else I can do for you?"
+        moves.append(Action(RESPOND, {"content": goodbye}))
+    replies.append(f"Thank you, that is all. {STOP_MARKER}")
+    return f"Hello, {who} I would like to {requests[0].want}.", replies, moves
 
 
 def _identify(random: Random, customer: Json) -> tuple[str, Action]:
-    """How customers say who they are, and the call that finds them."""
+    """The customer's introduction, and the call that finds the customer."""
     name, email, zip_code = customer["name"], customer["email"], customer["address"]["zip"]
     if random.random() < 0.5:
-        return f"this is {name}, my e-mail address is {email}.", Action(
-            "find_customer_by_email", {"email": email}
-        )
+        look_up = Action("find_customer_by_email", {"email": email})
+        return f"this is {name}, my e-mail address is {email}.", look_up
     look_up = Action("find_customer_by_name", {"name": name, "zip": zip_code})
     return f"my name is {name} and my zip code is {zip_code}.", look_up

@@ -32,7 +32,7 @@ class CallError(Exception):
 
 @cache
 def shared_database() -> SharedDatabase:
-    """What an episode can change. That a human agent has taken over is graded, too."""
+    """The tables that an episode can change. A transfer to a human agent is graded, too."""
     tables = {"orders": records().orders, "conversation": {HANDED_OVER: False}}
     canon = partial(json.dumps, sort_keys=True)
     return SharedDatabase(tables, copy=deepcopy, canon=canon, name=lambda _, key: key)
@@ -52,25 +52,26 @@ def call(data: View, name: str, arguments: Mapping[str, Json]) -> str:
 
 
 def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
-    """What is wrong with the arguments, checked against the schema that the policy was shown."""
+    """The first fault of the arguments by the schema that the policy sees, or None."""
     if not isinstance(arguments, Mapping):
         return "the arguments must be an object"
-    known: Mapping[str, Json] = parameters["properties"]
-    if missing := [name for name in known if name not in arguments]:
+    schemas: Mapping[str, Json] = parameters["properties"]
+    missing = [name for name in schemas if name not in arguments]
+    if missing:
         return f"missing argument {', '.join(missing)}"
     for name, value in arguments.items():
-        if name not in known:
+        if name not in schemas:
             return f"unknown argument {_shorten(str(name))}"
-        if not _fits(value, known[name]):
-            return f"argument {name} must be {_expected(known[name])}"
+        if not _fits(value, schemas[name]):
+            return f"argument {name} must be {_expected(schemas[name])}"
     return None
 
 
 def _fits(value: Json, schema: Mapping[str, Json]) -> bool:
     if schema["type"] == "array":
-        return (
-            isinstance(value, list) and bool(value) and all(isinstance(part, str) for part in value)
-        )
+        if not isinstance(value, list) or not value:
+            return False
+        return all(isinstance(part, str) for part in value)
     if schema["type"] == "boolean":
         return isinstance(value, bool)
     return isinstance(value, str) and value in schema.get("enum", (value,))
@@ -93,7 +94,10 @@ def _shorten(text: str) -> str:
 
 
 def _text(description: str, *, enum: tuple[str, ...] = ()) -> dict[str, Json]:
-    return {"type": "string", "description": description} | ({"enum": list(enum)} if enum else {})
+    schema: dict[str, Json] = {"type": "string", "description": description}
+    if enum:
+        schema["enum"] = list(enum)
+    return schema
 
 
 _ORDER_ID = _text("The order's id, such as 'S-48213'.")
@@ -118,25 +122,26 @@ def _tool(description: str, **properties: dict[str, Json]) -> Callable[[Run], Ru
     return add
 
 
-def _known(table: Mapping[str, Json], what: str, id: str) -> Json:
-    if (found := table.get(id)) is None:
-        raise CallError(f"there is no {what} {_shorten(id)}")
-    return found
+def _look_up(table: Mapping[str, Json], kind: str, id: str) -> Json:
+    record = table.get(id)
+    if record is None:
+        raise CallError(f"there is no {kind} {_shorten(id)}")
+    return record
 
 
 def _order(data: View, order_id: str, status: str) -> Json:
     """The order, to be changed."""
-    order = _known(data["orders"], "order", order_id)
+    order = _look_up(data["orders"], "order", order_id)
     if order["status"] != status:
         raise CallError(f"order {order_id} is {order['status']}, not {status}")
     return order
 
 
-def _held(order: Json, item_id: str) -> Json:
-    found = next((item for item in order["items"] if item["item_id"] == item_id), None)
-    if found is None:
-        raise CallError(f"order {order['order_id']} holds no item {_shorten(item_id)}")
-    return found
+def _item(order: Json, item_id: str) -> Json:
+    for item in order["items"]:
+        if item["item_id"] == item_id:
+            return item
+    raise CallError(f"order {order['order_id']} holds no item {_shorten(item_id)}")
 
 
 def _settle(order: Json, payment_id: str, amount: Decimal) -> None:
@@ -177,7 +182,7 @@ def _find_customer_by_name(data: View, name: str, zip: str) -> Json:
     customer_id=_text("The customer's id, such as 'C-4821'."),
 )
 def _get_customer(data: View, customer_id: str) -> Json:
-    customer = _known(records().customers, "customer", customer_id)
+    customer = _look_up(records().customers, "customer", customer_id)
     orders = [data["orders"].peek(order_id) for order_id in customer["orders"]]
     shown = [
         {
@@ -192,7 +197,7 @@ def _get_customer(data: View, customer_id: str) -> Json:
 
 @_tool("Get an order: status, dates, address, items with prices, total.", order_id=_ORDER_ID)
 def _get_order(data: View, order_id: str) -> Json:
-    _known(records().orders, "order", order_id)
+    _look_up(records().orders, "order", order_id)
     return data["orders"].peek(order_id)
 
 
@@ -201,7 +206,7 @@ def _get_order(data: View, order_id: str) -> Json:
     product_id=_text("The product's id, such as 'P-24'."),
 )
 def _get_product(data: View, product_id: str) -> Json:
-    return _known(records().products, "product", product_id)
+    return _look_up(records().products, "product", product_id)
 
 
 @_tool(
@@ -258,17 +263,17 @@ def _change_item(
     data: View, order_id: str, item_id: str, new_item_id: str, payment_method_id: str
 ) -> Json:
     order = _order(data, order_id, PENDING)
-    old = _held(order, item_id)
+    old = _item(order, item_id)
     product = records().products[old["product_id"]]
     variant = next((item for item in product["items"] if item["item_id"] == new_item_id), None)
     if variant is None:
         raise CallError(
             f"{_shorten(new_item_id)} is not a variant of the same product as {item_id}"
         )
-    if new_item_id == item_id or not variant["in_stock"]:
-        raise CallError(
-            f"{new_item_id} is {'the item in the order' if new_item_id == item_id else 'sold out'}"
-        )
+    if new_item_id == item_id:
+        raise CallError(f"{new_item_id} is the item in the order")
+    if not variant["in_stock"]:
+        raise CallError(f"{new_item_id} is sold out")
     difference = Decimal(variant["price"]) - Decimal(old["price"])
     _settle(order, payment_method_id, difference)
     new = bought(product, variant)
@@ -297,7 +302,7 @@ def _return_items(
     data: View, order_id: str, item_ids: Sequence[str], payment_method_id: str
 ) -> Json:
     order = _order(data, order_id, DELIVERED)
-    refund = total(_held(order, item_id) for item_id in item_ids)
+    refund = total(_item(order, item_id) for item_id in item_ids)
     if len(set(item_ids)) != len(item_ids):
         raise CallError("an item is named twice")
     _settle(order, payment_method_id, -refund)

@@ -31,7 +31,7 @@ from rollq_worker.agents.dialects import chat_completions, messages
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.known_agents import add_file
 from rollq_worker.failures import Drained
-from rollq_worker.whole_text import whole_json
+from rollq_worker.text.whole_text import whole_json
 
 TURNS, FIELDS = 200, 20
 """Turns, and the length of what each looks up: 500 tokens a turn with Qwen's vocabulary."""

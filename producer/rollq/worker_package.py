@@ -10,7 +10,8 @@ from typing import Any
 
 
 def for_clients() -> Any:
-    """The module `rollq_worker.for_clients`. It and its functions raise ImportError where a package
-    is missing.
+    """The module `rollq_worker.commands.for_clients`.
+
+    It and its functions raise ImportError where a package is missing.
     """
-    return import_module("rollq_worker.for_clients")
+    return import_module("rollq_worker.commands.for_clients")

@@ -39,7 +39,7 @@ def test_the_tokenizer_that_rollq_ships_is_there_without_a_name() -> None:
 
 
 def test_without_the_workers_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.for_clients", None)
     assert of(load_texts(None)) == of(load_texts("any")) == [None, None]
 
 

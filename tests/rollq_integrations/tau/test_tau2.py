@@ -15,9 +15,9 @@ from rollq.env.customer_service import MAX_USER_CALLS, ConversationDomain
 from rollq.errors import JobFailure, UserFailure
 from rollq.settings import Endpoint
 from rollq_integrations.tau import tau2
-from rollq_worker import chat_model
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.fakes import FakeUser
+from rollq_worker.remote import chat_model
 from rollq_worker.users import user_factory
 from tests.packages import forget, imported_anew, install, write
 from tests.rollq_integrations.tau.fake_tau2 import FILES, PACKAGES

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.env import RESPOND, Action
 from rollq_worker.fakes import FakeUser
-from rollq_worker.whole_text import whole
+from rollq_worker.text.whole_text import whole
 from tests.rollq_worker.environments.episodes import calls_of, messages_of, mistaken, play
 
 pytestmark = [

@@ -10,11 +10,12 @@ from rollq.errors import AgentFailure, ContractError, JobFailure, UserFailure
 from rollq.events import Message, Observed
 from rollq.job import Budget, Job
 from rollq.settings import Endpoint
-from rollq_worker import context, plug_ins
+from rollq_worker import context
 from rollq_worker.agents.known_agents import check_agent
-from rollq_worker.commands.job_checks import check
+from rollq_worker.commands.for_clients import check_job
 from rollq_worker.context import context_factory
 from rollq_worker.context.summary import ASK, HEADING, with_summary
+from rollq_worker.extensions import plug_ins
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes
 
@@ -103,7 +104,7 @@ def test_what_cannot_be_had_is_refused_before_it_is_submitted(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(JobFailure) as raised:
-        check(job(**given), [])
+        check_job(job(**given), [])
     assert message in str(raised.value)
 
 

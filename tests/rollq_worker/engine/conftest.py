@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollq_worker import waiting
 from rollq_worker.engine import sglang_client
 from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.remote import waiting
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 from tests.rollq_worker.engine.pool_fleet import Fleet

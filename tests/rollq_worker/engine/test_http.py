@@ -15,7 +15,7 @@ from rollq_worker.engine.api import connections, http
 from rollq_worker.engine.api.connections import EngineConnections
 from rollq_worker.engine.api.http import EngineHttp, WaitCut
 from rollq_worker.engine.sglang_client import RETRIES
-from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
+from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
 from tests.waiting import until

@@ -9,7 +9,7 @@ from rollq.errors import JobFailure
 from rollq.events import Finish
 from rollq_worker.engine import limits
 from rollq_worker.engine.limits import PADDING, TokenizerCheck, Vocabulary, ids_of
-from rollq_worker.http_client import NoResponse
+from rollq_worker.remote.http_client import NoResponse
 from tests.rollq_worker.engine.clients import Connect, generate, one_text
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
 

@@ -21,8 +21,8 @@ from rollq_worker.engine.api.reply import (
     read_refusal,
     read_reply,
 )
-from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated
+from rollq_worker.remote.http_client import Response
 from tests.rollq_worker.engine.clients import KEY
 from tests.rollq_worker.engine.engine_servers import reply
 

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.errors import ForOtherWorkers, JobFailure
 from rollq_worker.environments import domain, files, names
-from rollq_worker.named_files import DIGITS
+from rollq_worker.extensions.named_files import DIGITS
 
 GAME = """
 from dataclasses import dataclass

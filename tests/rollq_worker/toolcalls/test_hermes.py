@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.env import Action
-from rollq_worker.strict_json import MAX_DEPTH
+from rollq_worker.text.strict_json import MAX_DEPTH
 from rollq_worker.toolcalls.formats.json_lists import HERMES
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -15,7 +15,7 @@ import pytest
 from rollq.env import STOP_MARKER, User
 from rollq.errors import Fenced, UserFailure
 from rollq.settings import Endpoint
-from rollq_worker import chat_model
+from rollq_worker.remote import chat_model
 from rollq_worker.users import openai, user_factory
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine

@@ -29,7 +29,7 @@ from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
 from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
-from rollq_worker.whole_text import whole_json
+from rollq_worker.text.whole_text import whole_json
 
 HOST = "ROLLQ_AGENT_HOST"
 """Environment variable: the address of this machine at which endpoints listen, for agents in

@@ -30,7 +30,7 @@ from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
-from rollq_worker.whole_text import whole_json
+from rollq_worker.text.whole_text import whole_json
 
 
 class AgentEpisode:

@@ -14,8 +14,8 @@ from rollq.job import History, Job
 from rollq_worker.agents.programs.running import AgentProcess, AgentThread, Starter, command_of
 from rollq_worker.agents.programs.users import agent_users
 from rollq_worker.episode.strategies import AGENTS
-from rollq_worker.named_files import NamedFile, NamedFiles
-from rollq_worker.plug_ins import as_function, check_arguments, function_named
+from rollq_worker.extensions.named_files import NamedFile, NamedFiles
+from rollq_worker.extensions.plug_ins import as_function, check_arguments, function_named
 
 GROUP = "rollq.agents"
 FILES = NamedFiles("ROLLQ_AGENT_FILES", what="agent", flag="--agent", default=lambda path: "")

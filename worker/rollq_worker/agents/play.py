@@ -23,7 +23,7 @@ from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.protocols import Engine
-from rollq_worker.whole_text import whole
+from rollq_worker.text.whole_text import whole
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""

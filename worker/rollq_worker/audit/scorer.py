@@ -22,9 +22,9 @@ from rollq.urls import mask_url
 from rollq_worker.engine.api.http import EngineHttp
 from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.protocols import Adapter
-from rollq_worker.waiting import backoff, wait
+from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
+from rollq_worker.remote.waiting import backoff, wait
 
 TIMEOUT_S = 300.0
 BUSY = frozenset({429, 503})

@@ -21,7 +21,7 @@ from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.context.summary import ASK, ASK_MODEL, ModelSummary, OwnSummary
 from rollq_worker.context.window import Window
-from rollq_worker.plug_ins import check_arguments, function_named
+from rollq_worker.extensions.plug_ins import check_arguments, function_named
 from rollq_worker.protocols import Context
 
 GROUP = "rollq.contexts"
@@ -74,7 +74,7 @@ def _summary(
         _no_more(job, options, "over and ask, and for another model endpoint and model")
         own = OwnSummary(over, ask)
         return Context(shorten=own, asks=own.asks, over=over)
-    from rollq_worker.chat_model import ChatModel, ChatOptions  # which needs requests
+    from rollq_worker.remote.chat_model import ChatModel, ChatOptions  # which needs requests
 
     chat = ChatOptions.read(options, "summary")
     model = ChatModel(chat, endpoints, role="summary", failure=UserFailure, **asking)

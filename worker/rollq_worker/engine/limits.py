@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
-from rollq_worker.http_client import NoResponse
+from rollq_worker.remote.http_client import NoResponse
 
 log = logging.getLogger(__name__)
 

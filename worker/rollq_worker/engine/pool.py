@@ -22,7 +22,7 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.traffic import Traffic
 from rollq_worker.failures import OtherWeights
 from rollq_worker.protocols import Generated, SampleRequest
-from rollq_worker.waiting import CHECK_S, wait
+from rollq_worker.remote.waiting import CHECK_S, wait
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from rollq_worker.engine.adapters import MissingAdapters
 from rollq_worker.engine.call import Call
 from rollq_worker.engine.weights import ASK_S, ServedWeights, WeightWaits
 from rollq_worker.protocols import Generated
-from rollq_worker.waiting import wait
+from rollq_worker.remote.waiting import wait
 
 
 class ServedPolicies:

@@ -35,7 +35,7 @@ from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.served_policies import ServedPolicies
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
-from rollq_worker.waiting import backoff, wait
+from rollq_worker.remote.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rollq_worker.engine.availability import OutageClock
-from rollq_worker.http_client import NoResponse
+from rollq_worker.remote.http_client import NoResponse
 
 log = logging.getLogger(__name__)
 

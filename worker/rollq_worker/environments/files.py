@@ -12,7 +12,7 @@ from typing import Any
 from rollq.errors import JobFailure
 from rollq.job import FOLDERS_OF
 from rollq_worker.environments.dataset import dataset
-from rollq_worker.named_files import NamedFile, NamedFiles
+from rollq_worker.extensions.named_files import NamedFile, NamedFiles
 
 FILES = NamedFiles(
     "ROLLQ_ENV_FILES",

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from rollq.env import RESPOND, Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 
 RESULT = "API output: "
 """What a tool's result begins with. It is a user's message, because the turn made no tool call."""

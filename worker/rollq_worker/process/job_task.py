@@ -40,8 +40,8 @@ from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.incompatible_runs import IncompatibleRuns
 from rollq_worker.process.time_spent import TimeSpent
+from rollq_worker.remote.waiting import CHECK_S
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.waiting import CHECK_S
 
 log = logging.getLogger(__name__)
 

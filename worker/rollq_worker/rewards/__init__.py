@@ -15,7 +15,7 @@ from rollq.errors import JobFailure
 from rollq.job import Job, Json
 from rollq.numbers import is_number
 from rollq.settings import Endpoint
-from rollq_worker.plug_ins import check_arguments, function_named
+from rollq_worker.extensions.plug_ins import check_arguments, function_named
 
 GROUP = "rollq.rewards"
 JUDGE = "judge"

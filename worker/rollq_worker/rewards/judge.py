@@ -17,7 +17,7 @@ from rollq.images import text_of
 from rollq.job import Json
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
-from rollq_worker.chat_model import ChatModel, ChatOptions
+from rollq_worker.remote.chat_model import ChatModel, ChatOptions
 
 TASK = (
     "Judge how well the assistant did what the user asked for, and whether it kept to the "

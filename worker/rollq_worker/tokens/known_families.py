@@ -9,7 +9,7 @@ from functools import cache
 
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.plug_ins import plug_ins, with_plug_ins
+from rollq_worker.extensions.plug_ins import plug_ins, with_plug_ins
 from rollq_worker.tokens.model_family import CallText, Family, ToolsPrompt
 from rollq_worker.toolcalls import readers
 

@@ -9,7 +9,7 @@ packages add readers: see docs/formats.md.
 from collections.abc import Mapping
 from functools import cache
 
-from rollq_worker.plug_ins import plug_ins, with_plug_ins
+from rollq_worker.extensions.plug_ins import plug_ins, with_plug_ins
 from rollq_worker.toolcalls.formats.functionary import FUNCTIONARY32
 from rollq_worker.toolcalls.formats.gemma4 import GEMMA4
 from rollq_worker.toolcalls.formats.glm45 import GLM45, HUNYUAN3

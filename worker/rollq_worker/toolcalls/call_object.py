@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 """The keys under which the object of a call may hold its arguments."""

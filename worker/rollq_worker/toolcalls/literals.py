@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rollq.job import Json
-from rollq_worker.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
+from rollq_worker.text.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
 
 _WORD = re.compile(r"[^\W\d]\w*+")
 _ESCAPE = re.compile(

@@ -14,7 +14,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from rollq.job import Json
-from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
+from rollq_worker.text.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
 from rollq_worker.toolcalls.literals import PRINTED, Cursor, Unreadable
 
 _NULL = ("null", "None")

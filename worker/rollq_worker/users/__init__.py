@@ -45,7 +45,7 @@ def _openai_user(
     options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **asking: Any
 ) -> User:
     # Imported here: the replay engine plays scripted users and is installed without requests.
-    from rollq_worker.chat_model import ChatOptions
+    from rollq_worker.remote.chat_model import ChatOptions
     from rollq_worker.users.openai import OpenAIUser
 
     return OpenAIUser(

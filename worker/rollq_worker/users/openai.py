@@ -9,7 +9,7 @@ from typing import Any
 from rollq.env import STOP_MARKER
 from rollq.errors import UserFailure
 from rollq.settings import Endpoint
-from rollq_worker.chat_model import ChatModel, ChatOptions
+from rollq_worker.remote.chat_model import ChatModel, ChatOptions
 
 GREETING = "Hello! How can I help you today?"
 """The first message that the simulated customer gets."""

@@ -104,7 +104,7 @@ def test_the_producer_pins_the_tokenizer(
     assert cli.main([*line[:-2], "--set", "forget_after=0.5"]) == 0
     assert ledger.redis.hget(ledger.keys.meta, "forget_after_s") == b"43200"
     assert "no-such" in _last_line(line, "--set=tokenizer=/no-such")
-    monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.for_clients", None)
     assert "tokenizer needs the worker's packages: pip install" in _last_line(line)
 
 
@@ -158,7 +158,7 @@ def test_what_no_worker_plays_is_refused(fails: Fails, setting: str, said: str) 
 def test_a_light_client_leaves_a_users_options_to_the_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.for_clients", None)
     planned(*SUBMIT, "--set", 'user={"kind": "oracle", "x": 1}').check()
 
 

@@ -18,7 +18,7 @@ from rollq.settings import Endpoint, Settings
 from rollq_worker.commands.doctor import engines, environments, user_models
 from rollq_worker.commands.doctor.limited import Limited
 from rollq_worker.commands.doctor.redis_server import check_workers
-from rollq_worker.http_client import NoResponse
+from rollq_worker.remote.http_client import NoResponse
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.rollq.samples import group
 from tests.rollq_worker.commands.doctor.conftest import Doctor

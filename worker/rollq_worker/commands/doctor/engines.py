@@ -22,9 +22,9 @@ from rollq.settings import FILE, REDIS, Settings
 from rollq_worker.engine.limits import UNLIMITED, read_limits
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
-from rollq_worker.http_client import NoResponse
 from rollq_worker.process.startup_checks import check_engine
 from rollq_worker.protocols import Adapter
+from rollq_worker.remote.http_client import NoResponse
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 TESTED = ((0, 5, 15), (0, 5, 23))

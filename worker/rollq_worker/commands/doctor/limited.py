@@ -10,7 +10,7 @@ from rollq.errors import RollqError
 from rollq.servers.health import Finding, Level
 from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.urls import mask_url
-from rollq_worker.http_client import NoResponse
+from rollq_worker.remote.http_client import NoResponse
 
 Check = Callable[[], Sequence[Finding]]
 

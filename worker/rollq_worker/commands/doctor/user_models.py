@@ -7,8 +7,8 @@ import json
 from rollq.servers.health import Finding, Level
 from rollq.settings import Endpoint
 from rollq.urls import mask_url
-from rollq_worker.chat_model import KeyUnreadable, http_client, key_of
-from rollq_worker.http_client import NoResponse, Response
+from rollq_worker.remote.chat_model import KeyUnreadable, http_client, key_of
+from rollq_worker.remote.http_client import NoResponse, Response
 
 SHOWN_MODELS = 5
 ADDRESS = (

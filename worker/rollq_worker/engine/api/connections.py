@@ -20,7 +20,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers, parse_url
 
-from rollq_worker.http_client import ConnectFailed, Response, failure_of, read_body
+from rollq_worker.remote.http_client import ConnectFailed, Response, failure_of, read_body
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_IDLE_S = 3.0

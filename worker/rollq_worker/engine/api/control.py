@@ -9,7 +9,7 @@ import json
 from rollq_worker.engine.api.engine_load import PATH as LOADS
 from rollq_worker.engine.api.engine_load import EngineLoad, read_load
 from rollq_worker.engine.api.http import EngineHttp
-from rollq_worker.http_client import NoResponse, Response
+from rollq_worker.remote.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
 SCHEDULER_TIMEOUT_S = 25.0

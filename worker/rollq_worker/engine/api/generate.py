@@ -24,8 +24,8 @@ from rollq_worker.engine.api.reply import (
 )
 from rollq_worker.engine.api.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.engine.limits import ANY_ID
-from rollq_worker.http_client import ConnectFailed, NoResponse, ResponseTimeout
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
+from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 
 PATH = "/generate"
 PROBE = "rollq-start"

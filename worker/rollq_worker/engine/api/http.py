@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollq_worker.engine.api.connections import MAX_IDLE_S, EngineConnections
-from rollq_worker.http_client import NoResponse, Response
+from rollq_worker.remote.http_client import NoResponse, Response
 
 READ_TIMEOUT_S = 900.0
 """Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine

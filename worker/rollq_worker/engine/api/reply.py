@@ -20,9 +20,9 @@ import orjson
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.api.routed_experts import FIELD, read_routed_experts
-from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated, Routing
-from rollq_worker.whole_text import whole
+from rollq_worker.remote.http_client import Response
+from rollq_worker.text.whole_text import whole
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""

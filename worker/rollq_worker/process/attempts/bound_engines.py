@@ -7,7 +7,7 @@ from rollq.ledger.replies import Claim
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
-from rollq_worker.waiting import wait
+from rollq_worker.remote.waiting import wait
 
 READ_AGAIN_S = 1.0
 """Seconds after which a turn that waits for weights looks again which version is published."""

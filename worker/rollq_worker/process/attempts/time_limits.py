@@ -25,7 +25,7 @@ from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import typed
 from rollq_worker.protocols import Context
-from rollq_worker.whole_text import whole
+from rollq_worker.text.whole_text import whole
 
 STEP_LIMIT_S = 60.0
 """Longest reset, step or grade of an environment in seconds, without the time that its user takes.

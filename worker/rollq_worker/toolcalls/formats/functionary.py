@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import skip
+from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import CONSTANTS, skip
+from rollq_worker.text.strict_json import CONSTANTS, skip
 from rollq_worker.toolcalls.literals import Cursor, Notation, Unreadable
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 

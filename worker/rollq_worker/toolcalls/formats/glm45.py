@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import skip
+from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
 from rollq_worker.toolcalls.schema_types import parameters
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import skip
+from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 from rollq_worker.toolcalls.schema_types import is_tool

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import call_id, call_of
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import ARGUMENT_KEYS, call_of
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut
 from rollq_worker.toolcalls.schema_types import is_tool

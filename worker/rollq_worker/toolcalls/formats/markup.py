@@ -22,7 +22,7 @@ from functools import partial
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.pieces import (
     THINK,
     Kind,

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.text.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.formats.markup import QUOTED, Markup
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 

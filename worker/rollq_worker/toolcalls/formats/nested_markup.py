@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import MAX_DEPTH, TOO_DEEP, skip
+from rollq_worker.text.strict_json import MAX_DEPTH, TOO_DEEP, skip
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 from rollq_worker.toolcalls.schema_types import Parameters, parameters, typed
 

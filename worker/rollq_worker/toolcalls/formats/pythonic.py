@@ -15,7 +15,7 @@ from functools import partial
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import skip
+from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import call_of
 from rollq_worker.toolcalls.formats.json_lists import JsonLists
 from rollq_worker.toolcalls.literals import PYTHON, Cursor, Unreadable

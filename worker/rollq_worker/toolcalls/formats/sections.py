@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.strict_json import skip
+from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import (
     THINK,

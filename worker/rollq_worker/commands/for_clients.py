@@ -1,23 +1,29 @@
-"""What `rollq submit` and `rollq eval` ask before they submit: whether a job can be played, and
-which tokenizer a name stands for.
+"""The one door for rollq's own commands into this package: `rollq.worker_package` opens it.
+
+It checks a job before it is submitted, names files, and gives hashes and texts of a tokenizer.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from rollq.env import Task
 from rollq.errors import JobFailure, RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
+from rollq_worker.agents.known_agents import add_file as add_agent_file
 from rollq_worker.agents.known_agents import check_agent, is_program
 from rollq_worker.context import context_factory
 from rollq_worker.environments import domain, names
+from rollq_worker.environments.files import add_file as add_environment_file
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
+__all__ = ["add_agent_file", "add_environment_file", "check_job", "token_texts", "tokenizer_hashes"]
 
-def check(job: Job, tasks: Sequence[int]) -> str:
+
+def check_job(job: Job, tasks: Sequence[int]) -> str:
     """What this machine does not know of the job's tasks, which the workers may know; else empty.
 
     Raises JobFailure for an agent strategy, a user simulator, a reward function or a context that
@@ -48,13 +54,39 @@ def tokenizer_hashes(
     Raises SettingsError when one cannot be loaded, JobFailure when the template does not read an
     argument, ImportError when a package is missing.
     """
-    from rollq_worker.tokens.tokenizer import (
-        load_tokenizer,
-    )  # needs packages that a check of jobs can do without
+    from rollq_worker.tokens.tokenizer import load_tokenizer  # a check of jobs needs less
 
     tokenizer = load_tokenizer(where, template)
     tokenizer.with_arguments(template_kwargs)
     return tokenizer.hash, tokenizer.template_hash
+
+
+def token_texts(where: str | None) -> Callable[[Sequence[int]], list[str]]:
+    """A function that gives the text of each id, by the tokenizer of that name or directory; None:
+    the one that rollq ships. Raises SettingsError.
+    """
+    from rollq_worker.tokens.tokenizer import load_tokenizer
+
+    return partial(texts_of, load_tokenizer(where).decode)
+
+
+def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """The texts of these ids, which make `decode(ids)` side by side. A character that several
+    tokens spell is the last one's, and the others are empty.
+    """
+    texts: list[str] = []
+    before = 0  # where the context begins that is decoded with a token
+    begun = 0  # where the character begins that is being spelt
+    for place in range(len(ids)):
+        text = decode(ids[before : place + 1])
+        # So many tokens at most are taken together because they spell one character.
+        last = place + 1 == len(ids) or place - begun + 1 >= 8
+        if text.endswith("\ufffd") and not last:
+            texts.append("")
+            continue
+        texts.append(text[len(decode(ids[before:begun])) :])
+        before, begun = begun, place + 1
+    return texts
 
 
 def _unknown_part(job: Job) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq_worker.http_client import ConnectFailed, HttpClient, NoResponse, ResponseTimeout
+from rollq_worker.remote.http_client import ConnectFailed, HttpClient, NoResponse, ResponseTimeout
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 

@@ -5,7 +5,7 @@ import pytest
 from rollq.env import Action, Grade, Observation, User
 from rollq_worker.fakes import FakeUser
 from rollq_worker.process.attempts.time_limits import TimedEnvironment, TimeLimits
-from rollq_worker.whole_text import whole, whole_json
+from rollq_worker.text.whole_text import whole, whole_json
 
 
 @pytest.mark.parametrize(

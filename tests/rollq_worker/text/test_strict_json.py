@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker import strict_json as strict_json_module
-from rollq_worker.strict_json import NotJson, strict_json
+from rollq_worker.text import strict_json as strict_json_module
+from rollq_worker.text.strict_json import NotJson, strict_json
 
 PARTS = [
     *(

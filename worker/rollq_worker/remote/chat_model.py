@@ -21,9 +21,9 @@ from rollq.errors import JobFailure, RolloutFailure
 from rollq.job import Json
 from rollq.numbers import is_number
 from rollq.settings import Endpoint
-from rollq_worker.http_client import HttpClient, NoResponse, Response
-from rollq_worker.waiting import backoff, wait
-from rollq_worker.whole_text import whole
+from rollq_worker.remote.http_client import HttpClient, NoResponse, Response
+from rollq_worker.remote.waiting import backoff, wait
+from rollq_worker.text.whole_text import whole
 
 log = logging.getLogger(__name__)
 

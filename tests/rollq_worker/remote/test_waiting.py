@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollq_worker import waiting
 from rollq_worker.failures import Drained
-from rollq_worker.waiting import backoff, wait
+from rollq_worker.remote import waiting
+from rollq_worker.remote.waiting import backoff, wait
 
 
 def test_a_pause_ends_when_check_raises(monkeypatch: pytest.MonkeyPatch) -> None:

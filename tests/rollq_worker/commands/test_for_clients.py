@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import SettingsError
-from rollq_worker.commands.token_texts import texts_of, token_texts
+from rollq_worker.commands.for_clients import texts_of, token_texts
 from rollq_worker.tokens.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer()

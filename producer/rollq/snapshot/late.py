@@ -54,7 +54,7 @@ class LateGroup:
     """Seconds since it was submitted; None if its record does not say."""
     jobs: tuple[LateJob, ...]
     damage: str = ""
-    """Why its record, or that of a member, cannot be read. It is dropped once a worker meets it."""
+    """Why its record, or that of a member, cannot be read."""
 
 
 def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list[LateGroup]:

@@ -11,9 +11,8 @@ import pytest
 
 from rollq.errors import EngineFailure
 from rollq_worker.engine import sglang_client
-from rollq_worker.engine.api import connections, http
-from rollq_worker.engine.api.connections import EngineConnections
-from rollq_worker.engine.api.http import EngineHttp, WaitCut
+from rollq_worker.engine.api import http
+from rollq_worker.engine.api.http import EngineConnections, EngineHttp, WaitCut
 from rollq_worker.engine.sglang_client import RETRIES
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
@@ -178,7 +177,7 @@ def test_the_connection_that_was_used_last_is_used_next() -> None:
 
 
 def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_IDLE_S", -1.0)
+    monkeypatch.setattr(http, "MAX_IDLE_S", -1.0)
     with scripted_engine() as engine:
         kept = EngineConnections(engine.url, 300)
         idle = kept.take()
@@ -304,7 +303,7 @@ def test_no_error_holds_a_secret(scheme: str) -> None:
 def test_an_address_without_a_server_is_a_failed_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
     for host in ("127.0.0.1", "no-such-host.invalid", "[::1]"):
         with pytest.raises(ConnectFailed):
             send(EngineHttp(f"http://{host}:9"))

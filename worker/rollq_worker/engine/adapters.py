@@ -17,7 +17,7 @@ ASK_S = 1.0
 
 
 class MissingAdapters:
-    """Those of one engine, for all threads."""
+    """The missing adapters of one engine, for all threads."""
 
     def __init__(self, name: str) -> None:
         """`name` is the engine's, for people."""
@@ -27,14 +27,14 @@ class MissingAdapters:
 
     @property
     def any(self) -> bool:
-        """Whether one was refused lately, and not served since."""
+        """True if one was refused lately, and not served since."""
         return any(time.monotonic() - at < 30.0 for at in list(self._ask_at.values()))
 
     def suit(self, adapter: Adapter) -> bool:
-        """Whether a request with it may be sent."""
+        """True if a request with it may be sent."""
         return time.monotonic() >= self._ask_at.get(adapter, 0.0)
 
-    def asked(self, adapter: Adapter) -> None:
+    def sent(self, adapter: Adapter) -> None:
         """A request with it is sent. Others wait for what becomes of it, if it was
         refused before.
         """
@@ -44,9 +44,8 @@ class MissingAdapters:
     def refused(self, adapter: Adapter, why: str) -> None:
         if adapter not in self._ask_at:
             log.warning(
-                "the engine at %s lacks version %r of the adapter %r: nothing is sampled "
-                "with it there until `rollq"
-                " engines sync --adapter` has loaded it (%s)",
+                "the engine at %s lacks version %r of the adapter %r: nothing is sampled with it "
+                "there until `rollq engines sync --adapter` has loaded it (%s)",
                 self._name,
                 adapter.version,
                 adapter.name,

@@ -1,4 +1,4 @@
-"""Whether an engine takes requests, as its client has seen it, for all threads of a process.
+"""Availability of an engine, as its client has seen it, for all threads of a process.
 
 An outage is logged once, when it lasts. It knows nothing of HTTP.
 """
@@ -79,7 +79,8 @@ class AllAway:
             self._run()
 
     def _run(self) -> None:
-        running, self._running = self._running, self._away >= self._engines
+        running = self._running
+        self._running = self._away >= self._engines
         if self._running and not running:
             self._clock.start()
         elif running and not self._running:
@@ -87,7 +88,7 @@ class AllAway:
 
 
 class Availability:
-    """Whether the engine is up: until a request is refused, and again once a request is answered.
+    """The state of one engine: up until a request is refused, and again once a request is answered.
 
     A server that is ready may still refuse requests (a full queue, a wrong key). It is worth
     another request then, so it is up, but the outage lasts until a request is answered.
@@ -140,12 +141,14 @@ class Availability:
         """
         with self._lock:
             self.up = True
-            since, self._since = self._since, None
+            since = self._since
+            self._since = None
             if since is None:
                 return False
             self._clock.stop()
             seconds = time.monotonic() - since
-            unreachable, logged = self._unreachable, self._logged
+            unreachable = self._unreachable
+            logged = self._logged
             self._unreachable = self._refused = self._logged = False
         if logged:
             log.warning("the engine at %s is back after %.1f s", self._name, seconds)

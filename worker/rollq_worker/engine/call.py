@@ -28,9 +28,9 @@ class Call:
 
     request: SampleRequest
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
-    """Whether another engine should take the call over from the one at that address."""
+    """True if another engine should take the call over from the one at that address."""
     probes: bool = False
-    """Whether it asks for a single token, to see which weights sample it."""
+    """True if it only requests a single token, to see which weights sample it."""
     avoided: set[str] = field(default_factory=set)
     """Addresses of engines that were up and failed."""
     unavailable: int = 0
@@ -38,7 +38,7 @@ class Call:
     failed: int = 0
     """Number of times in a row that the request failed while the engine lived on."""
     connection_lost: bool = False
-    """Whether the last failure was a lost connection."""
+    """True if the last failure was a lost connection."""
     deaths: int = 0
     """Number of engines' deaths with this request in flight."""
 
@@ -76,7 +76,7 @@ class Call:
 
 
 class Shared:
-    """What the engines of one process share, because they serve one model to the same jobs."""
+    """State that all engines of one process share, as they serve one model to the same jobs."""
 
     def __init__(self, *, vocab_size: int | None, engines: int) -> None:
         """`engines` is the number of engines so far."""

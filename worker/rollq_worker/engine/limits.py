@@ -8,7 +8,7 @@ prompt by itself and names the limit. It knows nothing of jobs.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
@@ -38,28 +38,33 @@ class ContextLimits:
     context: int = UNLIMITED
     prompt: int = UNLIMITED
     reported: bool = False
-    """Whether the engine itself reported them. Else they were learnt from a refusal."""
+    """True if the engine itself reported them. Else they were learnt from a refusal."""
 
     def room(self, prompt: int) -> int:
-        """How many tokens may follow a prompt of that many tokens."""
-        return max(0, self.context - prompt) if prompt < self.prompt else 0
+        """Number of tokens that may follow a prompt of that many tokens."""
+        if prompt < self.prompt:
+            return max(0, self.context - prompt)
+        return 0
 
 
 def read_limits(get: Callable[[str], object]) -> ContextLimits:
     """The limits that the engine reports. `get` returns the JSON at a path, or None if the server
     does not have it (a router).
     """
-    info = get("/server_info")
-    info = info if isinstance(info, dict) else {}
-    prompt, context = _length(info.get("max_req_input_len")), _length(info.get("context_length"))
+    info = _mapping(get("/server_info"))
+    prompt = _length(info.get("max_req_input_len"))
+    context = _length(info.get("context_length"))
     if context is None:  # only set when the server was started with --context-length
-        models = get("/v1/models")
-        data = models.get("data") if isinstance(models, dict) else None
-        first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+        models = _mapping(get("/v1/models")).get("data")
+        first = _mapping(models[0]) if isinstance(models, list) and models else {}
         context = _length(first.get("max_model_len"))
     return ContextLimits(
         context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt)
     )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
 
 
 def _length(value: object) -> int | None:
@@ -78,51 +83,54 @@ class EngineLimits:
         """`get` is as in `read_limits`, and may raise NoResponse."""
         self._get = get
         self._lock = threading.Lock()
-        self._known: ContextLimits | None = None
+        self._limits: ContextLimits | None = None
         self._ask_at = 0.0  # monotonic time before which the engine is not asked again
 
     def current(self) -> ContextLimits:
-        if self._known is None:
+        if self._limits is None:
             with self._lock:
-                if self._known is None and time.monotonic() >= self._ask_at:
+                if self._limits is None and time.monotonic() >= self._ask_at:
                     try:
-                        self._known = read_limits(self._get)
+                        self._limits = read_limits(self._get)
                     except NoResponse as e:
                         log.debug("the engine's limits are unknown: %s", e)
                         self._ask_at = time.monotonic() + RETRY_S
-        return self._known or ContextLimits()
+        return self._limits or ContextLimits()
 
     def dropped(self, sampling: Collection[str]) -> list[str]:
-        """Those of the parameters that get lost: a server that generates and reports no limits is a
-        router.
+        """Names of these parameters that get lost. A server that generates and reports no limits is
+        a router.
         """
-        if self.current().reported or self._known is None:
+        if self.current().reported or self._limits is None:
             return []
         return [name for name in DROPPED if name in sampling]
 
     def forget(self) -> None:
         """The engine may be another one now."""
         with self._lock:
-            self._known, self._ask_at = None, 0.0
+            self._limits = None
+            self._ask_at = 0.0
 
-    def learn(self, limit: int, reserved: int, asked: int) -> None:
-        """Take over the limit that a refusal of `asked` tokens named, less the tokens that the
+    def learn(self, limit: int, reserved: int, requested: int) -> None:
+        """Take over the limit that a refusal of `requested` tokens named, less the tokens that the
         engine reserves.
 
         Limits that the engine reported stay, because one odd refusal must not shorten every
         episode.
         """
         self.current()
+        # With EAGLE, SGLang counts its draft tokens as part of every prompt.
+        room = limit - reserved if 0 < reserved <= MOST_RESERVED else limit
+        if not 0 < room <= requested:
+            return
         with self._lock:
-            known = self._known or ContextLimits()
-            # With EAGLE, SGLang counts its draft tokens as part of every prompt.
-            room = limit - reserved if 0 < reserved <= MOST_RESERVED else limit
-            if 0 < room <= asked and not (
-                known.reported and limit < min(known.context, known.prompt)
-            ):
-                self._known = replace(
-                    known, context=min(known.context, room), prompt=min(known.prompt, room)
-                )
+            limits = self._limits or ContextLimits()
+            is_below_report = limit < min(limits.context, limits.prompt)
+            if limits.reported and is_below_report:
+                return
+            self._limits = replace(
+                limits, context=min(limits.context, room), prompt=min(limits.prompt, room)
+            )
 
 
 class Vocabulary:
@@ -137,7 +145,7 @@ class Vocabulary:
     def __init__(self, size: int | None) -> None:
         self.end = ANY_ID if size is None else size + PADDING
         """Every id of the model is below."""
-        self._known = ANY_ID if size is None else size
+        self._sendable = ANY_ID if size is None else size
         self._lock = threading.Lock()
 
     def admit(self, ids: Sequence[int]) -> None:
@@ -145,31 +153,31 @@ class Vocabulary:
         highest = max(ids, default=0)
         if highest >= self.end:
             highest = max((id for id in ids if id < self.end), default=0)
-        if highest >= self._known:
+        if highest >= self._sendable:
             with self._lock:
-                self._known = max(self._known, highest + 1)
+                self._sendable = max(self._sendable, highest + 1)
 
     def knows(self, id: int) -> bool:
-        """Whether this id and all below it may be sent."""
-        return id < self._known
+        """True if this id and all below it may be sent."""
+        return id < self._sendable
 
 
 def ids_of(reply: object) -> Sequence[int] | None:
     """The ids in the reply of /tokenize; None when it has none."""
     ids = reply.get("tokens") if isinstance(reply, dict) else None
-    return (
-        ids
-        if isinstance(ids, list) and ids and all(type(id) is int and 0 <= id < ANY_ID for id in ids)
-        else None
-    )
+    if not isinstance(ids, list) or not ids:
+        return None
+    if not all(type(id) is int and 0 <= id < ANY_ID for id in ids):
+        return None
+    return ids
 
 
 class TokenizerCheck:
-    """Whether one engine's vocabulary is ours, for all threads. The engine is asked when the answer
-    is first needed.
+    """Compares one engine's vocabulary with ours, for all threads, when the answer is first needed.
 
-    It is asked for the ids of texts that touch every token, once; and for those of the first two
-    texts whenever it may be another one. An engine that shows no ids (a router) is trusted.
+    The engine is asked for the ids of texts that touch every token, once; and for those of the
+    first two texts whenever it may be another one. An engine that shows no ids (a router) is
+    trusted.
     """
 
     def __init__(self, tokenize: Callable[[str], object], proof: VocabularyProof | None) -> None:
@@ -181,15 +189,14 @@ class TokenizerCheck:
         self._lock = threading.Lock()
         self._proved = False
         self.difference = ""
-        """What is different; "": nothing is known to be."""
+        """The difference; "" if none was seen."""
         self.shows_ids = False
-        """Whether the engine told ids."""
-        self._ask_at = (
-            0.0 if proof else float("inf")
-        )  # monotonic time before which the engine is not asked again
+        """True if the engine replied with ids."""
+        # monotonic time before which the engine is not asked again
+        self._ask_at = 0.0 if proof else float("inf")
 
     def differs(self) -> bool:
-        """Whether the engine is known to have another vocabulary than ours."""
+        """True if the engine has another vocabulary than ours."""
         if time.monotonic() >= self._ask_at:
             with self._lock:
                 if time.monotonic() >= self._ask_at and self._proof:
@@ -212,7 +219,8 @@ class TokenizerCheck:
             self.shows_ids = theirs is not None
             if theirs is None:
                 return ""
-            if difference := proof.difference(ours, theirs):
+            difference = proof.difference(ours, theirs)
+            if difference:
                 return difference
         self._proved = True
         return ""

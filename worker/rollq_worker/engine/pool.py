@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Usage(NamedTuple):
-    """How an engine is used, for people."""
+    """Use of one engine, for people."""
 
     engine: SGLangEngine
     idle: Idle | None
@@ -36,7 +36,7 @@ class Usage(NamedTuple):
     episodes: int
     """Episodes of this process that play there."""
     load: EngineLoad | None
-    """What it said last of its load; None when it has no episodes, or does not tell."""
+    """Its last report of its load; None when it has no episodes, or does not report."""
 
 
 class EnginePool:
@@ -74,7 +74,7 @@ class EnginePool:
 
     @property
     def available(self) -> bool:
-        """Whether any engine takes requests, as far as this process knows."""
+        """True if any engine takes requests, as far as this process knows."""
         return any(engine.available for engine in self._engines)
 
     @property
@@ -89,11 +89,11 @@ class EnginePool:
         return self.outage_s + self._shared.weight_waits.seconds(run)
 
     def awaits_weights(self, run: str) -> bool:
-        """Whether a call of the run waits for an engine with weights that it accepts."""
+        """True if a call of the run waits for an engine with weights that it accepts."""
         return run in self._shared.weight_waits
 
     def serves(self, version: str) -> bool:
-        """Whether an engine may have weights of that version. One that is away, or does not tell,
+        """True if an engine may have weights of that version. One that is away, or does not report,
         may.
         """
         return any(
@@ -113,8 +113,9 @@ class EnginePool:
             self.traffic.end(key, 0, None)
 
     def usage(self) -> list[Usage]:
-        """How each engine is used."""
-        loads, placement = self._loads, self._placement
+        """Use of each engine."""
+        loads = self._loads
+        placement = self._placement
         return [
             Usage(e, loads.idle(e.url), placement.episodes(e.url), loads.load(e.url))
             for e in self._engines
@@ -125,13 +126,15 @@ class EnginePool:
         new requests, and its connections are closed once the last one has its answer. For one
         thread.
         """
-        known = {engine.url: engine for engine in self._engines}
+        current = {engine.url: engine for engine in self._engines}
         with ExitStack() as undo:  # all of them, or none
-            engines = tuple(known.get(url) or self._open(url, undo) for url in dict.fromkeys(urls))
+            engines = tuple(
+                current.get(url) or self._open(url, undo) for url in dict.fromkeys(urls)
+            )
             undo.pop_all()
         gone = [engine for engine in self._engines if engine not in engines]
         for engine in engines:
-            if engine.url not in known:
+            if engine.url not in current:
                 self._shared.away.count(1)
         self._engines = engines
         for engine in gone:
@@ -157,7 +160,7 @@ class EnginePool:
         self._shared.vocabulary.admit(ids)
 
     def room(self, prompt: int) -> int:
-        """How many tokens may follow a prompt of that many tokens on any engine that is up."""
+        """Number of tokens that may follow a prompt of that length on any engine that is up."""
         engines = self._engines
         return min([engine.room(prompt) for engine in self._up() or engines], default=UNLIMITED)
 
@@ -186,17 +189,16 @@ class EnginePool:
                 log.info("%s leaves the engine at %s", request.key, engine.name)
 
     def end(self, key: str) -> None:
-        """That job's episode is over in this process. A later attempt of the same job that has
-        begun here already enters again before its next turn.
+        """End a job's episode in this process. A later attempt of the same job that has begun here
+        already enters again before its next turn.
         """
         self._placement.leave(key)
 
     def abort_running(self) -> int:
         """Abort every request of this process, as `SGLangEngine.abort_running` does."""
         engines = (*self._engines, *self._retired)
-        with ThreadPoolExecutor(
-            max(1, len(engines))
-        ) as pool:  # at once, because one that hangs answers late
+        with ThreadPoolExecutor(max(1, len(engines))) as pool:
+            # at once, because one that hangs answers late
             return sum(pool.map(SGLangEngine.abort_running, engines))
 
     def cut(self, key: str | None = None) -> int:
@@ -235,8 +237,10 @@ class EnginePool:
         """
         while not self._engines:
             wait(CHECK_S, call.check)
-        if not (fit := self._fit(call)):
-            if pinned := call.request.pinned:
+        fit = self._fit(call)
+        if not fit:
+            pinned = call.request.pinned
+            if pinned:
                 raise OtherWeights(call.key, pinned)
             with self._shared.weight_waits.of(call.run):
                 while not (fit := self._fit(call)):
@@ -265,6 +269,7 @@ class EnginePool:
         ]
 
     def _has_better(self, call: Call, url: str) -> bool:
+        """True if the call should leave the engine at that address for another one."""
         engines = self._engines
         if len(engines) == 1 and engines[0].url == url:
             return False
@@ -273,7 +278,9 @@ class EnginePool:
             return True  # it was removed
         if here.available and url not in call.avoided:
             return False
-        others = [
-            engine for engine in engines if engine is not here and engine.url not in call.avoided
-        ]
-        return any(engine.available and engine.policies.suit(call) for engine in others)
+        for engine in engines:
+            if engine is here or engine.url in call.avoided:
+                continue
+            if engine.available and engine.policies.suit(call):
+                return True
+        return False

@@ -76,28 +76,28 @@ class SGLangEngine:
         self._availability = Availability(self.name, self._shared.away)
         self._http = EngineHttp(self.url)
         self.control = EngineControl(self._http)
-        """What it is asked besides to generate."""
+        """All requests to it except to generate."""
         self._in_flight = self._http.in_flight
         self._stop_ids = tuple(stop_ids)
         self._process = uuid.uuid4().hex
-        """What no other process calls its requests."""
+        """A prefix of request ids that no other process has."""
         self._requests = itertools.count()
         self._limits = EngineLimits(self.control.get_json)
         self.vocabulary = TokenizerCheck(self.control.tokenize, proof)
-        """Whether its vocabulary is ours."""
+        """Compares its vocabulary with ours."""
         self._proof = proof
         self.policies = ServedPolicies(self.control.get_json, self.name, self._shared.weight_waits)
         self._hung = False
 
     @property
     def available(self) -> bool:
-        """Whether the engine takes requests, as far as this process knows. While it does not,
+        """True if the engine takes requests, as far as this process knows. While it does not,
         claiming jobs is pointless.
         """
         return self._availability.up
 
     def room(self, prompt: int) -> int:
-        """How many tokens may follow a prompt of that many tokens. Very many while the engine
+        """Number of tokens that may follow a prompt of that many tokens. Very many while the engine
         reports no limit.
         """
         return self._limits.current().room(prompt)
@@ -112,7 +112,8 @@ class SGLangEngine:
         """
         request = call.request
         prompt = self._written(request)
-        call.unavailable, call.connection_lost = 0, False
+        call.unavailable = 0
+        call.connection_lost = False
         while True:
             self._check(call)
             if self.available and not self.policies.suit(call):
@@ -123,48 +124,74 @@ class SGLangEngine:
                 return Generated(
                     ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH
                 )
-            dropped = self._limits.dropped(request.sampling)
-            probes = call.probes or bool(dropped)
+            seems_router = bool(self._limits.dropped(request.sampling))
             try:
                 if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
+                probes = call.probes or seems_router
                 generated = self._sample_once(call, prompt, room, adapter, probes)
-            except EngineUnavailable as e:
-                self._unavailable(e, call)
-            except ContextExceeded as e:
-                reserved = e.prompt - len(request.ids) if e.prompt else 0
-                self._limits.learn(e.limit, reserved, len(request.ids) + room)
-                if self.room(len(request.ids)) >= room:  # it would be refused again
-                    raise JobFailure(f"{call.key}: {e}") from e
-            except AdapterMissing as e:
-                if adapter:
-                    self.policies.adapters.refused(adapter, str(e))
-                raise EngineLeft from e
-            except RequestFailed as e:
-                self._failed(e, call)
-            except WaitCut as e:
-                if e.hung:
-                    self._wait_until_ready(0.0, call)
-                    call.engine_died()
-            else:
-                self._mark_up()
-                if self.vocabulary.differs():
-                    continue  # another engine came back, and these ids are not ours
-                if still := self._limits.dropped(request.sampling):
-                    raise JobFailure(
-                        f"{call.key}: the server at {self.name} is a router, and routers "
-                        f"drop {' and '.join(still)}:"
-                        " give workers the engines' own addresses (--engine, several "
-                        "times), or leave it out of the job"
-                    )
-                if dropped:
-                    continue  # another engine came back, and only one token was asked for
-                if adapter:
-                    self.policies.adapters.served(adapter)
-                if not self.policies.may_keep(generated, call):
-                    continue
+            except (
+                EngineUnavailable,
+                ContextExceeded,
+                RequestFailed,
+                AdapterMissing,
+                WaitCut,
+            ) as e:
+                self._recover(e, call, room, adapter)
+                continue
+            self._mark_up()
+            if self._may_keep(generated, call, adapter, seems_router):
                 self._shared.vocabulary.admit(generated.ids)
                 return generated
+
+    def _recover(self, error: Exception, call: Call, room: int, adapter: Adapter | None) -> None:
+        """Do what the error asks for, so that the request can be sent again.
+
+        Raises EngineLeft, JobFailure or EngineFailure where it must not be sent here again.
+        """
+        match error:
+            case EngineUnavailable():
+                self._unavailable(error, call)
+            case ContextExceeded():
+                self._learn_context(error, call, room)
+            case RequestFailed():
+                self._failed(error, call)
+            case AdapterMissing():
+                if adapter:
+                    self.policies.adapters.refused(adapter, str(error))
+                raise EngineLeft from error
+            case WaitCut(hung=True):
+                self._wait_until_ready(0.0, call)
+                call.engine_died()
+
+    def _learn_context(self, error: ContextExceeded, call: Call, room: int) -> None:
+        """Take over the context that a refusal names. Raises JobFailure if nothing was learnt."""
+        length = len(call.request.ids)
+        reserved = error.prompt - length if error.prompt else 0
+        self._limits.learn(error.limit, reserved, length + room)
+        if self.room(length) >= room:  # it would be refused again
+            raise JobFailure(f"{call.key}: {error}") from error
+
+    def _may_keep(
+        self, generated: Generated, call: Call, adapter: Adapter | None, seemed_router: bool
+    ) -> bool:
+        """False if the request must be sent again. Raises JobFailure if a router drops parameters
+        of the job.
+        """
+        if self.vocabulary.differs():
+            return False  # another engine came back, and these ids are not ours
+        dropped = self._limits.dropped(call.request.sampling)
+        if dropped:
+            raise JobFailure(
+                f"{call.key}: the server at {self.name} is a router, and routers drop "
+                f"{' and '.join(dropped)}: give workers the engines' own addresses (--engine, "
+                "several times), or leave it out of the job"
+            )
+        if seemed_router:
+            return False  # another engine came back, and only one token was requested
+        if adapter:
+            self.policies.adapters.served(adapter)
+        return self.policies.may_keep(generated, call)
 
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
@@ -194,8 +221,8 @@ class SGLangEngine:
         return why
 
     def cached_prompts(self, ids: Sequence[int]) -> Sequence[int]:
-        """How many tokens of this prompt each of some requests of one group found in a cache.
-        Raises NoResponse.
+        """Tokens of this prompt that each of some requests of one group found in a cache. Raises
+        NoResponse.
         """
         return cached_prompts(self._http, ids)
 
@@ -262,16 +289,20 @@ class SGLangEngine:
     def _sample_once(
         self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None, probes: bool
     ) -> Generated:
-        """One request for at most `room` tokens. `probes`: it only asks which weights sample it, or
-        whether it is a router that answers.
+        """Send one request for at most `room` tokens.
+
+        `probes`: it only shows which weights sample, or that a router answers.
         """
-        asked = {"sampling": {}, "max_new_tokens": 1} if probes else {"max_new_tokens": room}
+        if probes:
+            request = replace(call.request, sampling={}, max_new_tokens=1)
+        else:
+            request = replace(call.request, max_new_tokens=room)
         if adapter:
-            self.policies.adapters.asked(adapter)
+            self.policies.adapters.sent(adapter)
         try:
             return sample_once(
                 self._http,
-                replace(call.request, **asked),
+                request,
                 prompt,
                 # the engine's log names the job
                 rid=f"{call.key}/{self._process}{next(self._requests):x}",
@@ -317,7 +348,8 @@ class SGLangEngine:
         if self._wait_until_ready(pause_s, call) and lost:
             call.engine_died()
             return
-        call.failed, call.connection_lost = call.failed + 1, lost
+        call.failed = call.failed + 1
+        call.connection_lost = lost
         if not lost:  # after a lost connection, only this engine can show whether it died
             call.avoided.add(self.url)
         if call.failed > RETRIES:
@@ -332,9 +364,8 @@ class SGLangEngine:
         """
         if self._hung and call.has_better(call, self.url):
             return True  # asking would take long
-        was_away = (
-            not self.ready()
-        )  # before the pause, because a supervisor may restart the engine quickly
+        # before the pause, because a supervisor may restart the engine quickly
+        was_away = not self.ready()
         if was_away and call.has_better(call, self.url):
             return True
         wait(pause_s, call.check)

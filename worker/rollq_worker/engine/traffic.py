@@ -1,5 +1,6 @@
-"""Which jobs wait for an engine at this moment, and what engines have replied so far. It knows
-nothing of HTTP.
+"""Counts the jobs that wait for an engine at this moment, and the replies of engines so far.
+
+It knows nothing of HTTP.
 """
 
 import threading
@@ -11,7 +12,7 @@ from rollq_worker.protocols import Generated
 
 @dataclass(slots=True)
 class Replies:
-    """What engines have replied so far."""
+    """Replies of engines so far."""
 
     by_finish: Counter[str]
     prompt_tokens: int = 0
@@ -32,7 +33,7 @@ class Traffic:
         self._lock = threading.Lock()
 
     def begin(self, key: str) -> None:
-        """That job waits for a reply, until `end`."""
+        """Count that job as waiting for a reply, until `end`."""
         with self._lock:
             self.asking[key] += 1
 

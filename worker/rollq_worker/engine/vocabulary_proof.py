@@ -22,7 +22,7 @@ TOKENS_A_TEXT = 1000
 
 
 class Codec(Protocol):
-    """What a tokenizer does."""
+    """The part of a tokenizer that a proof needs."""
 
     vocab_size: int
     added_tokens: dict[str, int]
@@ -66,7 +66,8 @@ class VocabularyProof:
         for between in (
             "1",
             *islice(self._tokenizer.added_tokens, 1),
-        ):  # some stand alone only behind the latter
+        ):
+            # some stand alone only behind the latter
             touched = {id for _, ids in texts for id in ids}
             texts += self._joined(
                 [text for id, text in spelled.items() if id not in touched], between
@@ -84,7 +85,7 @@ class VocabularyProof:
         return len({id for _, ids in self.texts for id in ids})
 
     def difference(self, ours: Sequence[int], theirs: Sequence[int]) -> str:
-        """What is different between our ids and an engine's for the same text; "": nothing that
+        """The difference between our ids and an engine's for the same text; "" for none that
         counts.
 
         An engine may add tokens that begin or end a text. It may take control tokens in a text for
@@ -93,13 +94,13 @@ class VocabularyProof:
         decode = self._tokenizer.decode
         same = list(ours) == list(theirs) or decode(ours) in decode(theirs)
         if not same:
-            mine, others = ([id for id in ids if id not in self._added] for ids in (ours, theirs))
-            pairs = enumerate(zip(mine, others, strict=False))
-            at = next((n for n, (a, b) in pairs if a != b), min(len(mine), len(others)))
-            return (
-                f"{decode(mine[at : at + 1])!r} is {mine[at : at + 1]} here and "
-                f"{others[at : at + 1]} there"
-            )
+            mine = [id for id in ours if id not in self._added]
+            others = [id for id in theirs if id not in self._added]
+            at = 0
+            while at < min(len(mine), len(others)) and mine[at] == others[at]:
+                at += 1
+            our_id = mine[at : at + 1]
+            return f"{decode(our_id)!r} is {our_id} here and {others[at : at + 1]} there"
         wanted = self._added.intersection(ours)
         missing = sorted(wanted.difference(theirs))
         # An engine puts two tokens around a text: one that begins it, one that ends it.

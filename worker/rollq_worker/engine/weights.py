@@ -1,9 +1,9 @@
-"""Which weights an engine serves, and whether they are new enough for a call.
+"""Weights that an engine serves, and their comparison with those that a call accepts.
 
 An engine that was restarted, or that missed an update, serves older weights than the run has
 published. The invariant: a reply whose weights the call does not accept is not kept
-(`SGLangEngine.sample`). To ask the engine first is cheaper. It knows nothing of steps or of what is
-published.
+(`SGLangEngine.sample`). To ask the engine first is cheaper. It knows nothing of steps or of
+published versions.
 """
 
 import logging
@@ -18,7 +18,7 @@ from rollq_worker.remote.http_client import NoResponse
 log = logging.getLogger(__name__)
 
 Accepts = Callable[[str], bool]
-"""Whether weights of that version may sample. It may raise what stops the attempt."""
+"""Decides if weights of that version may sample. It may raise an error that stops the attempt."""
 ASK_S = 1.0
 """Seconds between two questions to an engine whose weights are not accepted."""
 
@@ -37,60 +37,59 @@ class ServedWeights:
         self._lock = threading.Lock()
         self._version: str | None = None
         """None: not known, so the engine is tried, and its reply tells."""
-        self.told = False
-        """Whether the engine tells its weights."""
+        self.is_reported = False
+        """True if the engine reports its weights."""
         self._ask_at = 0.0  # monotonic time before which the engine is not asked again
         self._refused_at = float("-inf")
-        self._said: str | None = None
+        self._warned_of: str | None = None
 
     @property
     def outdated(self) -> bool:
-        """Whether its weights were refused lately, and not accepted since."""
+        """True if its weights were refused lately, and not accepted since."""
         return time.monotonic() - self._refused_at < 30.0
 
     def suit(self, accepts: Accepts) -> bool:
-        """Whether the engine may be sent a request, as far as it tells its weights."""
-        known = self._version
-        if known is not None and accepts(known):
+        """True if the engine may be sent a request, as far as it reports its weights."""
+        before = self._version
+        if before is not None and accepts(before):
             return self._note([])
         self._ask()
         version = self._version
-        return version is None or self._note(
-            [] if version != known and accepts(version) else [version]
-        )
+        if version is None:
+            return True
+        is_accepted = version != before and accepts(version)
+        return self._note([] if is_accepted else [version])
 
     def sampled(self, versions: Sequence[str], accepts: Accepts) -> bool:
-        """Whether a reply that weights of these versions sampled may be kept. The engine serves the
+        """True if a reply that weights of these versions sampled may be kept. The engine serves the
         last of them.
         """
-        if self.told and versions:
+        if self.is_reported and versions:
             self._version = versions[-1]
         return self._note([version for version in versions if not accepts(version)])
 
     def forget(self) -> None:
         """The engine may be another one now."""
-        self._version, self._ask_at = None, 0.0
+        self._version = None
+        self._ask_at = 0.0
 
     def _note(self, refused: Sequence[str]) -> bool:
         """Returns whether none of its weights were refused."""
         self._refused_at = time.monotonic() if refused else float("-inf")
-        if refused and self._said != refused[0]:
-            self._said = refused[0]
+        if refused and self._warned_of != refused[0]:
+            self._warned_of = refused[0]
             log.warning(
-                "the engine at %s serves weights %r, which a run does not take: older "
-                "than what it has published,"
-                " not published, or not those that its jobs are pinned to. Nothing of "
-                "that run is sampled there until"
-                " it serves others (rollq engines sync)",
+                "the engine at %s serves weights %r, which a run does not take: they are older "
+                "than the published ones, not published, or not those that its jobs are pinned to. "
+                "Nothing of that run is sampled there until it serves others (rollq engines sync)",
                 self._name,
                 refused[0],
             )
         return not refused
 
     def _ask(self) -> None:
-        if not self._lock.acquire(
-            blocking=False
-        ):  # another thread asks, and the engine may take its time
+        if not self._lock.acquire(blocking=False):
+            # another thread asks, and the engine may take its time
             return
         try:
             if time.monotonic() < self._ask_at:
@@ -98,7 +97,7 @@ class ServedWeights:
             self._ask_at = time.monotonic() + ASK_S
             info = self._get("/model_info")
             version = info.get("weight_version") if isinstance(info, dict) else None
-            self.told = isinstance(version, str)
+            self.is_reported = isinstance(version, str)
             self._version = version if isinstance(version, str) else None
         except NoResponse as e:
             log.debug("the weights of the engine at %s are not known: %s", self._name, e)
@@ -128,9 +127,11 @@ class WeightWaits:
             clock.stop()
 
     def __contains__(self, run: object) -> bool:
-        """Whether any call of that run waits."""
+        """True if any call of that run waits."""
         return run in self._clocks and self._clocks[run].running
 
     def seconds(self, run: str) -> float:
         """Seconds so far in which any call of that run waited."""
-        return self._clocks[run].seconds if run in self._clocks else 0.0
+        if run in self._clocks:
+            return self._clocks[run].seconds
+        return 0.0

@@ -36,19 +36,21 @@ class EngineControl:
         """
         try:
             if not hung:
-                if (status := self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status) < 500:
+                status = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
+                if status < 500:
                     return "", False
                 if not self._unhealthy():
                     return f"/ready answers {status}", False
             for path in ("/server_info", "/health"):
-                if (status := self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status) >= 500:
+                status = self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status
+                if status >= 500:
                     return f"{path} answers {status}", False
         except NoResponse as e:
             return str(e), True
         return "", False
 
     def hangs(self) -> bool:
-        """Whether the engine's scheduler answers nothing although it is not paused.
+        """True if the engine's scheduler answers nothing although it is not paused.
 
         While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers
         /server_info between two steps, also in a pause, unless it loads weights. /health would
@@ -63,7 +65,7 @@ class EngineControl:
             return True
 
     def paused(self) -> bool:
-        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say; see
+        """True if the engine reports a pause. SGLang 0.5.15 and routers do not; see
         `load_watch.Idle`.
         """
         try:
@@ -75,7 +77,7 @@ class EngineControl:
             return False
 
     def _unhealthy(self) -> bool:
-        """Whether SGLang failed its last health check. Raises NoResponse."""
+        """True if SGLang failed its last health check. Raises NoResponse."""
         return self._http.get("/ping", timeout_s=LOAD_TIMEOUT_S).status == 503
 
     def abort(self, rid: str) -> bool:
@@ -96,9 +98,7 @@ class EngineControl:
         return _json("/tokenize", self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S))
 
     def load(self) -> EngineLoad | None:
-        """How busy the engine is; None when it does not tell. Raises NoResponse while it
-        is away.
-        """
+        """The engine's load; None if it does not report one. Raises NoResponse while it is away."""
         return read_load(_json(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
 
     def get_json(self, path: str) -> object:

@@ -1,4 +1,4 @@
-"""How busy an engine says it is: the reply of SGLang's `GET /v1/loads`.
+"""The load that an engine reports: the reply of SGLang's `GET /v1/loads`.
 
 The invariant: a reply that cannot be read is no load. It knows nothing of HTTP.
 """
@@ -32,7 +32,7 @@ class EngineLoad:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a generation that goes on would change it."""
+        """True if a generation that goes on would change it."""
         return self.used_tokens > 0 or self.running == 0
 
 

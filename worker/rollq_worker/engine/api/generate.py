@@ -1,5 +1,4 @@
-"""POST /generate of one server: a request, and what its answer means. Also whether the server has
-it at all.
+"""POST /generate of one server: one request and the meaning of its answer, and a probe of the path.
 
 It sends a request once, and never waits for an engine or chooses one: `SGLangEngine` does.
 """
@@ -86,9 +85,8 @@ def sample_once(
         response = http.generate(PATH, body, rid=rid, key=request.key, routing_key=group)
     except WaitCut as e:
         if not e.hung:
-            EngineControl(http).abort(
-                rid
-            )  # a server may take seconds to notice that the connection has gone
+            # a server may take seconds to notice that the connection has gone
+            EngineControl(http).abort(rid)
         raise
     except ConnectFailed as e:
         raise EngineUnavailable(str(e), unreachable=True) from e
@@ -114,13 +112,14 @@ def sample_once(
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
-    """How many tokens of this prompt each of some requests of one group found in a cache. Raises
+    """Tokens of this prompt that each of some requests of one group found in a cache. Raises
     NoResponse.
     """
-    prompt, group, found = write_ids(array("I", ids)), {ROUTING_KEY: uuid.uuid4().hex}, []
-    for _ in range(
-        6
-    ):  # of so many, two engines that take turns or draw lots serve some each nearly always
+    prompt = write_ids(array("I", ids))
+    group = {ROUTING_KEY: uuid.uuid4().hex}
+    cached: list[int] = []
+    for _ in range(6):
+        # of so many, two engines that take turns or draw lots serve some each nearly always
         rid = f"{PROBE}/{uuid.uuid4().hex}"
         body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
         response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
@@ -135,8 +134,8 @@ def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
             )
         except (EngineUnavailable, RequestFailed, JobFailure) as e:
             raise NoResponse(str(e)) from e
-        found.append(sampled.cached_tokens)
-    return found
+        cached.append(sampled.cached_tokens)
+    return cached
 
 
 def probe(http: EngineHttp, ids: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.api.routed_experts import FIELD, read_routed_experts
 from rollq_worker.protocols import Generated, Routing
 from rollq_worker.remote.http_client import Response
-from rollq_worker.text.whole_text import whole
+from rollq_worker.text.whole_text import whole_characters
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
@@ -38,12 +38,11 @@ PROMPT_TOKENS = re.compile(
     r"input(?: length)? \((\d+) tokens|(\d+) tokens from the input", re.IGNORECASE
 )
 ADAPTER_MISSING = re.compile(
-    "Got LoRA adapter that has never been loaded|The following requested LoRA "
-    "adapters are not loaded"
-    "|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but "
-    "LoRA is not enabled"
+    "Got LoRA adapter that has never been loaded|The following requested LoRA adapters are not "
+    "loaded|Failed to implicitly load LoRA adapter|LoRA adapter '.*' was requested, but LoRA is "
+    "not enabled"
 )
-"""How the messages begin. A name that was unloaded is loaded again by the engine itself, which may
+"""Beginnings of these messages. The engine itself loads a name again that was unloaded, which may
 fail.
 """
 BUSY = frozenset({429, 503})
@@ -92,20 +91,22 @@ class ContextExceeded(Exception):
 def read_refusal(
     response: Response, key: str
 ) -> EngineUnavailable | RequestFailed | ContextExceeded | AdapterMissing | JobFailure:
-    """What a status other than 200 means for the job `key`."""
-    status, said = response.status, read_error(response.body)
-    message = f"the engine answered {status}: {said}"
+    """The error that a status other than 200 means for the job `key`."""
+    status = response.status
+    error = read_error(response.body)
+    message = f"the engine answered {status}: {error}"
     if status in NOT_THE_REQUEST or 300 <= status < 400:
         return EngineUnavailable(message, foreign=status not in BUSY)
     if not 400 <= status < 500 or status == 408 or "duplicate request id" in message.lower():
         return RequestFailed(message)
-    if ADAPTER_MISSING.match(said):
+    if ADAPTER_MISSING.match(error):
         return AdapterMissing(message)
     if CONTEXT_FULL.search(message):
-        limit, prompt = CONTEXT_TOKENS.search(message), PROMPT_TOKENS.search(message)
-        return ContextExceeded(
-            message, int(limit[1]) if limit else 0, int(prompt[1] or prompt[2]) if prompt else 0
-        )
+        limit = CONTEXT_TOKENS.search(message)
+        prompt = PROMPT_TOKENS.search(message)
+        limit_tokens = int(limit[1]) if limit else 0
+        prompt_tokens = int(prompt[1] or prompt[2]) if prompt else 0
+        return ContextExceeded(message, limit_tokens, prompt_tokens)
     return JobFailure(f"{key}: {message}")
 
 
@@ -138,40 +139,55 @@ def read_reply(
         ) from e
     if meta.get("id", rid) != rid:
         raise RequestFailed(f"this answers another request: {_clip(meta['id'])}")
-    if not ids and finish is Finish.ABORT:
-        _raise_abort_reason(meta["finish_reason"], key)
-        return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
     if not ids:
-        raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
-    seen = meta.get("prompt_tokens", prompt)
-    if seen != prompt:
-        why = "does it truncate, or count an image's tokens otherwise?"
-        raise RequestFailed(f"the engine saw {_clip(seen)} prompt tokens of {prompt} ({why})")
+        if finish is not Finish.ABORT:
+            raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
+        _raise_abort_reason(meta["finish_reason"], key)
+        return _nothing_sampled()
+    _check_counts(meta, ids, prompt, max_new_tokens, vocabulary)
+    experts = None
+    if routing is not None:
+        if finish is Finish.ABORT and FIELD not in meta:
+            return _nothing_sampled()
+        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
+    text = reply.get("text")
+    cached = meta.get("cached_tokens")
+    return Generated(
+        ids=ids,
+        logprobs=_logprobs(meta, ids),
+        versions=_versions(meta, len(ids)),
+        finish=finish,
+        text=whole_characters(text) if isinstance(text, str) else "",
+        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
+        routed_experts=experts,
+    )
+
+
+def _nothing_sampled() -> Generated:
+    return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.ABORT)
+
+
+def _check_counts(
+    meta: dict[str, Any], ids: array[int], prompt: int, max_new_tokens: int, vocabulary: int
+) -> None:
+    """Raises RequestFailed where the reply contradicts its request or itself."""
+    prompt_tokens = meta.get("prompt_tokens", prompt)
+    if prompt_tokens != prompt:
+        raise RequestFailed(
+            f"the engine saw {_clip(prompt_tokens)} prompt tokens of {prompt} (does it truncate, "
+            "or count an image's tokens otherwise?)"
+        )
     if len(ids) > max_new_tokens:
         raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
     if max(ids) >= vocabulary:
         raise RequestFailed(
             f"token id {max(ids)} was sampled, which no model of this tokenizer has"
         )
-    if meta.get("completion_tokens", len(ids)) != len(ids):
+    completion_tokens = meta.get("completion_tokens", len(ids))
+    if completion_tokens != len(ids):
         raise RequestFailed(
-            f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}"
+            f"{len(ids)} output ids, but completion_tokens is {_clip(completion_tokens)}"
         )
-    experts = None
-    if routing is not None:
-        if finish is Finish.ABORT and FIELD not in meta:
-            return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=finish)
-        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
-    text, cached = reply.get("text"), meta.get("cached_tokens")
-    return Generated(
-        ids=ids,
-        logprobs=_logprobs(meta, ids),
-        versions=_versions(meta, len(ids)),
-        finish=finish,
-        text=whole(text) if isinstance(text, str) else "",
-        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
-        routed_experts=experts,
-    )
 
 
 def _parse(body: bytes) -> Any:
@@ -194,12 +210,13 @@ def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
     """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a
     full queue and a queue timeout.
     """
-    status, kind = reason.get("status_code"), reason.get("err_type")
+    status = reason.get("status_code")
+    kind = reason.get("err_type")
     if status is None and not kind:
         return
     message = (
-        f"the engine aborted the request: {_clip(reason.get('message'))} (status "
-        f"{_clip(status)}, {_clip(kind)})"
+        f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, "
+        f"{_clip(kind)})"
     )
     if isinstance(status, int) and 400 <= status < 500:
         raise JobFailure(f"{key}: {message}")
@@ -238,27 +255,29 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
     version.
     """
     try:
-        spans = [
-            (span["version"], span["start"], span["end"])
-            for span in meta.get("weight_versions") or ()
-        ]
-        if not all(
-            type(name) is str and type(start) is type(end) is int for name, start, end in spans
-        ):
-            raise TypeError("a span needs a name and two integers")
-        kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
+        spans = [_span(span) for span in meta.get("weight_versions") or ()]
     except (TypeError, LookupError) as e:
         raise RequestFailed(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
-    if not kept:
-        kept = (VersionSpan(_clip(meta.get("weight_version", "default")), 0, length),)
+    filled = tuple(span for span in spans if span.start < span.end)
+    if not filled:
+        filled = (VersionSpan(_clip(meta.get("weight_version", "default")), 0, length),)
     reached = 0
-    for span in kept:
+    for span in filled:
         if span.start != reached:
             break
         reached = span.end
     if reached != length:
-        raise RequestFailed(f"weight_versions {_clip(spans)} do not tile {length} tokens")
-    return kept
+        ranges = [(span.version, span.start, span.end) for span in spans]
+        raise RequestFailed(f"weight_versions {_clip(ranges)} do not tile {length} tokens")
+    return filled
+
+
+def _span(reported: Any) -> VersionSpan:
+    """Raises TypeError, LookupError."""
+    version, start, end = reported["version"], reported["start"], reported["end"]
+    if type(version) is not str or type(start) is not int or type(end) is not int:
+        raise TypeError("a span needs a name and two integers")
+    return VersionSpan(version, start, end)
 
 
 def read_error(body: bytes) -> str:
@@ -281,7 +300,8 @@ def read_error(body: bytes) -> str:
 
 def _clip(value: object) -> str:
     """A value from an engine as one line of bounded length."""
-    text = " ".join(
-        (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).split()
-    )
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = " ".join(text.split())
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return text[:MAX_MESSAGE] + " ..."

@@ -57,7 +57,8 @@ class PromptWriter:
         owner = id(ids)
         reference, before = self._written.get(owner, _NOT_WRITTEN)
         if reference() is not ids:
-            reference, prompt = weakref.ref(ids, partial(self._forget, owner)), write_ids(ids)
+            reference = weakref.ref(ids, partial(self._forget, owner))
+            prompt = write_ids(ids)
         elif before.length == len(ids) and before.last == ids[-1]:
             return before
         else:
@@ -71,11 +72,13 @@ class PromptWriter:
 
 def write_ids(ids: array[int]) -> Prompt:
     """The ids, at least one, written from the first to the last."""
-    blocks = [_block(ids[at : at + BLOCK].tobytes()) for at in range(1, len(ids), BLOCK)]
-    highest = max((highest for _, highest in blocks), default=0)
-    return Prompt(
-        (b"%d" % ids[0], *(digits for digits, _ in blocks)), len(ids), ids[-1], max(highest, ids[0])
-    )
+    pieces = [b"%d" % ids[0]]
+    highest = ids[0]
+    for start in range(1, len(ids), BLOCK):
+        digits, highest_of_block = _block(ids[start : start + BLOCK].tobytes())
+        pieces.append(digits)
+        highest = max(highest, highest_of_block)
+    return Prompt(tuple(pieces), len(ids), ids[-1], highest)
 
 
 _NOT_WRITTEN: tuple[Callable[[], array[int] | None], Prompt] = (
@@ -89,10 +92,10 @@ def _extended(before: Prompt, ids: array[int]) -> Prompt:
     at = before.length
     if at > len(ids) or ids[at - 1] != before.last:  # it did not only grow
         return write_ids(ids)
-    new = [ids[start : start + BLOCK].tolist() for start in range(at, len(ids), BLOCK)]
-    return Prompt(
-        (*before.pieces, *map(_digits, new)), len(ids), ids[-1], max(before.highest, *map(max, new))
-    )
+    blocks = [ids[start : start + BLOCK].tolist() for start in range(at, len(ids), BLOCK)]
+    pieces = (*before.pieces, *map(_digits, blocks))
+    highest = max(before.highest, *map(max, blocks))
+    return Prompt(pieces, len(ids), ids[-1], highest)
 
 
 @lru_cache(1024)  # blocks of first prompts: 2.7 MB, the beginnings of some fifty system prompts
@@ -156,15 +159,15 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 def collapsed(ids: array[int], token: int) -> array[int]:
     """The ids with one `token` in place of each run of it."""
-    found = array("I")
+    single = array("I")
     at = 0
     while at < len(ids):
         try:
             start = ids.index(token, at)
         except ValueError:
             break
-        found += ids[at : start + 1]
+        single += ids[at : start + 1]
         at = start + 1
         while at < len(ids) and ids[at] == token:
             at += 1
-    return found + ids[at:]
+    return single + ids[at:]

@@ -30,12 +30,12 @@ def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, len
 
     Raises EngineFailure when there is none, EngineBreach when it is not what was asked for.
     """
-    text, shape = meta.get(FIELD), routing.shape
+    text = meta.get(FIELD)
+    shape = routing.shape
     if text is None:
         raise EngineFailure(
-            f"{key}: the engine reports no routed experts: start SGLang with {FLAG}. "
-            "sglang-router drops the wish for"
-            " them; smg does not"
+            f"{key}: the engine reports no routed experts: start SGLang with {FLAG}. sglang-router "
+            "drops the wish for them; smg does not"
         )
     where = f"{key}: the engine's routed experts"
     try:
@@ -45,11 +45,14 @@ def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, len
     rows = length - 1 - routing.start
     width = shape.layers * shape.top_k
     if len(ids) != rows * width * ID_BYTES:
-        found, rest = divmod(len(ids), rows * ID_BYTES)
-        have = f"{found} a token" if not rest else f"{len(ids) // ID_BYTES} for {rows} tokens"
+        width_here, rest = divmod(len(ids), rows * ID_BYTES)
+        if not rest:
+            have = f"{width_here} a token"
+        else:
+            have = f"{len(ids) // ID_BYTES} for {rows} tokens"
         raise EngineBreach(
-            f"{where} are {have}, and the job says {shape.layers} layers x top "
-            f"{shape.top_k} = {width}"
+            f"{where} are {have}, and the job says {shape.layers} layers x top {shape.top_k} = "
+            f"{width}"
         )
     return shape.part(_compact(ids, shape, where))
 
@@ -60,17 +63,22 @@ def _compact(ids: bytes, shape: ExpertShape, where: str) -> bytes:
     if any(map(any, rest)):
         raise EngineBreach(f"{where} have an id that is no expert's: negative or above 65535")
     if shape.dtype == "uint8":
-        highest, data = 256 if any(high) else max(low), low
+        highest = 256 if any(high) else max(low)
+        data = low
     else:
         both = bytearray(2 * len(low))
-        both[0::2], both[1::2] = low, high
+        both[0::2] = low
+        both[1::2] = high
         data = bytes(both)
         numbers = array("H", data)
         if sys.byteorder == "big":
             numbers.byteswap()
         highest = max(numbers)
     if highest >= shape.experts:
-        number = "above 255" if shape.dtype == "uint8" and highest == 256 else str(highest)
+        if shape.dtype == "uint8" and highest == 256:
+            number = "above 255"
+        else:
+            number = str(highest)
         raise EngineBreach(
             f"{where} name expert {number}, and the job says {shape.experts} experts"
         )
@@ -89,6 +97,6 @@ def _check_captured(data: bytes, shape: ExpertShape, where: str) -> None:
         if data[at : at + len(empty)] == empty:
             row = at // len(empty)
             raise EngineBreach(
-                f"{where} were not recorded: row {row} has nothing but 0, as no "
-                "forward pass writes it"
+                f"{where} were not recorded: row {row} has nothing but 0, as no forward pass "
+                "writes it"
             )

@@ -1,8 +1,8 @@
-"""Looks at how busy the engines are, now and then, in one thread of the process, and at which of
-them generate nothing.
+"""Watches the load of the engines in one thread of the process, and finds those that generate
+nothing.
 
-An engine is asked only while episodes of this process are on it. All of it is for people: nothing
-is decided by it. It knows nothing of HTTP.
+An engine is asked only while episodes of this process are on it. The figures are for people:
+nothing is decided by them. It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class LoadWatch:
         self._clock = clock
         self._idle: dict[str, Idle] = {}
         self._loads: dict[str, EngineLoad] = {}
-        self._told: dict[str, tuple[EngineLoad | None, float]] = {}
-        """What each engine told last, None when it did not answer, and since when it tells the
-        same.
+        self._reports: dict[str, tuple[EngineLoad | None, float]] = {}
+        """Last report of each engine, None when it did not answer, and the time since when it is
+        the same.
         """
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-load-watch", daemon=True)
@@ -81,7 +81,7 @@ class LoadWatch:
         return self._idle.get(url)
 
     def load(self, url: str) -> EngineLoad | None:
-        """What that engine said last; None when it has no episodes, or does not tell."""
+        """Last report of that engine; None when it has no episodes, or does not report."""
         return self._loads.get(url)
 
     def look(self, engine: SGLangEngine) -> None:
@@ -89,11 +89,12 @@ class LoadWatch:
         url = engine.url
         if not engine.available or not self._placement.episodes(url):
             self._loads.pop(url, None)
-            self._told.pop(url, None)
+            self._reports.pop(url, None)
             self._idle.pop(url, None)
             return
         self._ask_load(engine)
-        if (idle := self._why_idle(engine)) is None:
+        idle = self._why_idle(engine)
+        if idle is None:
             self._idle.pop(url, None)
         else:
             self._idle[url] = idle
@@ -101,9 +102,9 @@ class LoadWatch:
     def _why_idle(self, engine: SGLangEngine) -> Idle | None:
         if engine.longest_wait_s() < SLOW_S:
             return None
-        told, since = self._told.get(engine.url, (None, math.inf))
+        report, since = self._reports.get(engine.url, (None, math.inf))
         same_s = self._clock() - since
-        if told is None and same_s >= 0:  # it would not say either that it is paused
+        if report is None and same_s >= 0:  # it would not say either that it is paused
             return Idle.STALLED if same_s >= UNANSWERED_S else None
         if engine.control.paused():
             return Idle.PAUSED
@@ -111,17 +112,18 @@ class LoadWatch:
 
     def _ask_load(self, engine: SGLangEngine) -> None:
         url = engine.url
-        if left := self._silent.pop(url, 0):
+        left = self._silent.pop(url, 0)
+        if left:
             self._silent.update({url: left - 1} if left > 1 else {})
             return
-        asked = self._clock()
+        asked_at = self._clock()
         try:
             load = engine.control.load()
         except Exception as e:
             # Whether the engine is away is for others to find; the looks at the other engines must
             # go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
-            self._note(url, None, asked)
+            self._record(url, None, asked_at)
             return
         if load is None:
             self._silent[url] = 30  # looks for which it is not asked again
@@ -129,10 +131,10 @@ class LoadWatch:
         else:
             self._loads[url] = load
         if load is None or not load.shows_progress:
-            self._told.pop(url, None)
+            self._reports.pop(url, None)
         else:
-            self._note(url, load, asked)
+            self._record(url, load, asked_at)
 
-    def _note(self, url: str, told: EngineLoad | None, at: float) -> None:
-        if url not in self._told or self._told[url][0] != told:
-            self._told[url] = told, at
+    def _record(self, url: str, report: EngineLoad | None, at: float) -> None:
+        if url not in self._reports or self._reports[url][0] != report:
+            self._reports[url] = report, at

@@ -1,4 +1,4 @@
-"""Which engine an episode plays on.
+"""Chooses the engine that an episode plays on.
 
 A group has an order of the engines, by rendezvous hashing (Thaler and Ravishankar, 1998), and its
 episodes go to the first one that has not more than its share: consistent hashing with bounded loads
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 FULL = 1.25
-"""How many times its share of the episodes an engine may have before new ones go elsewhere."""
+"""Multiple of its share of the episodes that an engine may have before new ones go elsewhere."""
 NEVER_FULL = 8
 """So many episodes are never too many for an engine, so that a usual group stays together."""
 
@@ -49,7 +49,7 @@ class EnginePlacement:
             self._leave(episode)
 
     def episodes(self, url: str) -> int:
-        """How many episodes are on that engine."""
+        """Number of episodes on that engine."""
         with self._lock:
             return self._episodes[url]
 
@@ -70,7 +70,8 @@ class EnginePlacement:
         return max(NEVER_FULL, math.ceil(times * share))
 
     def _leave(self, episode: str) -> None:
-        if (url := self._where.pop(episode, None)) is not None:
+        url = self._where.pop(episode, None)
+        if url is not None:
             self._episodes[url] -= 1
 
 

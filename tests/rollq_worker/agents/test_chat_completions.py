@@ -125,7 +125,7 @@ def test_messages_in_normal_form() -> None:
         },
         {"role": "tool", "tool_call_id": "a", "content": "x"},
     ]
-    assert shown.asked == {}
+    assert shown.options == {}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_what_frameworks_add_for_other_services_changes_nothing(more: dict[str, 
     ],
 )
 def test_values_that_say_what_happens_anyway(more: dict[str, Any]) -> None:
-    assert read({**ASK, **more}).asked == {}
+    assert read({**ASK, **more}).options == {}
 
 
 def turn(**more: Any) -> list[dict[str, Any]]:
@@ -200,10 +200,10 @@ def test_a_schema_for_the_reply_becomes_a_grammar() -> None:
             },
         }
     )
-    assert asked.asked == {
+    assert asked.options == {
         "json_schema": '{"properties": {"a": {"type": "string"}}, "type": "object"}'
     }
-    assert read({**ASK, "response_format": {"type": "text"}}).asked == {}
+    assert read({**ASK, "response_format": {"type": "text"}}).options == {}
 
 
 def test_no_tools_when_none_may_be_called() -> None:

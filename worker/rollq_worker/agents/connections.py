@@ -55,7 +55,8 @@ class Connections(web.Server):
 
     def has_shown_the_key(self, handler: web.RequestHandler) -> None:
         """This connection is no stranger's."""
-        if stranger := self._strangers.pop(handler, None):
+        stranger = self._strangers.pop(handler, None)
+        if stranger:
             stranger[1].cancel()
 
     def _lost(self, handler: web.RequestHandler) -> None:

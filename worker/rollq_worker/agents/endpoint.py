@@ -81,7 +81,7 @@ class AgentEndpoint:
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _PendingTurn:
     """A request for a turn that is under way."""
 
     dialect: Dialect
@@ -115,7 +115,7 @@ class _Served:
     def __init__(self, episode: AgentEpisode) -> None:
         self.key = f"rollq-{secrets.token_urlsafe(24)}"
         self._episode = episode
-        self._asked: list[_Asked] = []
+        self._pending: list[_PendingTurn] = []
         self._bodies: dict[int, int] = {}
         """The size of each request that is under way or waits, by its `id`."""
         self._free = asyncio.Semaphore(THREADS)
@@ -166,20 +166,19 @@ class _Served:
                 )
             return await route(request)
         except RequestRefused as e:
-            e.__traceback__ = (
-                None  # its frames hold what was asked, and it, until somebody collects garbage
-            )
+            # its frames hold the request, and it, until somebody collects garbage
+            e.__traceback__ = None
             refused = e
         except web.HTTPRequestEntityTooLarge:
             refused = RequestRefused("the request is too large", status=413)
-        dialect = messages if request.path.startswith("/v1/messages") else chat_completions
-        return web.json_response(dialect.error(refused), status=refused.status)
+        is_anthropic = request.path.startswith("/v1/messages")
+        error = messages.error if is_anthropic else chat_completions.error
+        return web.json_response(error(refused), status=refused.status)
 
     def _authorise(self, request: web.BaseRequest) -> None:
-        given = request.headers.get("x-api-key") or request.headers.get(
-            "Authorization", ""
-        ).removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = request.headers.get("x-api-key") or bearer
+        if not hmac.compare_digest(key.encode("utf-8", "surrogateescape"), self.key.encode()):
             raise RequestRefused(
                 "this is not the key of this episode", code="invalid_api_key", status=401
             )
@@ -189,13 +188,16 @@ class _Served:
         """A block in which the request takes one of the episode's places. Raises RequestRefused
         when there is none.
         """
-        known = http.content_length is not None and "Content-Encoding" not in http.headers
-        size = min(http.content_length or 0, LARGEST_BODY) if known else LARGEST_BODY
+        is_length_known = http.content_length is not None and "Content-Encoding" not in http.headers
+        if is_length_known:
+            size = min(http.content_length or 0, LARGEST_BODY)
+        else:
+            size = LARGEST_BODY
         held = sum(self._bodies.values())
         if len(self._bodies) >= REQUESTS or held + size > BODIES:
             raise RequestRefused(
-                f"{len(self._bodies)} requests of {held} bytes are under way; at most "
-                f"{REQUESTS} of {BODIES} may be",
+                f"{len(self._bodies)} requests of {held} bytes are under way; at most {REQUESTS} "
+                f"of {BODIES} may be",
                 code="rate_limit_exceeded",
                 status=429,
             )
@@ -212,49 +214,54 @@ class _Served:
 
     async def _complete(self, dialect: Dialect, http: web.BaseRequest) -> web.StreamResponse:
         with self._place(http):
-            body, moved = await self._read(http), asyncio.get_running_loop().create_future()
-            again = (
-                asked for asked in self._asked if (asked.dialect, asked.body) == (dialect, body)
-            )
-            asked = next(
-                (asked for asked in again if asked.has_hung_up() and not asked.is_dropped()), None
-            )
-            if asked is None:
-                asked = _Asked(dialect, body, http, moved)
+            body = await self._read(http)
+            moved = asyncio.get_running_loop().create_future()
+            pending = self._sent_again(dialect, body)
+            if pending is None:
+                pending = _PendingTurn(dialect, body, http, moved)
                 answer = partial(self._answer, dialect)
-                asked.answer = asyncio.ensure_future(
-                    self._in_thread(asked.has_hung_up, answer, body)
+                pending.answer = asyncio.ensure_future(
+                    self._in_thread(pending.has_hung_up, answer, body)
                 )
-                asked.answer.add_done_callback(
-                    asyncio.Future.exception
-                )  # nobody may be left who asks for it
-                self._asked.append(asked)
+                # nobody may be left who asks for it
+                pending.answer.add_done_callback(asyncio.Future.exception)
+                self._pending.append(pending)
             else:
-                asked.moved.set_result(None)
-                asked.http, asked.moved = http, moved
+                pending.moved.set_result(None)
+                pending.http = http
+                pending.moved = moved
             try:
-                await asyncio.wait((asked.answer, moved), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((pending.answer, moved), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 if not moved.done():
-                    self._asked.remove(asked)
+                    self._pending.remove(pending)
             if moved.done():
-                return web.Response(
-                    status=499
-                )  # its client has sent it again, and that request takes the answer
-            return await self._reply(asked, *asked.answer.result())
+                # its client has sent it again, and that request takes the answer
+                return web.Response(status=499)
+            return await self._reply(pending, *pending.answer.result())
 
-    async def _reply(self, asked: _Asked, request: TurnRequest, turn: Turn) -> web.StreamResponse:
-        if asked.has_hung_up():
+    def _sent_again(self, dialect: Dialect, body: bytes) -> _PendingTurn | None:
+        """The same request of a client that has hung up since, if there is one."""
+        for pending in self._pending:
+            is_same = pending.dialect == dialect and pending.body == body
+            if is_same and pending.has_hung_up() and not pending.is_dropped():
+                return pending
+        return None
+
+    async def _reply(
+        self, pending: _PendingTurn, request: TurnRequest, turn: Turn
+    ) -> web.StreamResponse:
+        if pending.has_hung_up():
             self._episode.not_delivered(turn)
             return web.Response(status=499)
         if not request.stream:
-            return web.json_response(asked.dialect.reply(turn, request))
+            return web.json_response(pending.dialect.reply(turn, request))
         stream = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         with suppress(ConnectionError):
-            await stream.prepare(asked.http)
-            for event in asked.dialect.stream(turn, request):
+            await stream.prepare(pending.http)
+            for event in pending.dialect.stream(turn, request):
                 await stream.write(event)
         return stream
 
@@ -280,7 +287,7 @@ class _Served:
         return web.json_response(model())
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
-        """What the episode is about: `{"messages": [...], "tools": [...]}`."""
+        """The task of the episode: `{"messages": [...], "tools": [...]}`."""
         return web.json_response(
             {"messages": self._episode.world.opening, "tools": self._episode.world.tools}
         )
@@ -296,19 +303,17 @@ class _Served:
 
     def _act(self, body: bytes) -> Observation:
         step = _json(body)
-        name, arguments = (
-            (step.get("name"), step.get("arguments", {}))
-            if isinstance(step, dict)
-            else (None, None)
-        )
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
-        return self._episode.step(name, arguments)
+        if isinstance(step, dict):
+            name = step.get("name")
+            arguments = step.get("arguments", {})
+            if isinstance(name, str) and name and isinstance(arguments, dict):
+                return self._episode.step(name, arguments)
+        raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
 
     async def _in_thread(
         self, has_hung_up: Callable[[], bool], function: Callable[[bytes], Any], body: bytes
     ) -> Any:
-        """What the function returns for the body. One whose client has gone is dropped before it
+        """Result of the function for the body. A request whose client has gone is dropped before it
         begins.
         """
         async with self._free:

@@ -25,7 +25,7 @@ from rollq.job import Job, Json
 from rollq_worker.agents.growth import Growth, Spent
 from rollq_worker.agents.recorded import AgentJournal, Answers, replayed
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
-from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_asked
+from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_options
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
@@ -34,7 +34,7 @@ from rollq_worker.text.whole_text import whole_json
 
 
 class AgentEpisode:
-    """What an agent program does in one attempt."""
+    """The turns and steps of an agent program in one attempt."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class AgentEpisode:
         """Turns that were begun, and the number of the next one. A turn that a kill cut off left a
         gap.
         """
-        self._asking = 0
+        self._requests_under_way = 0
         """Number of requests under way."""
-        self._asked = 0
+        self._requests_so_far = 0
         """Number of requests so far."""
         self._growth = Growth()
         self._failure: BaseException | None = None
@@ -102,11 +102,9 @@ class AgentEpisode:
         with self._lock:
             self._check_going_on()
             place = self._tree.prompt_for(request)
-        return (
-            len(place[0].trace.ids) + len(place[1].ids)
-            if isinstance(place, tuple)
-            else len(place.ids)
-        )
+        if isinstance(place, tuple):
+            return len(place[0].trace.ids) + len(place[1].ids)
+        return len(place.ids)
 
     def not_delivered(self, turn: Turn) -> None:
         """The agent has hung up before it was given this turn. It is there for the same request,
@@ -138,7 +136,7 @@ class AgentEpisode:
             self._check_going_on()
             turn = self._recorded(request)
             if turn is not None and turn.message is not None:
-                return self._given(turn)
+                return self._delivered(turn)
             turn = turn or self._begin(request)
         self._sample(turn, request)
         with self._lock:
@@ -147,11 +145,12 @@ class AgentEpisode:
             if turn.message is None:  # interrupted, and then there was no room
                 self._tree.end(turn, cut=True)
             self._journal.write()
-            return self._given(turn)
+            return self._delivered(turn)
 
-    def _given(self, turn: Turn) -> Turn:
+    def _delivered(self, turn: Turn) -> Turn:
         assert turn.message is not None, "it is over"
-        self.refused, self.answer = None, turn.message["content"]
+        self.refused = None
+        self.answer = turn.message["content"]
         return turn
 
     def _recorded(self, request: TurnRequest) -> Turn | None:
@@ -159,12 +158,19 @@ class AgentEpisode:
         RequestRefused for a request that was refused before, which no journal says.
         """
         turn = self._answers.take(request)
-        if turn is None and self._asking == 1 and (divergence := self._answers.divergence(request)):
+        if turn is not None or self._requests_under_way != 1:
+            return turn
+        divergence = self._answers.divergence(request)
+        if divergence:
             self._place(request)
             # Of several requests at once, this one may not have been answered when the journal
             # ended. Then another one follows within two seconds.
-            before = self._asked
-            if not self._company.wait_for(lambda: self._asked > before or self._over, 2.0):
+            before = self._requests_so_far
+
+            def another_came() -> bool:
+                return self._requests_so_far > before or self._over
+
+            if not self._company.wait_for(another_came, 2.0):
                 raise divergence
             self._check_going_on()
         return turn
@@ -191,7 +197,8 @@ class AgentEpisode:
             self._record(place[1])
         else:
             trace = place
-        self._turns, self._number = self._turns + 1, self._number + 1
+        self._turns += 1
+        self._number += 1
         return self._tree.begin(trace, self._number - 1, job)
 
     def _place(self, request: TurnRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
@@ -199,18 +206,22 @@ class AgentEpisode:
         RequestRefused.
         """
         try:
-            job = with_asked(self.job, request.asked)
+            job = with_options(self.job, request.options)
         except ContractError as e:
             raise RequestRefused(str(e)) from e
         place = self._tree.prompt_for(request)
-        ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
+        if isinstance(place, tuple):
+            ids = place[0].trace.ids + place[1].ids
+        else:
+            ids = place.ids
         if room(self.job, self._engine, len(ids)) <= 0:
             raise self._no_room()
         return job, place
 
     def _sample(self, turn: Turn, request: TurnRequest) -> None:
         """Sample the turn, and go on when its generation is interrupted."""
-        trace, sampler = turn.trace, self._sampler(turn)
+        trace = turn.trace
+        sampler = self._sampler(turn)
         while True:
             trace.checks.check_request(trace.ids)
             piece = sampler.generate(
@@ -220,7 +231,7 @@ class AgentEpisode:
                 return
             over = sampler.is_over(piece)
             if sampler.is_kept(piece):
-                piece = replace(piece, trace=trace.number, asked=request.asked)
+                piece = replace(piece, trace=trace.number, asked=request.options)
                 with self._lock:
                     if self._over:
                         raise self._refusal()
@@ -242,8 +253,8 @@ class AgentEpisode:
     def _no_room(self) -> RequestRefused:
         self.refused = Stop.LENGTH
         return RequestRefused(
-            "the conversation leaves no room for a turn in the job's max_tokens or in "
-            "the model's context",
+            "the conversation leaves no room for a turn in the job's max_tokens or in the model's "
+            "context",
             param="messages",
             code="context_length_exceeded",
         )
@@ -258,15 +269,15 @@ class AgentEpisode:
     @contextmanager
     def _one_more(self) -> Iterator[None]:
         with self._lock:
-            self._asking += 1
-            self._asked += 1
+            self._requests_under_way += 1
+            self._requests_so_far += 1
             self._company.notify_all()
         self.wake()
         try:
             yield
         finally:
             with self._lock:
-                self._asking -= 1
+                self._requests_under_way -= 1
             self.wake()
 
     # What the attempt's own thread does.
@@ -279,7 +290,7 @@ class AgentEpisode:
         The time for which the agent is at work by itself is spent in a block of `idle`.
         """
         while True:
-            busy = self._asking > 0
+            busy = self._requests_under_way > 0
             try:
                 with nullcontext() if busy else idle():
                     work = self._next_work(ended, busy)
@@ -291,7 +302,7 @@ class AgentEpisode:
                 raise
             if work is not None:
                 self._carry_out(*work)
-            elif ended() and not self._asking:
+            elif ended() and not self._requests_under_way:
                 return
 
     def _next_work(
@@ -302,14 +313,14 @@ class AgentEpisode:
             try:
                 work = self._work.get(timeout=0.2)
             except Empty:
-                with (
-                    errors_become(EngineFailure, "the engine")
-                    if busy
-                    else errors_become(AgentFailure, "the agent")
-                ):
+                waits_for = errors_become(AgentFailure, "the agent")
+                if busy:
+                    waits_for = errors_become(EngineFailure, "the engine")
+                with waits_for:
                     self._journal.check()
                 work = None
-            if work is not None or self._failure is not None or (self._asking > 0) is not busy:
+            is_busy = self._requests_under_way > 0
+            if work is not None or self._failure is not None or is_busy is not busy:
                 return work
             if ended():
                 return None
@@ -319,7 +330,7 @@ class AgentEpisode:
         the job goes back.
         """
         until = time.monotonic() + 3.0
-        while self._asking and time.monotonic() < until:
+        while self._requests_under_way and time.monotonic() < until:
             time.sleep(0.01)
 
     def _carry_out(self, action: Action, made: Future[Observation]) -> None:
@@ -351,14 +362,17 @@ class AgentEpisode:
             if not any(isinstance(event, Sampled) for event in self.events):
                 if self.refused is Stop.LENGTH:
                     raise JobFailure(
-                        "the agent's first prompt leaves no room in max_tokens or in "
-                        "the model's context"
+                        "the agent's first prompt leaves no room in max_tokens or in the model's "
+                        "context"
                     )
                 raise AgentFailure("the agent ended without a turn")
             for leaf in self._tree.leaves():
                 self._tree.answer(leaf)
                 self._record(leaf)
-        stop = Stop.DONE if self.world.done or self.refused is None else self.refused
+        if self.world.done or self.refused is None:
+            stop = Stop.DONE
+        else:
+            stop = self.refused
         return self.world.close(stop, "the agent ended" if stop is Stop.DONE else stop.value)
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
-"""How far the journal of an agent program's episode has grown, and where that ends. It knows events
-only.
+"""The size of the journal of an agent program's episode, and its limits.
+
+It knows events only.
 """
 
 import json

@@ -22,21 +22,22 @@ FILES = NamedFiles("ROLLQ_AGENT_FILES", what="agent", flag="--agent", default=la
 
 
 def is_program(name: str) -> bool:
-    """Whether a job's agent is a program, and not one of rollq's own strategies."""
+    """True if a job's agent is a program, and not one of rollq's own strategies."""
     return name not in AGENTS
 
 
 def agent_starter(job: Job) -> Starter:
-    """What starts the job's agent. Raises JobFailure, or ForOtherWorkers for a file that is not
+    """Starter of the job's agent. Raises JobFailure, or ForOtherWorkers for a file that is not
     here.
     """
-    name, args = job.agent, job.agent_args
-    for what, asked in (
+    name = job.agent
+    args = job.agent_args
+    for what, is_set in (
         ("history=template", job.history is History.TEMPLATE),
         ("routed_experts", job.routed_experts),
         ("context", job.context),
     ):
-        if asked:
+        if is_set:
             raise JobFailure(f"agent {name!r}: {what} is not for agent programs")
     if "@" in name:
         file = FILES.of(name)
@@ -44,16 +45,18 @@ def agent_starter(job: Job) -> Starter:
             start = partial(
                 AgentProcess, name, command_of(file.path), users=agent_users(), job_id=job.id
             )
-            return lambda given, on_end: start(given, args, on_end)
+            return lambda episode, on_end: start(episode, args, on_end)
         function = _function_in(file)
     else:
         function = function_named("agent", name, GROUP, frozenset(AGENTS))
     check_arguments("agent", name, function, 1, "agent_args", args)
-    return lambda given, on_end: AgentThread(name, function, given, args, on_end)
+    return lambda episode, on_end: AgentThread(name, function, episode, args, on_end)
 
 
 def check_agent(job: Job) -> str:
-    """What this machine does not know of the job's agent, which the workers may know; else empty.
+    """The part of the job's agent that this machine lacks, and that workers may have; "" if it
+    lacks nothing.
+
     Raises JobFailure for an agent that no worker can play.
     """
     try:

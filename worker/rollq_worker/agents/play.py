@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from rollq.env import RESPOND, Action, Environment, RewardFunction, User
-from rollq.env import Episode as Given
+from rollq.env import Episode as AgentsEpisode
 from rollq.errors import AgentFailure
 from rollq.events import Closed, Event
 from rollq.job import Job
@@ -23,7 +23,7 @@ from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.protocols import Engine
-from rollq_worker.text.whole_text import whole
+from rollq_worker.text.whole_text import whole_characters
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
@@ -64,7 +64,7 @@ def play_with_agent(
     )
     episode.world.open()
     with endpoint.serve(episode) as address:
-        program = start(_given(episode, address), episode.wake)
+        program = start(_for_agent(episode, address), episode.wake)
         try:
             episode.serve(program.ended, idle)
             closed = _close(episode, program)
@@ -75,9 +75,9 @@ def play_with_agent(
     return with_end(played, closed, reward)
 
 
-def _given(episode: AgentEpisode, address: Address) -> Given:
-    """What an agent may change: all episodes of an environment share its tools."""
-    return Given(
+def _for_agent(episode: AgentEpisode, address: Address) -> AgentsEpisode:
+    """A copy for the agent to change: all episodes of an environment share its tools."""
+    return AgentsEpisode(
         base_url=address.base_url,
         api_key=address.key,
         model=MODEL,
@@ -98,10 +98,11 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
         # it could not go on, because a budget is spent or the environment has ended the episode
         answer = ""
     else:
-        answer = answer if answer is not None or episode.world.acted else episode.answer
+        if answer is None and not episode.world.acted:
+            answer = episode.answer
     if answer and not episode.world.done:
-        episode.world.act(Action(RESPOND, {"content": whole(answer)}))
+        episode.world.act(Action(RESPOND, {"content": whole_characters(answer)}))
     closed = episode.close()
-    return (
-        replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed
-    )
+    if program.output:
+        return replace(closed, info={**closed.info, OUTPUT: program.output})
+    return closed

@@ -13,14 +13,13 @@ from rollq.errors import AgentFailure
 from rollq.events import Event, Message, Observed, Prompt, Sampled
 from rollq.job import Job
 from rollq_worker.agents.traces import TraceTree, Turn
-from rollq_worker.agents.turn_request import TurnRequest, asked_key, longer, with_asked
+from rollq_worker.agents.turn_request import TurnRequest, longer, options_key, with_options
 from rollq_worker.episode.sampler import Sampler
 from rollq_worker.protocols import Journal
 
 HINT = (
-    "an agent that is to resume must ask the same again: no clocks, random ids or "
-    "unordered results of parallel calls"
-    " in its messages"
+    "an agent that is to resume must ask the same again: no clocks, random ids or unordered "
+    "results of parallel calls in its messages"
 )
 
 
@@ -57,7 +56,7 @@ def replayed(
             if turn is None:
                 trace = tree.traces[event.trace or 0]
                 turn = turns[event.turn] = tree.begin(
-                    trace, event.turn, with_asked(job, event.asked)
+                    trace, event.turn, with_options(job, event.asked)
                 )
             tree.add(turn, event)
             sampler = sampler_of(turn)
@@ -77,32 +76,34 @@ class Answers:
     def __init__(self) -> None:
         self._turns: defaultdict[tuple[bytes, str], deque[Turn]] = defaultdict(deque)
         self._recorded: dict[int, Turn] = {}
-        """Those of an earlier attempt, by their number."""
+        """Turns of an earlier attempt, by their number."""
         self._overlap = False
-        """Whether the agent has asked several things at once."""
+        """True once the agent had several requests under way."""
         self._ended_at = 0.0
 
     def add(self, turn: Turn, *, recorded: bool) -> None:
-        asked = turn.pieces[-1].asked
-        self._turns[turn.digest, asked_key(asked)].append(turn)
+        options = turn.pieces[-1].asked
+        self._turns[turn.digest, options_key(options)].append(turn)
         if recorded:
-            first, last = turn.pieces[0], turn.pieces[-1]
+            first = turn.pieces[0]
+            last = turn.pieces[-1]
             self._overlap = self._overlap or first.at < self._ended_at
             self._ended_at = last.at + last.seconds
             self._recorded[turn.number] = turn
 
     def take(self, request: TurnRequest) -> Turn | None:
         """The turn that answers the request; None: the engine must be asked."""
-        key = request.digests[-1], asked_key(request.asked)
-        if not (waiting := self._turns.get(key)):
+        key = request.digests[-1], options_key(request.options)
+        waiting = self._turns.get(key)
+        if not waiting:
             return None
         turn = waiting.popleft()
         self._recorded.pop(turn.number, None)
         return turn
 
     def divergence(self, request: TurnRequest) -> AgentDiverged | None:
-        """What is wrong with a request that no turn answers, if the agent asks one thing at a time;
-        None when all turns were asked for, or some were under way at once.
+        """The error of a request that no turn answers, if the agent makes one request at a time;
+        None when all turns were requested, or some were under way at once.
         """
         if not self._recorded or self._overlap:
             return None
@@ -119,16 +120,17 @@ class Answers:
 
 def _difference(turn: Turn, request: TurnRequest) -> str:
     """Where a request differs from the one that a turn answered."""
-    known = turn.conversation
-    for n, (was, now) in enumerate(zip(known, request.messages, strict=False)):
+    conversation = turn.conversation
+    for n, (was, now) in enumerate(zip(conversation, request.messages, strict=False)):
         if longer(b"", was) != longer(b"", now):
             return f"message {n} of the agent's request was {_brief(was)} and is {_brief(now)} now"
-    if len(known) != len(request.messages):
-        return f"the agent's request had {len(known)} messages and has {len(request.messages)} now"
-    if asked_key(turn.pieces[-1].asked) != asked_key(request.asked):
+    if len(conversation) != len(request.messages):
+        count = len(request.messages)
+        return f"the agent's request had {len(conversation)} messages and has {count} now"
+    if options_key(turn.pieces[-1].asked) != options_key(request.options):
         return (
             f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for "
-            f"{request.asked!r:.200} now"
+            f"{request.options!r:.200} now"
         )
     return "the agent's request has other tools than before"
 

@@ -42,7 +42,7 @@ class Turn:
     """With what its request asks for."""
     pieces: list[Sampled] = field(default_factory=list)
     message: Message | None = None
-    """What the agent was given, once the turn is over."""
+    """The reply to the agent, once the turn is over."""
     read: ReadTurn | None = None
     end: int = 0
     """Number of ids in its trace up to its end."""
@@ -68,7 +68,7 @@ class Turn:
     def observed(
         self, replies: Sequence[Message], ids: array[int], seconds: float = 0.0
     ) -> Observed:
-        """What ends the turn, which is over: the replies to it, and the bridge behind them."""
+        """Event that ends the turn, which is over: the replies, and the bridge behind them."""
         assert self.message is not None and self.read is not None, "it is over"
         return Observed(
             turn=self.number,
@@ -133,7 +133,8 @@ class TraceTree:
         trace, or the turn that is to be answered and its answer. Changes nothing. Raises
         RequestRefused when the template cannot write it.
         """
-        if waiting := self._waiting.get(request.digests[-1]):
+        waiting = self._waiting.get(request.digests[-1])
+        if waiting:
             return waiting[0]
         try:
             return self._prompt_for(request)
@@ -144,14 +145,16 @@ class TraceTree:
 
     def _prompt_for(self, request: TurnRequest) -> Prompt | tuple[Turn, Observed]:
         with errors_become(JobFailure, "rendering the conversation"):
-            if (same := self._prompts.get(request.digests[-1])) is not None:
+            same = self._prompts.get(request.digests[-1])
+            if same is not None:
                 trace, length = same
                 return self._prompt(trace.ids[:length], request)
             for count in range(len(request.messages) - 1, 0, -1):
-                if (turn := self._turns.get(request.digests[count])) is not None:
-                    found = self._behind(turn, request, request.messages[count:])
-                    if found is not None:
-                        return found
+                turn = self._turns.get(request.digests[count])
+                if turn is not None:
+                    continuation = self._behind(turn, request, request.messages[count:])
+                    if continuation is not None:
+                        return continuation
             ids = self._renderer_of(request.tools).open(request.messages, request.tools)
             return self._prompt(ids, request)
 
@@ -161,10 +164,11 @@ class TraceTree:
     def _behind(
         self, turn: Turn, request: TurnRequest, replies: Sequence[Message]
     ) -> Prompt | tuple[Turn, Observed] | None:
-        """How the conversation goes on behind a finished turn; None where only the template can
-        say.
+        """Continuation of the conversation behind a finished turn; None where only the template can
+        write it.
         """
-        trace, message = turn.trace, turn.message
+        trace = turn.trace
+        message = turn.message
         assert message is not None, "it is over"
         last = trace.ids[turn.end - 1]
         if not trace.renderer.replying_roles(last).issuperset(
@@ -173,10 +177,10 @@ class TraceTree:
             return None
         try:
             with errors_become(JobFailure, "rendering the bridge"):
-                if (several := len(replies) > 1) or turn.cut:
-                    self._renderer_of(
-                        trace.tools, several=several, cut=turn.cut
-                    )  # whether it can be trusted
+                several = len(replies) > 1
+                if several or turn.cut:
+                    # whether it can be trusted
+                    self._renderer_of(trace.tools, several=several, cut=turn.cut)
                 ids = bridge_behind(trace.renderer, last, message, replies)
         except JobFailure:
             return None
@@ -209,7 +213,8 @@ class TraceTree:
     def begin(self, trace: Trace, number: int, job: Job) -> Turn:
         """The next turn of a trace that waits for one. `job` has what its request asks for."""
         waiting = self._waiting.pop(trace.digest, [])
-        if others := [other for other in waiting if other is not trace]:
+        others = [other for other in waiting if other is not trace]
+        if others:
             self._waiting[trace.digest] = others
         trace.turn = Turn(number, trace, trace.digest, len(trace.ids), len(trace.messages), job)
         trace.checks.sampled_as(job)
@@ -226,17 +231,18 @@ class TraceTree:
         """The turn is over. Returns it as the message that the agent is given."""
         turn.cut = cut
         trace = turn.trace
-        asked = turn.pieces[-1].asked
+        options = turn.pieces[-1].asked
         with errors_become(JobFailure, "reading the sampled turn"):
             read = turn.read = trace.renderer.read(turn.sampled)
         turn.end, turn.ended_at = len(trace.ids), time.time()
-        calls = read.calls[:1] if ONE_CALL in asked else read.calls
+        calls = read.calls[:1] if ONE_CALL in options else read.calls
         ids = self._call_ids.of(trace.renderer, read, calls)
         turn.message = assistant_message(read, list(zip(ids, calls, strict=True)))
-        stops = asked.get("stop", ())
+        stops = options.get("stop", ())
         for stop in [stops] if isinstance(stops, str) else stops:
-            turn.message["content"], found, _ = turn.message["content"].partition(stop)
-            turn.stop_text = found or turn.stop_text
+            content, matched, _ = turn.message["content"].partition(stop)
+            turn.message["content"] = content
+            turn.stop_text = matched or turn.stop_text
         self._turns[longer(turn.digest, turn.message)] = turn
         return turn.message
 
@@ -245,7 +251,7 @@ class TraceTree:
         self._prompts[trace.digest] = trace, len(trace.ids)
 
     def leaves(self) -> list[Observed]:
-        """What ends each trace whose last turn is over and has no answer."""
+        """Event that ends each trace whose last turn is over and has no answer."""
         last = [trace.turn for trace in self.traces if trace.turn is not None]
         return [
             turn.observed([], array("I"))

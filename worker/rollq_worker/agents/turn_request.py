@@ -1,4 +1,4 @@
-"""What an agent program asks for with one request, in the one form that all dialects are read into.
+"""One request of an agent program, in the form that all dialects are read into.
 
 It knows no tokens and no HTTP.
 """
@@ -14,7 +14,7 @@ from rollq.events import Message
 from rollq.job import Job, Json
 
 MAX_NEW_TOKENS, ONE_CALL = "max_new_tokens", "one_call"
-"""Entries of `TurnRequest.asked` that are no sampling parameters."""
+"""Entries of `TurnRequest.options` that are no sampling parameters."""
 _WRITTEN = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -25,7 +25,9 @@ class RequestRefused(Exception):
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
         super().__init__(message)
-        self.param, self.code, self.status = param, code, status
+        self.param = param
+        self.code = code
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +38,15 @@ class TurnRequest:
     """In normal form: content is a string, and keys without a value are left out."""
     tools: list[Json]
     """Schemas in OpenAI's form, as the chat template shows them."""
-    asked: Mapping[str, Json]
-    """What is asked for beside messages and tools: sampling parameters by the engine's names,
-    MAX_NEW_TOKENS, ONE_CALL.
+    options: Mapping[str, Json]
+    """Options beside messages and tools: sampling parameters by the engine's names, MAX_NEW_TOKENS,
+    ONE_CALL.
     """
     stream: bool = False
     usage: bool = False
     """A stream ends with the number of tokens."""
     repeated: Mapping[str, Json] = field(default_factory=dict)
-    """What the reply says again of the request."""
+    """Parts of the request that the reply repeats."""
     digests: Sequence[bytes] = field(init=False)
     """Of the conversation before the first message, and after each. Made once, in the request's own
     thread.
@@ -54,19 +56,21 @@ class TurnRequest:
         object.__setattr__(self, "digests", chains(self.tools, self.messages))
 
 
-def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
-    """The job with what a request asks for. A turn is never longer than the job's own. Raises
+def with_options(job: Job, options: Mapping[str, Json]) -> Job:
+    """The job with the options of a request. A turn is never longer than the job's own. Raises
     ContractError.
     """
-    if not asked:
+    if not options:
         return job
-    sampling = {
-        name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)
-    }
-    most = min(job.budget.max_new_tokens, asked.get(MAX_NEW_TOKENS, job.budget.max_new_tokens))
-    return replace(
-        job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most)
-    )
+    longest = job.budget.max_new_tokens
+    budget = replace(job.budget, max_new_tokens=min(longest, options.get(MAX_NEW_TOKENS, longest)))
+    return replace(job, sampling={**job.sampling, **sampling_of(options)}, budget=budget)
+
+
+def sampling_of(options: Mapping[str, Json]) -> dict[str, Json]:
+    """The sampling parameters among the options of a request."""
+    own = (MAX_NEW_TOKENS, ONE_CALL)
+    return {name: value for name, value in options.items() if name not in own}
 
 
 def longer(before: bytes, message: Message) -> bytes:
@@ -102,12 +106,12 @@ def _digest(before: bytes, text: bytes) -> bytes:
 
 def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
     """The digest before the first message, and the one after each."""
-    found = [_digest(b"", _WRITTEN(list(tools)).encode())]
+    digests = [_digest(b"", _WRITTEN(list(tools)).encode())]
     for message in messages:
-        found.append(longer(found[-1], message))
-    return found
+        digests.append(longer(digests[-1], message))
+    return digests
 
 
-def asked_key(asked: Mapping[str, Json]) -> str:
-    """What is asked, as one text that is the same for equal requests."""
-    return _WRITTEN(dict(asked))
+def options_key(options: Mapping[str, Json]) -> str:
+    """The options as one text that is the same for equal requests."""
+    return _WRITTEN(dict(options))

@@ -55,11 +55,13 @@ class World:
 
     def _reset(self) -> Observation:
         opening = self._environment.reset(self._user)
-        return opening if isinstance(opening, Observation) else Observation(opening)
+        if isinstance(opening, Observation):
+            return opening
+        return Observation(opening)
 
     @property
     def repeats(self) -> bool:
-        """Whether the next step is one that an earlier attempt made."""
+        """True if the next step is one that an earlier attempt made."""
         return bool(self._recording)
 
     def act(self, action: Action) -> Observation:
@@ -79,9 +81,8 @@ class World:
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")
-            observation = replace(
-                observation, done=bool(observation.done)
-            )  # numpy's is no bool to JSON
+            # numpy's is no bool to JSON
+            observation = replace(observation, done=bool(observation.done))
         self.done = self.done or observation.done
         recorded = recorded_action(
             action, observation.text, self._recording.user_messages, observation.reward
@@ -97,11 +98,12 @@ class World:
     def _check_repeated(self, action: Action) -> None:
         """Raises AgentDiverged for another action than the recorded one."""
         if isinstance(recorded := self._recording.next, Acted):
-            name, arguments = recorded.action["name"], dict(recorded.action["arguments"])
+            name = recorded.action["name"]
+            arguments = dict(recorded.action["arguments"])
             if (name, arguments) != (action.name, dict(action.arguments)):
                 raise AgentDiverged(
-                    f"the agent's step was {name}({arguments!r:.100}) and is"
-                    f" {action.name}({dict(action.arguments)!r:.100}) now; {HINT}"
+                    f"the agent's step was {name}({arguments!r:.100}) and is "
+                    f"{action.name}({dict(action.arguments)!r:.100}) now; {HINT}"
                 )
 
     def close(self, stop: Stop, unfinished: str) -> Closed:
@@ -110,5 +112,6 @@ class World:
 
     def check_finished(self) -> None:
         """Raises AgentDiverged when the agent has not made all recorded steps."""
-        if left := len(self._recording):
+        left = len(self._recording)
+        if left:
             raise AgentDiverged(f"the agent did not repeat {left} of its steps; {HINT}")

@@ -10,7 +10,7 @@ from rollq_worker.agents.turn_request import RequestRefused, TurnRequest
 
 
 class Dialect(Protocol):
-    """What reads requests of one form, and writes replies to them."""
+    """Reads requests of one form, and writes replies to them."""
 
     def read(self, body: Any) -> TurnRequest:
         """The request of a JSON body. Raises RequestRefused, which names what is wrong or not

@@ -49,51 +49,49 @@ PARAMETERS = Parameters(
     },
 )
 UNSEEN = ("strict", "cache_control")
-"""What the model is not shown of a tool."""
+"""Keys of a tool that the model is not shown."""
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 KNOWN_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_fields", "cache_control"}
-"""What frameworks add to messages for other services: it asks for nothing, and repeats the
+"""Keys that frameworks add to messages for other services. They ask for nothing, and repeat the
 reasoning at most.
 """
 
 
 def read(body: Any) -> TurnRequest:
-    given = object_of(body, "the body")
-    messages, tools, choice = (
-        given.pop("messages", None),
-        given.pop("tools", []),
-        given.pop("tool_choice", "auto"),
-    )
-    stream, options = flag_of(given.pop("stream", False), "stream"), given.pop("stream_options", {})
+    fields = object_of(body, "the body")
+    messages = fields.pop("messages", None)
+    tools = fields.pop("tools", [])
+    choice = fields.pop("tool_choice", "auto")
+    stream = flag_of(fields.pop("stream", False), "stream")
+    stream_options = fields.pop("stream_options", {})
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
     check_choice(choice)
-    if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
+    is_known = {"include_usage", "include_obfuscation"}.issuperset
+    if not isinstance(stream_options, dict) or not is_known(stream_options):
         raise RequestRefused("stream_options has include_usage only", param="stream_options")
-    asked: dict[str, Json] = {}
-    if not flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls"):
-        asked[ONE_CALL] = True
-    asked |= _grammar(given.pop("response_format", {"type": "text"}))
+    options: dict[str, Json] = {}
+    if not flag_of(fields.pop("parallel_tool_calls", True), "parallel_tool_calls"):
+        options[ONE_CALL] = True
+    options |= _grammar(fields.pop("response_format", {"type": "text"}))
     return TurnRequest(
         messages=checked_messages(
             [_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"
         ),
         tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
-        asked=PARAMETERS.read(given, asked),
+        options=PARAMETERS.read(fields, options),
         stream=stream,
-        usage=bool(options.get("include_usage")),
+        usage=bool(stream_options.get("include_usage")),
     )
 
 
-def _grammar(asked: Any) -> dict[str, Json]:
-    asked = asked if isinstance(asked, dict) else {}
-    schema = asked.get("json_schema")
-    return grammar(
-        asked.get("type"),
-        schema.get("schema") if isinstance(schema, dict) else None,
-        "response_format",
-    )
+def _grammar(form: Any) -> dict[str, Json]:
+    if not isinstance(form, dict):
+        form = {}
+    wrapper = form.get("json_schema")
+    schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+    return grammar(form.get("type"), schema, "response_format")
 
 
 def _function(tool: dict[str, Any]) -> Json:
@@ -102,39 +100,40 @@ def _function(tool: dict[str, Any]) -> Json:
 
 
 def _message(message: Any, where: str) -> Message:
-    given = {key: value for key, value in object_of(message, where).items() if value != []}
-    role = given.get("role")
+    fields = {key: value for key, value in object_of(message, where).items() if value != []}
+    role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestRefused(
             f"{where} has the role {role!r:.80}; there is {', '.join(sorted(ROLES))}", param=where
         )
-    if "reasoning" in given:  # what OpenRouter and vLLM call it
-        given.setdefault("reasoning_content", given.pop("reasoning"))
-    if unknown := sorted(given.keys() - KNOWN_KEYS - IGNORED_KEYS):
+    if "reasoning" in fields:  # what OpenRouter and vLLM call it
+        fields.setdefault("reasoning_content", fields.pop("reasoning"))
+    unknown = sorted(fields.keys() - KNOWN_KEYS - IGNORED_KEYS)
+    if unknown:
         raise RequestRefused(
             f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}"
         )
     shown: Message = {
         "role": "system" if role == "developer" else role,
-        "content": text_of(given.get("content"), where),
+        "content": text_of(fields.get("content"), where),
     }
     shown |= {
-        key: text_at(given, key, where)
+        key: text_at(fields, key, where)
         for key in ("name", "tool_call_id", "reasoning_content")
-        if key in given
+        if key in fields
     }
-    if "tool_calls" in given:
+    if "tool_calls" in fields:
         shown["tool_calls"] = [
-            _call(call, f"{where}.tool_calls") for call in list_of(given["tool_calls"], where)
+            _call(call, f"{where}.tool_calls") for call in list_of(fields["tool_calls"], where)
         ]
     return shown
 
 
 def _call(call: Any, where: str) -> Json:
-    given = object_of(call, where)
-    function = object_of(given.get("function"), f"{where}.function")
+    fields = object_of(call, where)
+    function = object_of(fields.get("function"), f"{where}.function")
     named = {key: text_at(function, key, f"{where}.function") for key in ("name", "arguments")}
-    return {"id": text_at(given, "id", where), "type": "function", "function": named}
+    return {"id": text_at(fields, "id", where), "type": "function", "function": named}
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
@@ -204,14 +203,13 @@ def models() -> dict[str, Any]:
 
 
 def _head(turn: Turn, kind: str) -> dict[str, Any]:
+    versions = turn.pieces[-1].versions
     return {
         "id": f"chatcmpl-{turn.number}",
         "object": kind,
         "created": int(turn.pieces[0].at),
         "model": MODEL,
-        "system_fingerprint": turn.pieces[-1].versions[-1].version
-        if turn.pieces[-1].versions
-        else None,
+        "system_fingerprint": versions[-1].version if versions else None,
     }
 
 
@@ -222,7 +220,8 @@ def _finish(turn: Turn) -> str:
 
 
 def _usage(turn: Turn) -> dict[str, Any]:
-    prompt, sampled = turn.begin, turn.end - turn.begin
+    prompt = turn.begin
+    sampled = turn.end - turn.begin
     cached = sum(piece.cached_tokens for piece in turn.pieces[:1])
     return {
         "prompt_tokens": prompt,

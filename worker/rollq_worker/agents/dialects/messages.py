@@ -40,7 +40,7 @@ PARAMETERS = Parameters(
     neutral={"service_tier": ("auto", "standard_only"), "mcp_servers": ([],)},
 )
 SHOWN_OF_TOOLS = {"name": "name", "description": "description", "input_schema": "parameters"}
-"""What the model is shown of a tool, and its name in OpenAI's form."""
+"""Keys of a tool that the model is shown, and their names in OpenAI's form."""
 KEPT_THOUGHTS: Sequence[Json] = (
     {"edits": []},
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -49,43 +49,43 @@ KEPT_THOUGHTS: Sequence[Json] = (
 
 
 def read(body: Any) -> TurnRequest:
-    given = object_of(body, "the body")
-    messages, system, tools = (
-        given.pop("messages", None),
-        given.pop("system", None),
-        given.pop("tools", []),
-    )
-    stream = flag_of(given.pop("stream", False), "stream")
-    choice = object_of(given.pop("tool_choice", {"type": "auto"}), "tool_choice")
+    fields = object_of(body, "the body")
+    messages = fields.pop("messages", None)
+    system = fields.pop("system", None)
+    tools = fields.pop("tools", [])
+    stream = flag_of(fields.pop("stream", False), "stream")
+    choice = object_of(fields.pop("tool_choice", {"type": "auto"}), "tool_choice")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
     check_choice(choice.get("type"))
-    if (
-        "thread" in given
-    ):  # by this code the anthropic package's tool runner knows that it can go on without
+    if "thread" in fields:
+        # by this code the anthropic package's tool runner knows that it can go on without
         raise RequestRefused(
             "thread is not supported here", param="thread", code="thread_unsupported_request"
         )
-    if given.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
+    if fields.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
-    asked: dict[str, Json] = {}
-    for name, value in object_of(given.pop("output_config", {}), "output_config").items():
+    options: dict[str, Json] = {}
+    for name, value in object_of(fields.pop("output_config", {}), "output_config").items():
         if name == "format":
             form = object_of(value, "output_config.format")
-            asked |= grammar(form.get("type"), form.get("schema"), "output_config.format")
+            options |= grammar(form.get("type"), form.get("schema"), "output_config.format")
         elif name != "effort":
             raise refused_value(f"output_config.{name}", value)
     if flag_of(
         choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"
     ):
-        asked[ONE_CALL] = True
-    shown = [{"role": "system", "content": text_of(system, "system")}] if system else []
+        options[ONE_CALL] = True
+    if system:
+        shown = [{"role": "system", "content": text_of(system, "system")}]
+    else:
+        shown = []
     for n, message in enumerate(messages):
         shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
     return TurnRequest(
         messages=checked_messages(shown, "messages"),
         tools=checked_tools(tools, "custom", _function) if choice["type"] == "auto" else [],
-        asked=PARAMETERS.read(given, asked),
+        options=PARAMETERS.read(fields, options),
         stream=stream,
     )
 
@@ -99,7 +99,8 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
     messages of their own. A system message in mid-conversation is shown as the user's: few
     templates take another, and none as the reply to a turn.
     """
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role == "assistant":
         return [_assistant(_blocks(content, where), where)]
     if role not in ("user", "system"):
@@ -120,11 +121,9 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
             )
         else:
             texts.append(block)
-    return (
-        [*results, {"role": "user", "content": text_of(texts, where)}]
-        if texts or not results
-        else results
-    )
+    if texts or not results:
+        return [*results, {"role": "user", "content": text_of(texts, where)}]
+    return results
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
@@ -149,9 +148,9 @@ def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
             thoughts.append(text_at(block, "thinking", where))
         elif kind != "redacted_thinking":
             texts.append(block)
-    said: Message = {"role": "assistant", "content": text_of(texts, where)}
-    said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
-    return {**said, "tool_calls": calls} if calls else said
+    turn: Message = {"role": "assistant", "content": text_of(texts, where)}
+    turn |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
+    return {**turn, "tool_calls": calls} if calls else turn
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
@@ -176,17 +175,14 @@ def _events(turn: Turn) -> Iterator[dict[str, Any]]:
         empty: dict[str, Any]
         match block["type"]:
             case "text":
-                empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+                empty = {"text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
             case "thinking":
-                empty, delta = (
-                    {"thinking": ""},
-                    {"type": "thinking_delta", "thinking": block["thinking"]},
-                )
+                empty = {"thinking": ""}
+                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
             case _:
-                empty, delta = (
-                    {"input": {}},
-                    {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
-                )
+                empty = {"input": {}}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
         yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
@@ -212,8 +208,10 @@ def _head(turn: Turn) -> dict[str, Any]:
 
 
 def _content(turn: Turn) -> list[dict[str, Any]]:
-    message, content = turn.message or {}, list[dict[str, Any]]()
-    if thought := message.get("reasoning_content"):
+    message = turn.message or {}
+    content = list[dict[str, Any]]()
+    thought = message.get("reasoning_content")
+    if thought:
         content.append({"type": "thinking", "thinking": thought, "signature": ""})
     if message.get("content"):
         content.append({"type": "text", "text": message["content"]})

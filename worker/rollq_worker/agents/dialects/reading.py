@@ -1,4 +1,4 @@
-"""What all dialects read alike: JSON objects, parts of text, tools, and what is asked of the
+"""The reading that all dialects share: JSON objects, parts of text, tools, and parameters of the
 sampling.
 
 The invariant: each parameter of a request is carried out, named as one without effect, or refused
@@ -15,7 +15,7 @@ from rollq.events import Message
 from rollq.job import Json
 from rollq.sampling import objection
 from rollq.wire.blob import plain
-from rollq_worker.agents.turn_request import MAX_NEW_TOKENS, ONE_CALL, RequestRefused
+from rollq_worker.agents.turn_request import MAX_NEW_TOKENS, RequestRefused, sampling_of
 from rollq_worker.episode.messages import checked_schemas
 
 
@@ -28,44 +28,46 @@ class Parameters:
     length: Sequence[str]
     """Of the longest turn in tokens."""
     without_effect: frozenset[str]
-    """What changes no reply here."""
+    """Parameters that change no reply here."""
     neutral: Mapping[str, Sequence[Json]]
     """Of these, only the given values are carried out."""
 
-    def read(self, given: Mapping[str, Any], known: Mapping[str, Json]) -> Mapping[str, Json]:
-        """`TurnRequest.asked`, with what is `known` of it. Raises RequestRefused, also for what the
-        engine or the journal does not take.
+    def read(self, fields: Mapping[str, Any], begun: Mapping[str, Json]) -> Mapping[str, Json]:
+        """`TurnRequest.options`: those that are `begun`, and those in the other fields of a body.
+
+        Raises RequestRefused, also for what the engine or the journal does not take.
         """
-        asked = dict(known)
-        for name, value in given.items():
+        options = dict(begun)
+        for name, value in fields.items():
             if name in self.sampling:
-                asked[self.sampling[name]] = value
+                options[self.sampling[name]] = value
             elif name in self.length:
                 if type(value) is not int or value < 1:
                     raise RequestRefused(f"{name} must be a whole number of at least 1", param=name)
-                asked[MAX_NEW_TOKENS] = value
+                options[MAX_NEW_TOKENS] = value
             elif name not in self.without_effect and value not in self.neutral.get(name, ()):
                 raise refused_value(name, value, self.neutral.get(name))
-        _check_asked(asked)
-        return asked
+        _check_options(options)
+        return options
 
 
 def refused_value(name: str, value: Any, neutral: Sequence[Json] | None = None) -> RequestRefused:
     """The refusal of a parameter, or of this value of it."""
-    known = "it is not supported here" if neutral is None else f"it can be {neutral[0]!r} only"
+    if neutral is None:
+        allowed = "it is not supported here"
+    else:
+        allowed = f"it can be {neutral[0]!r} only"
     return RequestRefused(
-        f"{name} is {str(value)[:80]!r}: {known}", param=name, code="unsupported_parameter"
+        f"{name} is {str(value)[:80]!r}: {allowed}", param=name, code="unsupported_parameter"
     )
 
 
-def _check_asked(asked: Mapping[str, Json]) -> None:
-    sampling = {
-        name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)
-    }
-    if why := objection(sampling, 1 << 30):
-        raise RequestRefused(why)
+def _check_options(options: Mapping[str, Json]) -> None:
+    problem = objection(sampling_of(options), 1 << 30)
+    if problem:
+        raise RequestRefused(problem)
     try:
-        plain(asked, "the request")
+        plain(options, "the request")
     except ContractError as e:
         raise RequestRefused(str(e)) from e
 
@@ -87,12 +89,13 @@ def checked_tools(
     """
     shown = []
     for n, tool in enumerate(list_of(tools, "tools")):
-        given = object_of(tool, f"tools[{n}]")
-        if (other := given.get("type", kind)) != kind:
+        fields = object_of(tool, f"tools[{n}]")
+        other = fields.get("type", kind)
+        if other != kind:
             raise RequestRefused(
                 f"tools[{n}] is {other!s:.80}: only {kind} tools are supported here", param="tools"
             )
-        shown.append({"type": "function", "function": function_of(given)})
+        shown.append({"type": "function", "function": function_of(fields)})
     try:
         return checked_schemas(plain(shown, "they are"))
     except (ContractError, TypeError, ValueError) as e:
@@ -143,11 +146,8 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
         return content or ""
     parts = list_of(content, where)
     for part in parts:
-        if not (
-            isinstance(part, dict)
-            and part.get("type") in kinds
-            and isinstance(part.get("text"), str)
-        ):
+        is_text = isinstance(part, dict) and part.get("type") in kinds
+        if not is_text or not isinstance(part.get("text"), str):
             raise RequestRefused(
                 f"{where}: only text is supported here, no images, sound or files", param=where
             )

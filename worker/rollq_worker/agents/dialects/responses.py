@@ -49,9 +49,9 @@ PARAMETERS = Parameters(
     },
 )
 TEXTS = ("input_text", "output_text", "text")
-"""What parts of text are called."""
+"""Types of parts of text."""
 SHOWN_OF_TOOLS = ("name", "description", "parameters")
-"""What the model is shown of a tool."""
+"""Keys of a tool that the model is shown."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -65,18 +65,18 @@ class Responses:
         """By the response's id: its turn, and whether the conversation begins with instructions."""
 
     def read(self, body: Any) -> TurnRequest:
-        given = object_of(body, "the body")
-        asked_for, instructions = given.pop("input", None), given.pop("instructions", None)
-        tools, choice = given.pop("tools", []), given.pop("tool_choice", "auto")
-        stream, before = (
-            flag_of(given.pop("stream", False), "stream"),
-            given.pop("previous_response_id", None),
-        )
+        fields = object_of(body, "the body")
+        items = fields.pop("input", None)
+        instructions = fields.pop("instructions", None)
+        tools = fields.pop("tools", [])
+        choice = fields.pop("tool_choice", "auto")
+        stream = flag_of(fields.pop("stream", False), "stream")
+        before = fields.pop("previous_response_id", None)
         check_choice(choice)
-        several = flag_of(given.pop("parallel_tool_calls", True), "parallel_tool_calls")
-        asked: dict[str, Json] = {} if several else {ONE_CALL: True}
-        asked |= _grammar(object_of(given.pop("text", {}), "text"))
-        messages = [*self._before(before), *_messages(asked_for)]
+        several = flag_of(fields.pop("parallel_tool_calls", True), "parallel_tool_calls")
+        options: dict[str, Json] = {} if several else {ONE_CALL: True}
+        options |= _grammar(object_of(fields.pop("text", {}), "text"))
+        messages = [*self._before(before), *_messages(items)]
         if not messages:
             raise RequestRefused("input must be a text or a list of items", param="input")
         if instructions is not None:
@@ -86,7 +86,7 @@ class Responses:
         return TurnRequest(
             messages=checked_messages(messages, "input"),
             tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
-            asked=PARAMETERS.read(given, asked),
+            options=PARAMETERS.read(fields, options),
             stream=stream,
             repeated={
                 "previous_response_id": before,
@@ -144,28 +144,31 @@ def _function(tool: dict[str, Any]) -> Json:
     return {name: tool[name] for name in SHOWN_OF_TOOLS if name in tool}
 
 
-def _messages(asked_for: Any) -> list[Message]:
+def _messages(items: Any) -> list[Message]:
     """The items in normal form. What the model said in one turn, its reasoning and calls, is one
     message.
     """
-    if asked_for is None or isinstance(asked_for, str):
-        return [{"role": "user", "content": asked_for}] if asked_for else []
+    if items is None or isinstance(items, str):
+        if items:
+            return [{"role": "user", "content": items}]
+        return []
     messages: list[Message] = []
-    for n, one in enumerate(list_of(asked_for, "input")):
+    for n, one in enumerate(list_of(items, "input")):
         where = f"input[{n}]"
         item = object_of(one, where)
         role = ROLES.get(str(item.get("role")))
         match item.get("type", "message"):
             case "message" if role == "assistant":
-                _said(messages)["content"] += text_of(item.get("content"), where, TEXTS)
+                _model_turn(messages)["content"] += text_of(item.get("content"), where, TEXTS)
             case "message" if role:
                 messages.append(
                     {"role": role, "content": text_of(item.get("content"), where, TEXTS)}
                 )
             case "reasoning":
-                if text := text_of(item.get("content"), where, ("reasoning_text",)):
-                    said = _said(messages)
-                    said["reasoning_content"] = said.get("reasoning_content", "") + text
+                text = text_of(item.get("content"), where, ("reasoning_text",))
+                if text:
+                    turn = _model_turn(messages)
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
                 function = {
                     "name": text_at(item, "name", where),
@@ -176,23 +179,21 @@ def _messages(asked_for: Any) -> list[Message]:
                     "type": "function",
                     "function": function,
                 }
-                _said(messages).setdefault("tool_calls", []).append(call)
+                _model_turn(messages).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                text, id = (
-                    text_of(item.get("output"), where, TEXTS),
-                    text_at(item, "call_id", where),
-                )
+                text = text_of(item.get("output"), where, TEXTS)
+                id = text_at(item, "call_id", where)
                 messages.append({"role": "tool", "tool_call_id": id, "content": text})
             case kind:
                 raise RequestRefused(
-                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is "
-                    "not supported here",
+                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is not "
+                    "supported here",
                     param=where,
                 )
     return messages
 
 
-def _said(messages: list[Message]) -> Message:
+def _model_turn(messages: list[Message]) -> Message:
     """The model's turn that the items before belong to, or a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
@@ -212,8 +213,11 @@ def _head(turn: Turn, request: TurnRequest) -> dict[str, Any]:
 
 
 def _output(turn: Turn) -> list[dict[str, Any]]:
-    message, output, done = turn.message or {}, list[dict[str, Any]](), {"status": "completed"}
-    if thought := message.get("reasoning_content"):
+    message = turn.message or {}
+    output = list[dict[str, Any]]()
+    done = {"status": "completed"}
+    thought = message.get("reasoning_content")
+    if thought:
         part = {"type": "reasoning_text", "text": thought}
         output.append(
             {
@@ -224,17 +228,16 @@ def _output(turn: Turn) -> list[dict[str, Any]]:
                 **done,
             }
         )
-    if message.get("content") or not message.get(
-        "tool_calls"
-    ):  # also an empty turn is one item at least
+    if message.get("content") or not message.get("tool_calls"):
+        # also an empty turn is one item at least
         part = {
             "type": "output_text",
             "text": message["content"],
             "annotations": [],
             "logprobs": [],
         }
-        said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
-        output.append({**said, "content": [part], **done})
+        reply_item = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
+        output.append({**reply_item, "content": [part], **done})
     for call in message.get("tool_calls", ()):
         named = {
             "type": "function_call",
@@ -263,9 +266,10 @@ def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
         added = {**item, **empty, "status": "in_progress"}
         yield {"type": "response.output_item.added", "output_index": index, "item": added}
         if item["type"] == "function_call":
-            kind, whole = "response.function_call_arguments", item["arguments"]
-            yield {"type": f"{kind}.delta", **at, "delta": whole}
-            yield {"type": f"{kind}.done", **at, "name": item["name"], "arguments": whole}
+            kind = "response.function_call_arguments"
+            arguments = item["arguments"]
+            yield {"type": f"{kind}.delta", **at, "delta": arguments}
+            yield {"type": f"{kind}.done", **at, "name": item["name"], "arguments": arguments}
         else:
             yield from _part_events(item["content"][0], at)
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
@@ -281,7 +285,8 @@ def _part_events(part: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str,
 
 
 def _usage(turn: Turn) -> dict[str, Any]:
-    prompt, sampled = turn.begin, turn.end - turn.begin
+    prompt = turn.begin
+    sampled = turn.end - turn.begin
     return {
         "input_tokens": prompt,
         "input_tokens_details": {

@@ -35,7 +35,8 @@ class AgentFolder:
 
 def _make(path: Path) -> int | None:
     """Make the folder. Returns a descriptor that holds its lock; None where it is in use."""
-    if (left := _locked(path)) is not None:
+    left = _locked(path)
+    if left is not None:
         shutil.rmtree(path, ignore_errors=True)
         os.close(left)
     try:

@@ -43,8 +43,8 @@ class Guard:
         )
 
     def watch(self, group: int, variable: str) -> None:
-        """What is to end: this process group, and what has the environment variable, written
-        NAME=VALUE.
+        """Have this process group end with the worker, and all processes with the environment
+        variable, written NAME=VALUE.
         """
         assert self._shell.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError):  # another program of this user has ended it

@@ -1,6 +1,6 @@
-"""How an agent program runs: a function in a thread of the worker, or a command in a child process.
+"""Runs an agent program: a function in a thread of the worker, or a command in a child process.
 
-Either is given a base URL and a key, and speaks with the endpoint of its episode only. It knows no
+Either gets a base URL and a key, and speaks with the endpoint of its episode only. It knows no
 tokens and no journal.
 """
 
@@ -101,9 +101,8 @@ class AgentThread:
         try:
             answer = self._call()
             self._answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
-        except (
-            BaseException
-        ) as e:  # sys.exit() or a cancelled coroutine must not pass for an end without errors
+        except BaseException as e:
+            # sys.exit() or a cancelled coroutine must not pass for an end without errors
             self._error = e
         finally:
             self._over.set()
@@ -120,8 +119,8 @@ class AgentThread:
             ) from self._error
         if self._answer is not None and not isinstance(self._answer, str):
             raise AgentFailure(
-                f"the agent {self._name} returned a {type(self._answer).__name__}, "
-                "not a string or None"
+                f"the agent {self._name} returned a {type(self._answer).__name__}, not a string or "
+                "None"
             )
         return self._answer
 
@@ -162,7 +161,7 @@ class AgentProcess:
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
         self._on_end = on_end
         root = episode.base_url.removesuffix("/v1")
-        given = {
+        variables = {
             "OPENAI_BASE_URL": episode.base_url,
             "ANTHROPIC_BASE_URL": root,
             **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.api_key),
@@ -185,7 +184,7 @@ class AgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder.path,
-                env={**kept, **given},
+                env={**kept, **variables},
                 start_new_session=True,
                 user=self._user,
                 group=self._user,
@@ -199,7 +198,7 @@ class AgentProcess:
             raise JobFailure(
                 f"the agent {name} takes its agent_args as environment variables: {e}"
             ) from e
-        self._guard.watch(self._process.pid, f"{EPISODE_URL}={given[EPISODE_URL]}")
+        self._guard.watch(self._process.pid, f"{EPISODE_URL}={variables[EPISODE_URL]}")
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
 
@@ -211,7 +210,8 @@ class AgentProcess:
         with out:
             while not self._stopped.is_set():  # what it left behind may hold the pipe open for ever
                 if ready.poll(200):
-                    if not (chunk := os.read(out.fileno(), 65536)):
+                    chunk = os.read(out.fileno(), 65536)
+                    if not chunk:
                         break
                     self._last.extend(chunk.decode(errors="replace"))
         self._process.wait()
@@ -226,9 +226,8 @@ class AgentProcess:
 
     def result(self) -> str | None:
         code = self._process.wait()
-        self._reader.join(
-            GRACE_S
-        )  # for its last words; what it left behind may hold them open for long
+        # for its last words; what it left behind may hold them open for long
+        self._reader.join(GRACE_S)
         if code:
             how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
             raise AgentFailure(f"the agent {self._name} {how}; its last output:\n{self.output}")
@@ -258,4 +257,6 @@ def command_of(path: Path) -> list[str]:
     """The command that runs an agent's file."""
     if os.access(path, os.X_OK):
         return [str(path)]
-    return [sys.executable, str(path)] if path.suffix == ".py" else ["/bin/sh", str(path)]
+    if path.suffix == ".py":
+        return [sys.executable, str(path)]
+    return ["/bin/sh", str(path)]

@@ -45,7 +45,9 @@ def _end_all_of(user: int) -> None:
 
 @cache
 def agent_users() -> AgentUsers | None:
-    """Those of this process; None where commands run as the worker's user. Raises SettingsError."""
+    """The users of this process; None where commands run as the worker's user. Raises
+    SettingsError.
+    """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -53,14 +53,12 @@ has none either.
 BROKEN = 1
 """Exit code of a worker that cannot bear its broker."""
 KEY_REMEDY = (
-    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends "
-    "its jobs again, and only"
-    " then a worker starts"
+    "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends its jobs "
+    "again, and only then a worker starts"
 )
 MESSAGE_REMEDY = (
-    "If it was another program's message, that is gone: start the worker again, and let "
-    "only rollq's users write there"
-    " (docs/deploy.md)"
+    "If it was another program's message, that is gone: start the worker again, and let only "
+    "rollq's users write there (docs/deploy.md)"
 )
 
 TRANSPORT_OPTIONS = {
@@ -158,9 +156,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
             if not refuses_writes(exc):
                 raise exc
             time.sleep(1.0)
-            exc = ConnectionError(
-                f"the broker takes no writes: {exc}"
-            )  # Celery logs its type and text
+            # Celery logs its type and text
+            exc = ConnectionError(f"the broker takes no writes: {exc}")
         super().on_connection_error_after_connected(exc)
 
     def on_ready(self) -> None:
@@ -188,7 +185,7 @@ class Worker(celery_worker.Worker):  # type: ignore[misc]
 
 
 class LoopClock:
-    """Whether Celery's event loop still turns: a main thread that waits for ever takes no messages,
+    """True while Celery's event loop turns. A main thread that waits for ever takes no messages,
     while all other threads of the worker are well. It counts as turning while the worker starts.
     """
 
@@ -213,15 +210,13 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     app = bare_app(settings)
 
     def play(task: Any, job_id: object = None, *_: object, **__: object) -> None:
-        known = state.requests.get(
-            task.request.id
-        )  # None when another message with the same id has just ended
-        events = TaskEvents(known.send_event if known else _nothing)
-        outcome = events.ended(
-            runner.run(str(job_id), events.began)
-        )  # run() ignores texts that are no job id
-        if known:
-            known.outcome = outcome
+        # None when another message with the same id has just ended
+        request = state.requests.get(task.request.id)
+        events = TaskEvents(request.send_event if request else _nothing)
+        # run() ignores texts that are no job id
+        outcome = events.ended(runner.run(str(job_id), events.began))
+        if request:
+            request.outcome = outcome
 
     app.task(play, name=TASK, bind=True, Request=Request)
     return app
@@ -269,22 +264,20 @@ def check_broker(app: celery.Celery) -> None:
 
 
 def misplaced_keys(channel: Any, queue: str) -> list[str]:
-    """The keys of a queue at the broker that another program has overwritten, with what
-    they are.
-    """
+    """The keys of a queue at the broker that another program has overwritten, with their types."""
     lists = [f"{queue}{channel.sep}{step}" if step else queue for step in channel.priority_steps]
     sets = [channel.keyprefix_queue % queue, channel.keyprefix_binding_permanent % queue]
     kinds = [(key, "list") for key in lists] + [(key, "set") for key in sets]
-    found = [(key, kind, channel.client.type(key).decode()) for key, kind in kinds]
-    return [
-        f"{key!r} is a {is_} where a {kind} belongs"
-        for key, kind, is_ in found
-        if is_ not in (kind, "none")
-    ]
+    misplaced = []
+    for key, kind in kinds:
+        actual = channel.client.type(key).decode()
+        if actual not in (kind, "none"):
+            misplaced.append(f"{key!r} is a {actual} where a {kind} belongs")
+    return misplaced
 
 
 def why_it_ends(app: celery.Celery, error: Exception) -> str:
-    """What a worker says that its broker has ended, with the remedy."""
+    """Message of a worker that its broker has ended, with the remedy."""
     try:
         check_broker(app)
     except RollqError as e:
@@ -313,9 +306,8 @@ def make_worker(
         sender.timer.call_repeatedly(1.0, sender.send_events)
         on_ready(sender)
 
-    warnings.filterwarnings(
-        "ignore", category=SecurityWarning
-    )  # of pickles, as root; only JSON is accepted
+    # of pickles, as root; only JSON is accepted
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.after_setup_logger.connect(clean_log, weak=False)
     signals.worker_ready.connect(ready, weak=False)
     return Worker(
@@ -351,7 +343,8 @@ class _Cleaned(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         shown = copy(record)  # other handlers get it as it was
-        shown.msg, shown.args = clean(record.getMessage()).rstrip("\n").replace("\n", "\\n"), None
+        shown.msg = clean(record.getMessage()).rstrip("\n").replace("\n", "\\n")
+        shown.args = None
         shown.exc_info = shown.exc_text = None
         if record.exc_info and not isinstance(record.exc_info[1], CONNECTION_ERRORS):
             # Its lines are indented, so that none of them looks like a message.

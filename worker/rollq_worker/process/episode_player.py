@@ -78,7 +78,7 @@ class EpisodePlayer:
         self._renderers = RendererCache(tokenizer)
         self._starting = threading.Lock()
         self._endpoint: AgentEndpoint | None = None
-        """That of agent programs, once one is played."""
+        """Endpoint of agent programs, once one is played."""
         self._loaded: set[str] = set()
         """Environments whose data is in this process."""
 
@@ -91,15 +91,15 @@ class EpisodePlayer:
             raise OtherWeights(job.id, job.weight_version)
         opening = f"opening {job.env}"
         with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
-            found = domain(job.env)
+            env = domain(job.env)
             self._settle(job.env)
-            task = found.task(job.split, job.task)
+            task = env.task(job.split, job.task)
             check_judged(job, task)
             if not isinstance(task.hash, str):
                 raise TypeError(
                     f"the hash of its task is a {type(task.hash).__name__}, not a string"
                 )
-            open_s = float(getattr(found, "longest_open_s", OPEN_LIMIT_S))
+            open_s = float(getattr(env, "longest_open_s", OPEN_LIMIT_S))
         labels = AttemptLabels(job.run, job.id, attempt.number)
         with (
             attempt.time_limits.call(EnvironmentFailure, opening, open_s),
@@ -111,12 +111,13 @@ class EpisodePlayer:
                     self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)
                 )
             else:
-                environment = found.open(job.split, job.task, job.env_args)
-                if close := getattr(environment, "close", None):
+                environment = env.open(job.split, job.task, job.env_args)
+                close = getattr(environment, "close", None)
+                if close:
                     stack.callback(self._close, attempt, close)
             opened = stack.pop_all()
         with opened:
-            return self._play_episode(environment, attempt, claim, found, task)
+            return self._play_episode(environment, attempt, claim, env, task)
 
     def _close(self, attempt: Attempt, close: Callable[[], object]) -> None:
         with attempt.time_limits.call(
@@ -131,7 +132,7 @@ class EpisodePlayer:
             memory.settle(collect=False)
 
     def _play_episode(
-        self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task
+        self, environment: Environment, attempt: Attempt, claim: Claim, env: Domain, task: Task
     ) -> Trajectory:
         job = claim.job
         with attempt.time_limits.call(
@@ -149,7 +150,7 @@ class EpisodePlayer:
             attempt=attempt.number,
             worker=self._name,
             rollq=rollq.__version__,
-            env_version=found.version,
+            env_version=env.version,
             task_hash=task.hash,
             template_hash=self._tokenizer.template_hash,
             tokenizer_hash=self._tokenizer.hash,
@@ -177,7 +178,7 @@ class EpisodePlayer:
         )
 
     def _program(self, attempt: Attempt) -> Callable[..., Trajectory]:
-        """What plays the episode of the job's agent program."""
+        """Function that plays the episode of the job's agent program."""
         # Imported here, because a server of HTTP takes 10 MB, and other episodes do not need it.
         from rollq_worker.agents.endpoint import AgentEndpoint
         from rollq_worker.agents.known_agents import agent_starter

@@ -1,8 +1,7 @@
-"""What a Celery task does: claim a job, play it, and tell the ledger how it ended.
+"""Runs one job: claim, play, report.
 
 The invariant: the worker outlives every job, because every error becomes a failure of its attempt.
-It knows the ledger; `episode_player` knows how a job is played, and `celery_app` how messages
-arrive.
+It knows the ledger; `episode_player` plays the job, and `celery_app` receives messages.
 """
 
 import logging
@@ -56,9 +55,12 @@ LATER_S = 10.0
 slots meanwhile. More than constants.SENDING_S, because the confirmation of its last message may be
 on its way.
 """
+DAMAGE_PAUSE_S = 5.0
+"""Seconds before a job goes back that the ledger did not take, because it may come again at once.
+"""
 
 Summary = dict[str, Any]
-"""What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
+"""Outcome of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
 
 
 class JobRunner:
@@ -132,7 +134,7 @@ class JobRunner:
         return summary
 
     def _has_weights(self, run: str) -> bool:
-        """Whether no episode of the run waits for new enough weights. Else another one would only
+        """True if no episode of the run waits for new enough weights. Else another one would only
         wait, too.
         """
         until = time.monotonic() + WEIGHTS_PAUSE_S
@@ -182,7 +184,8 @@ class JobRunner:
         self._hand_back(call, f"{job_id}: not handed back (%s); it is sent again later")
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
-        job, started = claim.job, time.monotonic()
+        job = claim.job
+        started = time.monotonic()
         try:
             trajectory = self.episodes.play(attempt, claim)
             stats = count_tokens(trajectory, self.tokenizer.reencode)
@@ -226,9 +229,8 @@ class JobRunner:
         if failure.__cause__ and not trace:
             trace = "".join(traceback.format_exception(failure.__cause__))
         reason = f"{failure}\n{trace}".strip()
-        reason = (
-            reason[:200] + reason[200:][200 - LONGEST_REASON :]
-        )  # a traceback says most at its end
+        # a traceback says most at its end
+        reason = reason[:200] + reason[200:][200 - LONGEST_REASON :]
         try:
             outcome = attempt.fail(failure.failure, reason)
         except Drained:
@@ -264,13 +266,14 @@ class JobRunner:
         return {"job": attempt.job.id, "stop": "fenced"}
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
-        """Give the job back at no cost: a key of its run is not as the ledger writes it."""
+        """Give the job back at no cost, because the ledger is damaged where the attempt would
+        write.
+        """
         log.error(
             "%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error
         )
-        summary = self._release(attempt)
-        self._resend(attempt.ledger, attempt.job.id, LATER_S)
-        return summary
+        self.draining.wait(DAMAGE_PAUSE_S)
+        return self._release(attempt)
 
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
         """Give the job back at no cost, because only another version of rollq can read its journal,
@@ -282,8 +285,8 @@ class JobRunner:
         return summary
 
     def _release(self, attempt: Attempt) -> Summary:
-        told = f"{attempt.job.id}: not released (%s): its lease expires"
-        released = self._hand_back(attempt.release, told)
+        warning = f"{attempt.job.id}: not released (%s): its lease expires"
+        released = self._hand_back(attempt.release, warning)
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
     def _hand_back(self, call: Callable[[], object], failed: str) -> bool:

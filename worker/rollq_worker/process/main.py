@@ -54,10 +54,8 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     runner.episodes.isolation.start()
     clock = celery_app.LoopClock()
 
-    impatient, broker = (
-        connect(settings.redis_url, patience_s=PATIENCE_S),
-        Broker(settings.broker_url),
-    )
+    impatient = connect(settings.redis_url, patience_s=PATIENCE_S)
+    broker = Broker(settings.broker_url)
     reaper = Reaper(
         impatient, broker, Description(runner, engine), settings.alive_file, clock.is_alive
     )

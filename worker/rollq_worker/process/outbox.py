@@ -33,11 +33,13 @@ class Outbox:
         """Number of messages at the broker for each queue (`Job.queue`) that was counted in the
         last seconds.
         """
-        return self._counts if time.monotonic() - self._counted < 5.0 else {}
+        if time.monotonic() - self._counted < 5.0:
+            return self._counts
+        return {}
 
     @property
     def busy(self) -> bool:
-        """Whether the broker has not finished with an earlier call."""
+        """True if the broker has not finished with an earlier call."""
         return self._sending is not None and self._sending.is_alive()
 
     def send(

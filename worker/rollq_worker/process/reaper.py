@@ -135,7 +135,8 @@ class Reaper:
     def turn(self) -> None:
         """Register, then reap once, or stand by until the role may be free."""
         self._register()
-        if left := self._keep_role():
+        left = self._keep_role()
+        if left:
             self._stop.wait(left + random.uniform(0.0, STAND_BY_S))
         else:
             self.tick()
@@ -160,7 +161,8 @@ class Reaper:
         """
         until = time.monotonic() + SEND_S
         self._list_runs()
-        sent, more = 0, list(self._runs.values())
+        sent = 0
+        more = list(self._runs.values())
         random.shuffle(more)
         for _ in range(20):  # most calls for one run
             due, more = self._reap(more)
@@ -175,7 +177,8 @@ class Reaper:
         except (LedgerError, *CONNECTION_ERRORS) as e:
             self._warn("the list of active runs (those that this worker knows go on)", e)
             names = list(self._runs)
-        if (lost := self._lost_run(names)) is not None:
+        lost = self._lost_run(names)
+        if lost is not None:
             names.append(lost)
         self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
 
@@ -194,54 +197,50 @@ class Reaper:
     def _reap(
         self, runs: "Sequence[_Run]"
     ) -> "tuple[list[tuple[Ledger, list[JobMessage]]], list[_Run]]":
-        """What is to be sent now, the most urgent first, and the runs that may have more."""
-        due, more = [], []
+        """Messages to send now, the most urgent first, and the runs that may have more."""
+        due = []
+        more = []
         for run in runs:
             if time.monotonic() - self._role_taken >= TICK_S:
                 self._keep_role()  # there are many runs
             try:
                 if run.idle(self._active):
                     continue
-                found = run.ledger.reap(
-                    LIMIT, [queue for queue, count in self._outbox.waiting.items() if not count]
-                )
-                played = self._played(run, found) if found else []
+                waiting = self._outbox.waiting
+                empty_queues = [queue for queue, count in waiting.items() if not count]
+                messages = run.ledger.reap(LIMIT, empty_queues)
+                played = self._played(run, messages) if messages else []
             except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn(f"run {run.name}", e)
-                run.left_until = time.monotonic() + (
-                    0.0 if isinstance(e, Unwritable) else LOOK_EVERY_S
-                )
+                if not isinstance(e, Unwritable):
+                    run.left_until = time.monotonic() + LOOK_EVERY_S
                 continue
             if played:
                 due.append((run.ledger, played))
-            if len(found) == LIMIT and run.playable:
+            if len(messages) == LIMIT and run.playable:
                 more.append(run)
         if not self._has_room():
             return [], []
         return sorted(due, key=lambda item: item[1][0].priority), more
 
-    def _played(self, run: "_Run", found: Sequence[JobMessage]) -> list[JobMessage]:
-        """Those that a live worker can play. The others stay in the ledger until there is such a
+    def _played(self, run: "_Run", messages: Sequence[JobMessage]) -> list[JobMessage]:
+        """Messages that a live worker can play. The others stay in the ledger until there is such a
         worker.
         """
         workers = self._live_workers()
         if not workers:  # nothing is known of any
-            return list(found)
+            return list(messages)
         tokenizer, template = run.hashes()
         queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
         run.playable = bool(queues)
-        for queue in sorted({message.queue for message in found} - queues):
-            pinned = (
-                f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})"
-                if tokenizer
-                else ""
-            )
-            self._warn(
-                f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{pinned}. Start"
-                f" `rollq worker --queues {queue}`"
-                + (" with the run's tokenizer" if tokenizer else "")
-            )
-        return [message for message in found if message.queue in queues]
+        for queue in sorted({message.queue for message in messages} - queues):
+            lacks = f"no live worker takes jobs of queue {queue!r}"
+            remedy = f"Start `rollq worker --queues {queue}`"
+            if tokenizer:
+                lacks += f" with its tokenizer ({tokenizer[:12]}) and template ({template[:12]})"
+                remedy += " with the run's tokenizer"
+            self._warn(f"run {run.name} waits: {lacks}. {remedy}")
+        return [message for message in messages if message.queue in queues]
 
     def _live_workers(self) -> Sequence[LiveWorker]:
         """This worker is live, whatever the ledger says. Empty when the ledger cannot say."""
@@ -255,11 +254,9 @@ class Reaper:
         return self._workers
 
     def _queues_to_count(self) -> set[str]:
-        return (
-            queues_of(self._live_workers())
-            if any(run.queued for run in self._runs.values())
-            else set()
-        )
+        if any(run.queued for run in self._runs.values()):
+            return queues_of(self._live_workers())
+        return set()
 
     def _has_room(self) -> bool:
         queued = sum(run.queued for run in self._runs.values())
@@ -284,12 +281,12 @@ class _Run:
         self.left_until = 0.0
         """It is not looked at before (`time.monotonic`)."""
         self.playable = True
-        """Whether some live worker has its tokenizer."""
+        """True if some live worker has its tokenizer."""
         self._looked = float("-inf")
         self._hashes = ("", "")
 
     def idle(self, active: ActiveRuns) -> bool:
-        """Whether there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises
+        """True if there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises
         LedgerError.
         """
         now = time.monotonic()
@@ -310,6 +307,6 @@ class _Run:
         if not all(self._hashes):
             meta = self.ledger.keys.meta
             names = ("tokenizer_hash", "template_hash")
-            found = self.ledger.scripts.guard(meta, lambda: self.ledger.redis.hmget(meta, names))
-            self._hashes = tuple(map(text, found))  # type: ignore[assignment]
+            values = self.ledger.scripts.guard(meta, lambda: self.ledger.redis.hmget(meta, names))
+            self._hashes = tuple(map(text, values))  # type: ignore[assignment]
         return self._hashes

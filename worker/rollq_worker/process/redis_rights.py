@@ -1,7 +1,7 @@
-"""What each part of rollq must be allowed in Redis, and which of it a user lacks.
+"""ACL permissions that each component needs in Redis, and a check for missing ones.
 
-A worker asks when it starts, `rollq doctor` for all parts. `deploy/redis/users.sh` gives each part
-these rights. It changes nothing.
+A worker checks its own when it starts, `rollq doctor` those of all parts. `deploy/redis/users.sh`
+grants them. It changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,8 @@ from rollq.servers.rights import Command, refused
 UNKNOWN_RUN = "rollq-start"
 """A run that does not exist."""
 REMEDY = (
-    "its user must be allowed the keys rollq* and _kombu.*, all channels, and all "
-    "commands but the administrative ones;"
-    " docs/deploy.md"
+    "its user must be allowed the keys rollq* and _kombu.*, all channels, and all commands but "
+    "the administrative ones; docs/deploy.md"
 )
 _KEYS = Keys(UNKNOWN_RUN)
 _JOB = _KEYS.job(f"{UNKNOWN_RUN}/x/0")

@@ -62,7 +62,8 @@ class Shutdown:
         """There may be jobs from now on. The arguments are what to call, in this order, to stop
         them.
         """
-        self._end_engine_waits, self._release = end_engine_waits, release
+        self._end_engine_waits = end_engine_waits
+        self._release = release
         self._stop_consuming = stop_consuming
 
     def request(self, exit_code: int) -> None:

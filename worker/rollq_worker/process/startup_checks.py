@@ -1,8 +1,8 @@
-"""What a worker checks before it starts.
+"""Checks of a worker before it starts.
 
-Each error is one line that says what is wrong and what to do about it. An engine that is not ready
-gets only a warning, because it may be ready later; one that is ready is asked for a token. It knows
-nothing of Celery.
+Each error is one line with the fault and the remedy. An engine that is not ready gets only a
+warning, because it may be ready later; one that is ready is asked for a token. It knows nothing of
+Celery.
 """
 
 import logging
@@ -33,10 +33,11 @@ def check(settings: Settings, connection: Any) -> None:
     unwise.
     """
     _check_isolated(settings.isolate)
-    if (users := agent_users()) and users.count < settings.concurrency:
+    users = agent_users()
+    if users and users.count < settings.concurrency:
         raise SettingsError(
-            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at "
-            "once (ROLLQ_CONCURRENCY)"
+            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at once "
+            "(ROLLQ_CONCURRENCY)"
         )
     if settings.alive_file is not None:
         try:
@@ -66,21 +67,19 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
 
     Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
     """
-    with ThreadPoolExecutor(
-        max(1, len(engines))
-    ) as pool:  # at once, because one that hangs answers late
-        found = list(zip(engines, pool.map(check_engine, engines, repeat(tokenizer)), strict=True))
-    away = [engine for engine, state in found if not state.ready]
-    then = (
-        "nothing is claimed before there is one"
-        if len(away) == len(engines)
-        else "the others are used meanwhile"
-    )
+    with ThreadPoolExecutor(max(1, len(engines))) as pool:
+        # at once, because one that hangs answers late
+        states = list(zip(engines, pool.map(check_engine, engines, repeat(tokenizer)), strict=True))
+    away = [engine for engine, state in states if not state.ready]
+    if len(away) == len(engines):
+        then = "nothing is claimed before there is one"
+    else:
+        then = "the others are used meanwhile"
     for engine in away:
         log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", engine.name, then)
     if not engines:
         log.warning("no engine is listed: %s", then)
-    for engine, state in found:
+    for engine, state in states:
         if state.ready and state.why:
             log.warning(
                 "the engine at %s is ready, but generated nothing: %s", engine.name, state.why
@@ -88,10 +87,10 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
 
 
 class EngineState(NamedTuple):
-    """What an engine did when it was asked for one token."""
+    """The result of a request to an engine for one token."""
 
     ready: bool
-    """Whether it takes requests."""
+    """True if it takes requests."""
     why: str
     """Why it takes none, or generated nothing; empty when it generated."""
 
@@ -101,13 +100,13 @@ def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
 
     Raises SettingsError when it has other token ids, or is no SGLang server.
     """
-    if why := engine.why_not_ready():
+    why = engine.why_not_ready()
+    if why:
         if engine.vocabulary.difference:  # it was asked; one that hangs would answer late again
             raise SettingsError(
-                f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}"
-                f" ({engine.vocabulary.difference}): give"
-                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the "
-                "model that it serves"
+                f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer} "
+                f"({engine.vocabulary.difference}): give --tokenizer (ROLLQ_TOKENIZER) the "
+                "directory or the hub name of the model that it serves"
             )
         return EngineState(False, why)
     try:
@@ -117,30 +116,34 @@ def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
 
 
 def _check_isolated(patterns: Sequence[str]) -> None:
-    known = names()
+    environments = names()
     for name in patterns:
-        if "*" not in name and name not in known and name.partition(":")[0] not in known:
-            raise SettingsError(
-                f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}"
-            )
+        if "*" in name or {name, name.partition(":")[0]} & {*environments}:
+            continue
+        there_are = ", ".join(environments)
+        raise SettingsError(
+            f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {there_are}"
+        )
 
 
 def _check_open_files(slots: int) -> None:
     """Each slot holds a connection while the engine generates; libraries, logs and Redis have
     files, too.
     """
-    needed, (allowed, most) = slots + 64, resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = slots + 64
+    (allowed, most) = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise SettingsError(
-            f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and "
-            "this process may open"
-            f" {allowed} (ulimit -n, at most {most} here): raise that limit, or give a smaller -c"
+            f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and this "
+            f"process may open {allowed} (ulimit -n, at most {most} here): raise that limit, or "
+            "give a smaller -c"
         )
 
 
 def _check_permissions(connection: Any, url: str) -> None:
     """Ask for every right that a worker needs, and run a script that changes nothing."""
-    if lacking := redis_rights.missing(connection, redis_rights.Part.WORKER):
+    lacking = redis_rights.missing(connection, redis_rights.Part.WORKER)
+    if lacking:
         more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
         raise RollqError(
             f"Redis at {mask_url(url)} refuses what rollq needs: {lacking[0]}{more} "

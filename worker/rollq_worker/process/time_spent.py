@@ -68,12 +68,14 @@ class TimeSpent:
         """Count the `passed_s` seconds since the last look, which came `late_s` seconds
         too late.
         """
-        held, asking = self._held(), self._traffic.asking
+        held = self._held()
+        asking = self._traffic.asking
         waits = Counter((attempt.job.run, _wait(attempt, asking)) for attempt in held)
         count: Counter[str] = Counter()
         for (_, wait), attempts in waits.items():
             count[wait] += attempts
-        answered, self._answered = self._answered, self._traffic.answered
+        answered = self._answered
+        self._answered = self._traffic.answered
         woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
         running_s = passed_s / max(1, count["tokens"])
         share = {
@@ -115,9 +117,9 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     """The one of WAITS that the attempt's thread is in."""
     if attempt.job.id in asking:
         return "engine"
-    if (call := attempt.time_limits.current) is not None:
-        return OF_CALLS.get(
-            call.failure.failure, "user"
-        )  # users, contexts and summaries ask a model
+    call = attempt.time_limits.current
+    if call is not None:
+        # users, contexts and summaries ask a model
+        return OF_CALLS.get(call.failure.failure, "user")
     what, _ = attempt.waits_for
     return "ledger" if what == "redis" else "tokens"

@@ -113,18 +113,23 @@ class Attempt:
 
     @property
     def waits_for(self) -> tuple[str, float]:
-        """What its thread is waiting for (see `Wait.what`), and for how many seconds."""
+        """Name of what its thread is waiting for (see `Wait.what`), and the seconds so far."""
         call = self.time_limits.current
         if call is not None and call.away:
-            what, since = call.away, call.away_since
+            what = call.away
+            since = call.away_since
         elif call is not None:
-            what, since = call.what, call.since
+            what = call.what
+            since = call.since
         elif (calling := self._calling_since) is not None:
-            what, since = "redis", calling
+            what = "redis"
+            since = calling
         elif self._recorded_at is None:
-            what, since = "start", self._started
+            what = "start"
+            since = self._started
         else:
-            what, since = "engine", self._recorded_at
+            what = "engine"
+            since = self._recorded_at
         return what, time.monotonic() - since
 
     def open(self, header: Header) -> None:
@@ -146,9 +151,10 @@ class Attempt:
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
         self.hold_back(event)
-        another_turn_follows = (
-            len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
-        )
+        if isinstance(event, Observed):
+            another_turn_follows = len(event.ids) > 0
+        else:
+            another_turn_follows = isinstance(event, Prompt)
         if another_turn_follows and len(self._blobs) > OPENING:
             self.write()
 
@@ -185,7 +191,7 @@ class Attempt:
 
     @property
     def holds_back(self) -> bool:
-        """Whether something has been held back for too long, and no thread is writing it."""
+        """True if something has been held back for too long, and no thread is writing it."""
         if self._written == len(self._blobs):  # as of most attempts, which wait for an engine
             return False
         late = time.monotonic() - self._held_since > HELD_BACK_S
@@ -230,9 +236,8 @@ class Attempt:
             self.ledger.fail(self.job.id, self.lease, failure, reason)
         except Unwritable:
             raise
-        except (
-            LedgerError
-        ) as e:  # the lease is gone already, or a key cannot be read and the lease will expire
+        except LedgerError as e:
+            # the lease is gone already, or a key cannot be read and the lease will expire
             log.info("%s: its failure was not taken: %s", self.job.id, e)
         self.abandoned_why = f"{failure}: {reason}"
         self.abandoned_at = time.monotonic()
@@ -251,15 +256,15 @@ class Attempt:
         self.ledger.release(self.job.id, self.lease)
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
-        """Whether these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
+        """True if these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
         return self._call(
             lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest)
         )
 
     def published(self) -> str | None:
         """The version of the run's weights that was published last; None before the first."""
-        found = self._call(Versions(self.ledger.redis, self.job.run).published)
-        return found.weight_version if found else None
+        publication = self._call(Versions(self.ledger.redis, self.job.run).published)
+        return publication.weight_version if publication else None
 
     def check(self) -> None:
         """Raises Fenced, Drained or DeadlineExceeded when the attempt must stop."""
@@ -288,7 +293,8 @@ class Attempt:
         """
         with self._writing:
             while True:
-                if not (blobs := [*self._blobs[self._written :], *last]):
+                blobs = [*self._blobs[self._written :], *last]
+                if not blobs:
                     return
                 try:
                     write(self.job.id, self.lease, self._written, blobs)
@@ -306,8 +312,8 @@ class Attempt:
         A journal never gets entries of two attempts that played on without each other.
         """
         other = (
-            f"{self.job.id}: Redis holds another journal than attempt {self.number} "
-            f"wrote ({conflict})"
+            f"{self.job.id}: Redis holds another journal than attempt {self.number} wrote "
+            f"({conflict})"
         )
         try:
             stored = self.ledger.journal(self.job.id)
@@ -337,7 +343,8 @@ class Attempt:
         finally:
             # The order matters: the heartbeat reads both, and must never see a deadline that is too
             # early.
-            if (waited := time.monotonic() - began) > SHORT_WAIT_S:
+            waited = time.monotonic() - began
+            if waited > SHORT_WAIT_S:
                 self._redis_away_s += waited
             self._calling_since = None
 

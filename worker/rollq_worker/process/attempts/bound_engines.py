@@ -14,7 +14,7 @@ READ_AGAIN_S = 1.0
 
 
 def bound_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
-    """What samples for the attempt."""
+    """The engine that samples for the attempt."""
     if attempt.job.adapter:
         return AdapterEngine(engine, attempt)
     if attempt.job.weight_version or claim.oldest_step is not None:
@@ -38,19 +38,22 @@ class AdapterEngine:
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`. Waits for the first publication."""
-        version, read_at = self._version(request), time.monotonic()
+        version = self._version(request)
+        read_at = time.monotonic()
 
         def adapter() -> Adapter:
             nonlocal version, read_at
             if time.monotonic() - read_at > READ_AGAIN_S:
-                version, read_at = self._wanted() or version, time.monotonic()
+                version = self._wanted() or version
+                read_at = time.monotonic()
             return Adapter(self._attempt.job.adapter, version)
 
         pinned = self._attempt.job.weight_version
         return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))
 
     def _version(self, request: SampleRequest) -> str:
-        if version := self._wanted():
+        version = self._wanted()
+        if version:
             return version
         with self._engine.waits_for_weights(request.key):
             while not (version := self._wanted()):
@@ -85,7 +88,8 @@ class BoundEngine:
     def _accepts(self, version: str) -> bool:
         if version in self._accepted:
             return True
-        if (pinned := self._attempt.job.weight_version) and version != pinned:
+        pinned = self._attempt.job.weight_version
+        if pinned and version != pinned:
             return False
         if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
             return False

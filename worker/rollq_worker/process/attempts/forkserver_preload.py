@@ -13,6 +13,5 @@ end_with_worker()
 for _name in os.environ.get(PRELOAD_VARIABLE, "").split():
     with suppress(Exception):  # an attempt that opens it meets the same error and reports it
         _domain = domain(_name)
-        _domain.task(
-            next(iter(_domain.splits())), 0
-        )  # so that what the domain caches is there before the fork
+        # so that what the domain caches is there before the fork
+        _domain.task(next(iter(_domain.splits())), 0)

@@ -177,9 +177,8 @@ class IsolatedEnvironment:
             wait([self._process.sentinel], CLOSE_LIMIT_S)
 
     def _ask(self, what: str, argument: Any, name: str) -> Any:
-        with contextlib.suppress(
-            OSError
-        ):  # its process is gone; _wait reads its last answer, or the end of the pipe
+        with contextlib.suppress(OSError):
+            # its process is gone; _wait reads its last answer, or the end of the pipe
             self._pipe.send((what, argument))
         return self._wait(name)
 
@@ -205,7 +204,9 @@ class IsolatedEnvironment:
 
     def _reply(self, what: str, argument: str | None) -> str | None:
         assert self._user is not None
-        return self._user.open() if what == "open" else self._user.reply(argument or "")
+        if what == "open":
+            return self._user.open()
+        return self._user.reply(argument or "")
 
 
 class _RemoteTraceback(Exception):
@@ -315,7 +316,8 @@ def end_with_worker() -> None:
     server loads anything.
     """
     global _server
-    if worker := os.environ.pop(WORKER_VARIABLE, ""):
+    worker = os.environ.pop(WORKER_VARIABLE, "")
+    if worker:
         _end_with_parent(int(worker))
         _server = os.getpid()
 

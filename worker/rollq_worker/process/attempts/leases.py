@@ -42,7 +42,7 @@ MOST_LOST = 4
 
 
 class Played(NamedTuple):
-    """What attempts did."""
+    """Work of attempts."""
 
     turns: int = 0
     written_bytes: int = 0
@@ -120,9 +120,10 @@ class Leases:
             return list(self._held)
 
     def played(self) -> Played:
-        """What all attempts so far did."""
+        """Work of all attempts so far."""
         with self._lock:
-            held, played = list(self._held), self._ended
+            held = list(self._held)
+            played = self._ended
         for attempt in held:
             played = played.plus(attempt)
         return played
@@ -147,9 +148,8 @@ class Leases:
 
     def _loop(self) -> None:
         while not self._stop.wait(TICK_S):
-            with self._logged(
-                "all"
-            ):  # this thread alone keeps every lease alive, whatever one tick raises
+            with self._logged("all"):
+                # this thread alone keeps every lease alive, whatever one tick raises
                 self.tick()
 
     def _write_late(self) -> None:
@@ -179,7 +179,8 @@ class Leases:
 
     def _tend(self, attempts: list[Attempt]) -> None:
         """Renew and watch the attempts of one run."""
-        run, now = attempts[0].ledger.run, time.monotonic()
+        run = attempts[0].ledger.run
+        now = time.monotonic()
         near = {a for a in attempts if a.left_s < LEASE_S}
         with self._logged(run):
             all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
@@ -188,9 +189,8 @@ class Leases:
             self.renew(attempts if all_due else [*near])
             if all_due:
                 self._renewed[run] = now
-        for attempt in (
-            attempts
-        ):  # after the renewals, so that an error of one attempt costs no other its lease
+        for attempt in attempts:
+            # after the renewals, so that an error of one attempt costs no other its lease
             # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
             if attempt in near or attempt.lost.is_set() or attempt.time_limits.current is not None:
                 with self._logged(attempt.job.id):
@@ -205,10 +205,11 @@ class Leases:
         ]
         if not members:
             return
-        left = [a.left_s + REPORT_S for a in members]
-        lost = set(members[0].ledger.renew_leases([(a.job.id, a.lease) for a in members], left))
-        for attempt in members:
-            if (attempt.job.id, attempt.lease) in lost:
+        left_s = [attempt.left_s + REPORT_S for attempt in members]
+        leases = [(attempt.job.id, attempt.lease) for attempt in members]
+        lost = set(members[0].ledger.renew_leases(leases, left_s))
+        for attempt, lease in zip(members, leases, strict=True):
+            if lease in lost:
                 attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
@@ -244,14 +245,11 @@ class Leases:
             log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)
 
     def _is_new(self, what: str, error: type[Exception]) -> bool:
-        """Whether it was not warned of for WARN_EVERY_S seconds. Else every tick would say the
-        same.
-        """
+        """True if it was not logged for WARN_EVERY_S seconds. Else every tick would repeat it."""
         now = time.monotonic()
         with self._lock:
-            self._warned = {
-                known: at for known, at in self._warned.items() if now - at < WARN_EVERY_S
-            }
+            recent = {key: at for key, at in self._warned.items() if now - at < WARN_EVERY_S}
+            self._warned = recent
             return self._warned.setdefault((what, error), now) == now
 
     def _count_lost_threads(self) -> None:
@@ -274,12 +272,13 @@ class Leases:
             )
         too_many = len(lost) >= MOST_LOST or len(lost) * 2 > self._slots
         if too_many and self._on_slots_lost is not None:
-            on_slots_lost, self._on_slots_lost = self._on_slots_lost, None
+            on_slots_lost = self._on_slots_lost
+            self._on_slots_lost = None
             on_slots_lost()
 
 
 def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
-    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    by_run: defaultdict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
-        found[attempt.ledger.run].append(attempt)
-    return found
+        by_run[attempt.ledger.run].append(attempt)
+    return by_run

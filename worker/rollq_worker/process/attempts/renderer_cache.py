@@ -54,10 +54,8 @@ class RendererCache:
         template does not read.
         """
         more = [edge for edge, needed in ((Edge.CALLS, several), (Edge.TRUNCATED, cut)) if needed]
-        edges, rerender = (
-            tuple(dict.fromkeys((*needed_edges(job), *more))),
-            job.history is History.TEMPLATE,
-        )
+        edges = tuple(dict.fromkeys((*needed_edges(job), *more)))
+        rerender = job.history is History.TEMPLATE
         if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
         shown = key_of_schemas(tools), marshal.dumps(dict(job.template_kwargs), 2)

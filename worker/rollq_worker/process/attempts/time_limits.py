@@ -25,7 +25,7 @@ from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import typed
 from rollq_worker.protocols import Context
-from rollq_worker.text.whole_text import whole
+from rollq_worker.text.whole_text import whole_characters
 
 STEP_LIMIT_S = 60.0
 """Longest reset, step or grade of an environment in seconds, without the time that its user takes.
@@ -49,7 +49,7 @@ class ForeignCall:
     since: float
     """Monotonic time at which the call began, moved on by the time that calls within it took."""
     away: str = ""
-    """What is away for which the call waits, so that its clock stands still."""
+    """Name of a thing that is away and for which the call waits, so that its clock stands still."""
     away_since: float = 0.0
 
     @property
@@ -81,7 +81,8 @@ class TimeLimits:
             yield
         # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
         except BaseException as e:
-            if (became := typed(e, failure, what)) is None:
+            became = typed(e, failure, what)
+            if became is None:
                 raise
             raise became from e
         finally:
@@ -146,25 +147,25 @@ class TimedEnvironment:
     @property
     def system_prompt(self) -> str:
         with self._limits.call(EnvironmentFailure, "environment.system_prompt", STEP_LIMIT_S):
-            prompt: str = _whole(self._environment.system_prompt)
+            prompt: str = _in_whole_characters(self._environment.system_prompt)
             return prompt
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
         with self._limits.call(EnvironmentFailure, "environment.reset", STEP_LIMIT_S):
-            opening: str | Observation = _whole(self._environment.reset(timed))
+            opening: str | Observation = _in_whole_characters(self._environment.reset(timed))
             return opening
 
     def step(self, action: Action) -> Observation:
         with self._limits.call(
             EnvironmentFailure, f"environment.step({action.name})", self._longest_s("step")
         ):
-            observation: Observation = _whole(self._environment.step(action))
+            observation: Observation = _in_whole_characters(self._environment.step(action))
             size = len(observation.text) if isinstance(observation.text, str) else 0
             if size > MAX_OBSERVATION_CHARS:
                 raise ValueError(
-                    f"an observation of {size} characters; at most "
-                    f"{MAX_OBSERVATION_CHARS} are allowed"
+                    f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are "
+                    "allowed"
                 )
             return observation
 
@@ -176,13 +177,13 @@ class TimedEnvironment:
         return float(getattr(self._environment, f"longest_{call}_s", STEP_LIMIT_S))
 
 
-def _whole(said: Any) -> Any:
-    """What an environment says, as `whole` text. What it may not say is refused where it
-    is read.
-    """
-    if isinstance(said, Observation):
-        return replace(said, text=_whole(said.text))
-    return whole(said) if isinstance(said, str) else said
+def _in_whole_characters(value: Any) -> Any:
+    """Text of an environment in whole characters. Other values are refused where they are read."""
+    if isinstance(value, Observation):
+        return replace(value, text=_in_whole_characters(value.text))
+    if isinstance(value, str):
+        return whole_characters(value)
+    return value
 
 
 def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> RewardFunction:
@@ -221,5 +222,5 @@ class _TimedUser:
         with self._limits.call(UserFailure, "the user", self._limit_s):
             return self._user.reply(message)
 
-    def recall(self, heard: str | None, said: str) -> None:
-        self._user.recall(heard, said)
+    def recall(self, heard: str | None, message: str) -> None:
+        self._user.recall(heard, message)

@@ -1,7 +1,6 @@
-"""What a worker says of itself when it registers: slots, queues, waits, engines, and how fast it
-plays.
+"""Description of a worker for its registration: slots, queues, waits, engines, and speed.
 
-It reads what the process counts already. Nothing that is said here decides about a job.
+It reads what the process counts already. It decides nothing about a job.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rollq.ledger.workers.live_workers import (
     LiveWorker,
     Wait,
 )
-from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.pool import EnginePool, Usage
 from rollq_worker.process.job_task import JobRunner
 
 WINDOW_S = 15.0
@@ -75,22 +74,7 @@ class Description:
         )
 
     def _engines(self) -> list[EngineUse]:
-        found = []
-        for use in self._engine.usage()[:MAX_ENGINES]:
-            state = (
-                AWAY
-                if not use.engine.available
-                else OUTDATED
-                if use.engine.policies.outdated
-                else use.idle or READY
-            )
-            load = (
-                (use.load.running, use.load.waiting, round(use.load.token_usage, 3))
-                if use.load
-                else ()
-            )
-            found.append(EngineUse(use.engine.name, state, use.episodes, *load))
-        return found
+        return [_engine_use(usage) for usage in self._engine.usage()[:MAX_ENGINES]]
 
     def _rates(self) -> tuple[float, float]:
         """Turns and sampled tokens a second since the oldest look of the last WINDOW_S seconds."""
@@ -108,6 +92,21 @@ class Description:
         passed_s = now.at - first.at
         if passed_s < 1.0:
             return 0.0, 0.0
-        return round((now.turns - first.turns) / passed_s, 2), round(
-            (now.tokens - first.tokens) / passed_s, 1
-        )
+        turns_s = (now.turns - first.turns) / passed_s
+        tokens_s = (now.tokens - first.tokens) / passed_s
+        return round(turns_s, 2), round(tokens_s, 1)
+
+
+def _engine_use(usage: Usage) -> EngineUse:
+    engine = usage.engine
+    if not engine.available:
+        state: str = AWAY
+    elif engine.policies.outdated:
+        state = OUTDATED
+    else:
+        state = usage.idle or READY
+    load = usage.load
+    if load is None:
+        return EngineUse(engine.name, state, usage.episodes)
+    token_usage = round(load.token_usage, 3)
+    return EngineUse(engine.name, state, usage.episodes, load.running, load.waiting, token_usage)

@@ -17,7 +17,7 @@ from rollq_worker.process.job_task import JobRunner
 UNFINISHED = ("fenced", "abandoned", "released")
 """Why an attempt ended here without a grade and without a failure of its own."""
 AFTER_FAILURE = (State.QUEUED, State.DEAD)
-"""What a failed attempt's job is then."""
+"""States of a failed attempt's job."""
 
 IN_FLIGHT = gauge("rollq_worker_in_flight", "Episodes that are being played.")
 SLOTS = gauge("rollq_worker_slots", "Episodes that can be played at once.")
@@ -37,9 +37,8 @@ FAILED = counter(
 )
 UNFINISHED_ATTEMPTS = counter(
     "rollq_worker_unfinished_attempts",
-    "Attempts that ended otherwise: they lost their lease (fenced), their thread did not "
-    "come back in time (abandoned),"
-    " or they were given back at no cost (released).",
+    "Attempts that ended otherwise: they lost their lease (fenced), their thread did not come "
+    "back in time (abandoned), or they were given back at no cost (released).",
     "why",
 )
 TURNS = counter("rollq_worker_turns", "Turns that were sampled and acted on.")
@@ -73,9 +72,10 @@ WORKER_METRICS = (
 
 
 def worker_metrics(runner: JobRunner) -> list[Sample]:
-    """What is so now of a worker."""
+    """Present samples of a worker."""
     leases = runner.leases
-    asked, played = runner.engine.traffic.replies(), leases.played()
+    replies = runner.engine.traffic.replies()
+    played = leases.played()
     return [
         Sample(IN_FLIGHT, (), len(leases.held())),
         Sample(SLOTS, (), runner.settings.concurrency),
@@ -84,10 +84,10 @@ def worker_metrics(runner: JobRunner) -> list[Sample]:
         Sample(OUTAGE, (), runner.engine.outage_s),
         *_attempts(Counter(runner.ended)),
         Sample(TURNS, (), played.turns),
-        *spread(REQUESTS, asked.by_finish, Finish),
-        Sample(SAMPLED, (), asked.sampled_tokens),
-        Sample(PROMPT, (), asked.prompt_tokens),
-        Sample(CACHED, (), asked.cached_tokens),
+        *spread(REQUESTS, replies.by_finish, Finish),
+        Sample(SAMPLED, (), replies.sampled_tokens),
+        Sample(PROMPT, (), replies.prompt_tokens),
+        Sample(CACHED, (), replies.cached_tokens),
         Sample(JOURNAL, (), played.written_bytes),
         *spread(SECONDS, _seconds(runner)),
     ]

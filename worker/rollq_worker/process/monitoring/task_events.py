@@ -1,9 +1,8 @@
-"""What Flower shows of a rollout: Celery's events of its task, with what was played and how it
-ended in words.
+"""Events of Celery's task for Flower: the rollout, and its end in words.
 
 For Celery a task has succeeded when its function has returned. Here a task succeeds when its
-rollout is graded, fails when its job is dead, and is retried when its job is queued again. Nothing
-that is said here decides about a job.
+rollout is graded, fails when its job is dead, and is retried when its job is queued again. It
+decides nothing about a job.
 """
 
 import time
@@ -69,4 +68,6 @@ def outcome(summary: Summary) -> tuple[str, str]:
         return FAILED, f"abandoned, {why}"
     if stop == "released":
         return RETRIED, "released, another worker goes on with it"
-    return (FENCED, "its lease was lost") if stop == "fenced" else (REFUSED, stop)
+    if stop == "fenced":
+        return (FENCED, "its lease was lost")
+    return (REFUSED, stop)

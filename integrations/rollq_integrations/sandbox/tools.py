@@ -55,15 +55,14 @@ class CommandTools:
 
 
 def as_told(result: CommandResult) -> str:
-    """What the policy is told of a command's end."""
-    end = (
-        f"stopped: {result.stopped}"
-        if result.stopped
-        else f"exit code {result.code}"
-        if result.code
-        else ""
-    )
-    return f"{result.output}\n[{end}]".lstrip("\n") if end else result.output
+    """Report of a command's end for the policy."""
+    if result.stopped:
+        end = f"stopped: {result.stopped}"
+    else:
+        end = f"exit code {result.code}" if result.code else ""
+    if end:
+        return f"{result.output}\n[{end}]".lstrip("\n")
+    return result.output
 
 
 def _schema(name: str) -> Json:

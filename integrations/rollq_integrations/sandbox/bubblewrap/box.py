@@ -57,8 +57,8 @@ GRACE_S = 15.0
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 INSTALL = (
-    "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to "
-    "unprivileged users"
+    "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to unprivileged "
+    "users"
 )
 STOPPED = {
     "": "",
@@ -71,7 +71,7 @@ STOPPED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What commands may use."""
+    """Limits of commands."""
 
     seconds: float = 10.0
     """Of one command, by the clock."""
@@ -120,9 +120,8 @@ class Bubblewrap:
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
         """Run a command. All its processes end with it."""
-        argv = [
-            part.encode(errors="replace").decode() for part in command
-        ]  # half of a character pair has no bytes
+        # half of a character pair has no bytes
+        argv = [part.encode(errors="replace").decode() for part in command]
         argv = argv or [""]  # which is no program, too
         if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
             return CommandResult(
@@ -142,10 +141,8 @@ class Bubblewrap:
         source.stat()  # raises FileNotFoundError where there is none
         for file in [source, *source.rglob("*")]:
             if file.is_file():
-                content, to = (
-                    file.read_bytes(),
-                    os.path.join(WORK, target, file.relative_to(source)),
-                )
+                content = file.read_bytes()
+                to = os.path.join(WORK, target, file.relative_to(source))
                 head = {
                     "write": os.path.normpath(to),
                     "mode": file.stat().st_mode & 0o777,
@@ -191,9 +188,8 @@ class Bubblewrap:
         """End all of its processes; the kernel removes the scratch folder."""
         if self._process.poll() is None:  # else another process may have its number
             with suppress(ProcessLookupError):
-                os.killpg(
-                    self._process.pid, signal.SIGKILL
-                )  # bwrap, and the first process of the PID namespace
+                # bwrap, and the first process of the PID namespace
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -271,11 +267,10 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
     """
     for space in ("ipc", "pid", "net", "uts", "cgroup-try"):
         yield f"--unshare-{space}"
-    yield from (
-        ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
-        if root
-        else ["--unshare-user"]
-    )
+    if root:
+        yield from ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+    else:
+        yield "--unshare-user"
     yield from ("--as-pid-1", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr")
     for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(folder):
@@ -287,35 +282,15 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
     for file in ("/etc/ld.so.cache", "/etc/alternatives"):
         yield from ("--ro-bind-try", file, file)
     if sys.base_prefix != PYTHON_FOLDER:
-        yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
-        # It may name its libpython by the path outside. What else lies there is not for the
-        # system's programs.
-        library = sysconfig.get_config_var("INSTSONAME")
-        yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
-        yield from (
-            "--ro-bind-try",
-            f"{sys.base_prefix}/lib/{library}",
-            f"{LIBRARY_FOLDER}/{library}",
-        )
-        yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
+        yield from _interpreter()
     yield from ("--proc", "/proc", "--dev", "/dev")
-    yield from (
-        "--dev-bind",
-        "/dev/full",
-        "/dev/zero",
-    )  # it reads as zeros, too, and cannot be mapped as memory
+    # it reads as zeros, too, and cannot be mapped as memory
+    yield from ("--dev-bind", "/dev/full", "/dev/zero")
     for folder in ("/dev/shm", "/tmp", WORK):
         yield from ("--perms", "1777", "--size", str(limits.disk), "--tmpfs", folder)
-    yield from (
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/proc",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        WORK,
-    )
+    for folder in ("/dev", "/proc", "/"):
+        yield from ("--remount-ro", folder)
+    yield from ("--chdir", WORK)
     for name, value in (
         ("PATH", f"{os.path.dirname(PYTHON)}:/usr/bin:/bin"),
         ("HOME", WORK),
@@ -326,26 +301,50 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         yield from ("--setenv", name, value)
 
 
+def _interpreter() -> Iterator[str]:
+    """The arguments of bwrap for an interpreter that does not lie in /usr."""
+    yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
+    # It may name its libpython by the path outside. The rest of that folder is not for the system's
+    # programs.
+    library = sysconfig.get_config_var("INSTSONAME")
+    yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
+    source = f"{sys.base_prefix}/lib/{library}"
+    yield from ("--ro-bind-try", source, f"{LIBRARY_FOLDER}/{library}")
+    yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
+
+
 def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[str, Any], bytes]:
     """A reply of the shell, and the output that follows it. Raises EnvironmentFailure."""
     assert process.stdout is not None, "it has pipes"
     deadline = time.monotonic() + seconds
-    reply, got = None, bytearray()
+    reply: dict[str, Any] | None = None
+    got = bytearray()
     while True:
         if reply is None and b"\n" in got:
             head, _, rest = bytes(got).partition(b"\n")
-            with suppress(
-                ValueError, KeyError, TypeError
-            ):  # what bwrap or the interpreter says before they fail
-                size = json.loads(head)["size"]
-                reply, got = json.loads(head), bytearray(rest)
-        if reply is not None and len(got) >= size:
+            reply = _reply_in(head)
+            if reply is not None:
+                got = bytearray(rest)
+        if reply is not None and len(got) >= reply["size"]:
             return reply, bytes(got)
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        left_s = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([process.stdout], [], [], left_s)
         if not ready:
             raise EnvironmentFailure(f"the sandbox did not answer for {seconds:g} s")
         part = process.stdout.read(65536)
         if not part:
-            said = got.decode(errors="replace").strip()
-            raise EnvironmentFailure(f"the sandbox has ended: {said[-1000:] or 'it said nothing'}")
+            message = got.decode(errors="replace").strip()
+            last_words = message[-1000:] or "it said nothing"
+            raise EnvironmentFailure(f"the sandbox has ended: {last_words}")
         got += part
+
+
+def _reply_in(line: bytes) -> dict[str, Any] | None:
+    """The reply in a line; None for words of bwrap or the interpreter before they fail."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    if isinstance(reply, dict) and "size" in reply:
+        return reply
+    return None

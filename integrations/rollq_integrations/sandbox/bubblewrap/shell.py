@@ -1,12 +1,12 @@
-"""What runs inside a sandbox as its first process: it starts the commands, one after the other, and
-bounds each.
+"""The first process of a sandbox: it starts the commands, one after the other, and bounds each.
 
 It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines
 of JSON on stdin: a command (`argv`), or a file to `write`, whose bytes follow, or to `read`.
-Replies go to stdout: a line of JSON, and then as many bytes of output as that says. A command's
-processes all end with it. As the first process of its PID namespace it cannot be killed from
-inside, and as it is not dumpable, other processes in the sandbox cannot look into it. It ends with
-its worker, whose end of stdin then closes.
+Replies go to stdout: a line of JSON, and then as many bytes of output as that says.
+
+A command's processes all end with it. As the first process of its PID namespace it cannot be killed
+from inside, and as it is not dumpable, other processes in the sandbox cannot look into it. It ends
+with its worker, whose end of stdin then closes.
 """
 
 import ctypes
@@ -45,7 +45,8 @@ PR_SET_DUMPABLE = 4
 
 def main() -> None:
     """The arguments are the limits as JSON, and the user to become (0: none)."""
-    limits, user = json.loads(sys.argv[1]), int(sys.argv[2])
+    limits = json.loads(sys.argv[1])
+    user = int(sys.argv[2])
     if os.getpid() != 1:
         sys.exit("the shell of a sandbox must be the first process of its PID namespace")
     _bound(limits)
@@ -60,16 +61,16 @@ def main() -> None:
         if "argv" in request:
             _reply(*_run(request, {**limits, "seconds": request["seconds"]}))
         else:
-            content = sys.stdin.buffer.read(request["size"]) if "write" in request else b""
+            if "write" in request:
+                content = sys.stdin.buffer.read(request["size"])
+            else:
+                content = b""
             try:
                 _reply(
                     {}, _write(request, content) if "write" in request else _read(request["read"])
                 )
-            except (
-                OSError,
-                ValueError,
-                MemoryError,
-            ) as e:  # ValueError: no file can have such a name
+            except (OSError, ValueError, MemoryError) as e:
+                # ValueError: no file can have such a name
                 _reply({"error": str(e), "missing": isinstance(e, FileNotFoundError)}, b"")
 
 
@@ -87,9 +88,8 @@ def _write(request: dict[str, Any], content: bytes) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    with open(
-        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
-    ) as file:  # a pipe does not hold it up
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        # a pipe does not hold it up
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no file")
         content = file.read(LARGEST_FILE + 1)
@@ -118,13 +118,11 @@ def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any
     read, write = os.pipe()
     try:
         pid = _start(request["argv"], {**os.environ, **request["env"]}, write)
-    except (
-        OSError,
-        ValueError,
-    ) as e:  # ValueError: no process can have such a name or such variables
+    except (OSError, ValueError) as e:
+        # ValueError: no process can have such a name or such variables
         os.close(read)
-        said = f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}"
-        return {"code": 126, "stopped": ""}, said.encode()
+        message = f"{request['argv'][0]}: {e.strerror if isinstance(e, OSError) else e}"
+        return {"code": 126, "stopped": ""}, message.encode()
     finally:
         os.close(write)
     ended = os.pidfd_open(pid)
@@ -164,7 +162,9 @@ def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
     """Read the output until the command ends. Returns it, and which limit stopped the command ("":
     none).
     """
-    output, size, deadline = b"", 0, time.monotonic() + limits["seconds"]
+    output = b""
+    size = 0
+    deadline = time.monotonic() + limits["seconds"]
     waiting = [ended, read]
     while True:
         ready, _, _ = select.select(waiting, [], [], WATCH_S)
@@ -176,16 +176,24 @@ def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
                 waiting.remove(read)
         if ended in ready:
             return output, "files" if _files() > FILES else ""
-        if size > LONGEST:
-            return output, "output"
-        if time.monotonic() > deadline:
-            return output, "time"
-        if _memory() > limits["memory"]:
-            return output, "memory"
-        if _files() > FILES:
-            return output, "files"
+        exceeded = _exceeded(size, deadline, limits)
+        if exceeded:
+            return output, exceeded
         if select.select([sys.stdin], [], [], 0)[0]:
             os._exit(0)  # nothing is asked while a command runs, so the worker has gone
+
+
+def _exceeded(size: int, deadline: float, limits: dict[str, Any]) -> str:
+    """The limit that a command has exceeded; "" for none. `size` is that of its output."""
+    if size > LONGEST:
+        return "output"
+    if time.monotonic() > deadline:
+        return "time"
+    if _memory() > limits["memory"]:
+        return "memory"
+    if _files() > FILES:
+        return "files"
+    return ""
 
 
 def _memory() -> int:
@@ -206,7 +214,7 @@ def _memory() -> int:
 
 
 def _files() -> int:
-    return sum(found.f_files - found.f_ffree for found in map(os.statvfs, FOLDERS))
+    return sum(stats.f_files - stats.f_ffree for stats in map(os.statvfs, FOLDERS))
 
 
 def _end_all(first: int) -> int:
@@ -214,9 +222,8 @@ def _end_all(first: int) -> int:
     status = 0
     while True:
         with suppress(ProcessLookupError):
-            os.kill(
-                -1, signal.SIGKILL
-            )  # all of this PID namespace but its first process, which this is
+            # all of this PID namespace but its first process, which this is
+            os.kill(-1, signal.SIGKILL)
         try:
             pid, ended_with = os.waitpid(-1, 0)
         except ChildProcessError:
@@ -226,7 +233,7 @@ def _end_all(first: int) -> int:
 
 
 def _rest(read: int) -> bytes:
-    """What was still in the pipe. All who could write to it have ended."""
+    """Rest of the output in the pipe. All who could write to it have ended."""
     output = b""
     while part := os.read(read, 65536):
         output += part

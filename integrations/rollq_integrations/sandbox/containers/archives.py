@@ -29,7 +29,8 @@ def folders_for_all(paths: Sequence[str]) -> bytes:
     with tarfile.open(fileobj=made, mode="w") as tar:
         for path in paths:
             entry = tarfile.TarInfo(path.strip("/"))
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o777
             tar.addfile(entry)
     return made.getvalue()
 
@@ -40,9 +41,8 @@ def read(container: "EngineContainer", path: str) -> bytes:
     pack(container, path, LARGEST_FILE, packed)
     with tarfile.open(fileobj=packed) as tar:
         first = tar.next()
-        file = (
-            tar.extractfile(first) if first and first.isreg() else None
-        )  # no link, which may lead to itself
+        # no link, which may lead to itself
+        file = tar.extractfile(first) if first and first.isreg() else None
         if file is None:
             raise EnvironmentFailure(f"{path} is no file")
         return file.read()

@@ -98,7 +98,7 @@ class Container:
         self._folder = folder
         labels = attempt_labels()
         joined = _network(network)
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "image": image,
             "command": ["sh", "-c", LIVE, str(LEASE_S)],
             "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
@@ -119,7 +119,7 @@ class Container:
             **({"network": joined} if joined else {"network_mode": "none"}),
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
-        self._started: Future[EngineContainer] = self._thread.submit(self._start, asked, folders)
+        self._started: Future[EngineContainer] = self._thread.submit(self._start, options, folders)
 
     def __enter__(self) -> "Container":
         return self
@@ -187,9 +187,9 @@ class Container:
         self._thread.shutdown(wait=False)
         self._started.add_done_callback(_remove)
 
-    def _start(self, asked: Mapping[str, Any], folders: Sequence[str]) -> "EngineContainer":
-        with failures(f"a container of {asked['image']}"):
-            container = self._engine.containers.create(**asked)
+    def _start(self, options: Mapping[str, Any], folders: Sequence[str]) -> "EngineContainer":
+        with failures(f"a container of {options['image']}"):
+            container = self._engine.containers.create(**options)
             try:
                 container.start()
                 HEARTBEAT.join(
@@ -201,33 +201,36 @@ class Container:
                 with (
                     suppress(EnvironmentFailure),
                     failures("removing a container"),
-                ):  # Docker has done it
+                ):
+                    # Docker has done it
                     container.remove(force=True)
                 raise
             return container
 
     def _do(self, what: str, seconds: float, call: Callable[["EngineContainer"], T]) -> T:
-        """What the call returns, once the container has started."""
+        """Result of the call, once the container has started."""
         container = self._result(self._started, "its start", START_S)
         try:
-            asked = self._thread.submit(call, container)
+            future = self._thread.submit(call, container)
         except RuntimeError as e:
             raise EnvironmentFailure("the container was closed") from e
-        return self._result(asked, what, seconds + GRACE_S)
+        return self._result(future, what, seconds + GRACE_S)
 
-    def _result(self, asked: "Future[T]", what: str, seconds: float) -> T:
-        if not wait([asked], seconds).done:
+    def _result(self, future: "Future[T]", what: str, seconds: float) -> T:
+        if not wait([future], seconds).done:
             raise EnvironmentFailure(
                 f"the container engine took longer than {seconds:g} s for {what}"
             )
         with failures(f"in the container, {what}"):
-            return asked.result()
+            return future.result()
 
 
 def _network(outward: bool) -> str:
     """The network that a container joins; "" for none."""
     name = os.environ.get(NETWORK, "")
-    return name if name and (outward or _is_internal(name)) else ""
+    if name and (outward or _is_internal(name)):
+        return name
+    return ""
 
 
 @cache
@@ -240,7 +243,8 @@ def _remove(started: "Future[EngineContainer]") -> None:
     with (
         suppress(EnvironmentFailure),
         failures("removing a container"),
-    ):  # if not now, it ends by itself
+    ):
+        # if not now, it ends by itself
         container = started.result()
         HEARTBEAT.leave(container.id)
         container.remove(force=True)

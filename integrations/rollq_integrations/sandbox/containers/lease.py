@@ -18,8 +18,8 @@ BEAT_S = 20.0
 SWEEP_S = 60.0
 """Seconds between two sweeps."""
 LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
-"""What a container runs: it ends where the lines do (1), or after some seconds without one (124).
-It goes on where the policy has killed what reads them.
+"""Main process of a container: it ends where the lines do (1), or after some seconds without one
+(124). It goes on where the policy has killed the reader of the lines.
 """
 
 

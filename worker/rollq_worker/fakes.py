@@ -41,7 +41,8 @@ def fake_experts(ids: array[int], routing: Routing) -> Extra:
     """A row for each of the ids from the routing's start on but for the last. It follows from the
     id and its place.
     """
-    shape, rows = routing.shape, range(routing.start, len(ids) - 1)
+    shape = routing.shape
+    rows = range(routing.start, len(ids) - 1)
     places = range(shape.layers * shape.top_k)
     return shape.part(
         shape.pack((ids[row] + 7 * row + place) % shape.experts for row in rows for place in places)
@@ -72,8 +73,10 @@ class FakeEngine:
 
     def generate(self, request: SampleRequest) -> Generated:
         request.check()
-        ids, routing = request.ids, request.routing
-        if (room := min(request.max_new_tokens, self.room(len(ids)))) <= 0:
+        ids = request.ids
+        routing = request.routing
+        room = min(request.max_new_tokens, self.room(len(ids)))
+        if room <= 0:
             return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
         self.requests.append(array("I", ids))
         self.images.append(request.images)
@@ -86,14 +89,12 @@ class FakeEngine:
         if self.interrupts:
             self.interrupts -= 1
             cut = 1
-        out, self._rest = self._rest[:cut], self._rest[cut:] or None
-        finish = (
-            Finish.STOP
-            if self._rest is None
-            else Finish.ABORT
-            if cut == 1 < room
-            else Finish.LENGTH
-        )
+        out = self._rest[:cut]
+        self._rest = self._rest[cut:] or None
+        if self._rest is None:
+            finish = Finish.STOP
+        else:
+            finish = Finish.ABORT if cut == 1 < room else Finish.LENGTH
         if finish is Finish.LENGTH:
             self._rest = None
         self.replies.append(out)
@@ -176,7 +177,9 @@ class FakeRenderer:
         tools: Sequence[Json],
     ) -> array[int] | None:
         ids = self.reopen([*messages, *replies], tools)
-        return ids if any(reply["role"] == "user" for reply in replies) else None
+        if any(reply["role"] == "user" for reply in replies):
+            return ids
+        return None
 
     def reopen(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         if any(
@@ -198,7 +201,9 @@ class FakeUser:
 
     def reply(self, message: str) -> str:
         self.heard.append(message)
-        return self.lines[len(self.heard)] if len(self.heard) < len(self.lines) else STOP_MARKER
+        if len(self.heard) < len(self.lines):
+            return self.lines[len(self.heard)]
+        return STOP_MARKER
 
     def recall(self, heard: str | None, said: str) -> None:
         if heard is not None:

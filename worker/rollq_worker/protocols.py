@@ -50,7 +50,7 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What an engine is asked to sample."""
+    """Request for a continuation of a prompt."""
 
     ids: array[int]
     """The prompt. It may grow later, as a trace does."""
@@ -66,7 +66,8 @@ class SampleRequest:
     images: PromptImages | None = None
     """The images of the prompt."""
     accepts: Callable[[str], bool] | None = None
-    """Whether weights of that version may sample; None: all. It may raise what stops the attempt.
+    """Decides if weights of that version may sample; None: all may. It may raise an error that
+    stops the attempt.
     """
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
@@ -90,14 +91,14 @@ class Generated:
     versions: Sequence[VersionSpan]
     """Spans that tile `[0, len(ids))`."""
     finish: Finish
-    """How the generation ended."""
+    """Reason for which the generation ended."""
     text: str = ""
     """The engine's own text, for people."""
     cached_tokens: int = 0
     """Tokens of the request that were in the engine's prefix cache."""
     routed_experts: Extra | None = None
-    """What `Routing` asked for: a row for each token from its start on, but for the last one that
-    was sampled. The engine never read that one.
+    """Rows that `Routing` requested: one for each token from its start on, but for the last one
+    that was sampled. The engine never read that one.
     """
 
 
@@ -105,7 +106,7 @@ class Engine(Protocol):
     """Token ids in, token ids out."""
 
     def room(self, prompt: int) -> int:
-        """How many tokens the context has left after a prompt of that many tokens."""
+        """Number of tokens that the context has left after a prompt of that many tokens."""
         ...
 
     def generate(self, request: SampleRequest) -> Generated:
@@ -127,9 +128,9 @@ class ReadTurn:
     calls: Sequence[Action] = ()
     """The tool calls that could be read, in order."""
     errors: Sequence[str] = ()
-    """What was wrong with unreadable calls, in words for the policy."""
+    """Errors of unreadable calls, in words for the policy."""
     reasoning: str = ""
-    """What the model thought, without its tags."""
+    """The model's reasoning, without its tags."""
     call_ids: Sequence[str] = ()
     """For each call, its id ("": none), in formats whose calls have ids. Else empty."""
 
@@ -175,9 +176,7 @@ class Renderer(Protocol):
         ...
 
     def is_end(self, id: int) -> bool:
-        """Whether a turn that ends with this token is closed, so that it needs no other
-        end token.
-        """
+        """True if a turn that ends with this token is closed, and needs no other end token."""
         ...
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
@@ -238,18 +237,18 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """How an episode shortens a conversation that has grown long."""
+    """Shortening of a conversation that has grown long."""
 
     shorten: ContextHook
     """A conversation whose last turn has no reply ends with the answer to what `asks` said."""
     asks: Callable[[int], str] = lambda tokens: ""
-    """What the policy is to be asked, given the number of tokens, before the conversation is
-    shortened; "": nothing.
+    """The question for the policy, given the number of tokens, before the conversation is
+    shortened; "" for none.
     """
     over: int = 0
     """Most tokens of the first prompt, if it is not 0."""
     failure: type[RolloutFailure] = AgentFailure
-    """What `shorten` raises."""
+    """The failure that `shorten` raises."""
     longest_s: float = 60.0
     """Longest time in seconds that `shorten` takes."""
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.client.arguments import check_ids
 from rollq.errors import ContractError, LedgerError
-from rollq.job import Purpose
 
 if TYPE_CHECKING:
     from rollq.client.internals import Internals
@@ -51,7 +50,7 @@ class Operations:
         """
         from rollq.client.waits import explain
 
-        return explain(self._internals.reader, Purpose.TRAIN, wanted=wanted)
+        return explain(self._internals.reader, wanted=wanted)
 
     def set_engines(self, name: str, urls: Iterable[str]) -> None:
         """Make these the engines of workers that were started with `--engine redis:NAME`, in every

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.env import RESPOND, Action
 from rollq_worker.fakes import FakeUser
-from rollq_worker.text.whole_text import whole
+from rollq_worker.text.whole_text import whole_characters
 from tests.rollq_worker.environments.episodes import calls_of, messages_of, mistaken, play
 
 pytestmark = [
@@ -175,7 +175,7 @@ def test_sampled_calls_do_the_same_and_leave_the_pristine_database_alone(
             assert text.startswith("Error: "), (action, e)
             continue
         if expected is not None:
-            assert whole(text) == whole(expected), ascii(action)
+            assert whole_characters(text) == whole_characters(expected), ascii(action)
             changed += not text.startswith("Error: ")
     assert changed > 300
     assert original.hash_of(environment._state) == toolkit.db.get_hash() != original.hash

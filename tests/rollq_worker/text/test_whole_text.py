@@ -5,7 +5,7 @@ import pytest
 from rollq.env import Action, Grade, Observation, User
 from rollq_worker.fakes import FakeUser
 from rollq_worker.process.attempts.time_limits import TimedEnvironment, TimeLimits
-from rollq_worker.text.whole_text import whole, whole_json
+from rollq_worker.text.whole_text import whole_characters, whole_json
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from rollq_worker.text.whole_text import whole, whole_json
     ],
 )
 def test_halves_become_the_replacement_character(text: str, held: str) -> None:
-    assert whole(text) == held
+    assert whole_characters(text) == held
     assert whole_json({text: [text, 7, None, {"a": text}]}) == {held: [held, 7, None, {"a": held}]}
 
 

@@ -36,7 +36,7 @@ _locks: dict[str, Lock] = {}
 
 def names() -> list[str]:
     """The names of all environments, also of those whose package is not installed."""
-    return sorted({*_entries(), *(file.name for file in FILES.known())})
+    return sorted({*_entries(), *(file.name for file in FILES.readable())})
 
 
 def origins() -> dict[str, str]:

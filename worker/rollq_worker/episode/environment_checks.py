@@ -1,6 +1,4 @@
-"""What environments and reward functions return, checked where it enters, and the end of an
-episode.
-"""
+"""Checks the results of environments and reward functions where they enter, and ends an episode."""
 
 import json
 import math
@@ -35,9 +33,8 @@ def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
             if not isinstance(grade, Grade):
                 raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
             _check_reward(grade.reward)
-            json.dumps(
-                dict(grade.info), allow_nan=False
-            )  # as the wire and an exported file take it
+            # as the wire and an exported file take it
+            json.dumps(dict(grade.info), allow_nan=False)
     return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
 

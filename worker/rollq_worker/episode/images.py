@@ -37,7 +37,7 @@ class EpisodeImages:
         Raises JobFailure where the model takes no images, EnvironmentFailure for more than a
         request may carry, and TypeError for what is not an Image.
         """
-        found = []
+        added = []
         for image in images:
             if not isinstance(image, Image):
                 raise TypeError(
@@ -47,14 +47,13 @@ class EpisodeImages:
             self._tokens += self._renderer.image_length(reference.width, reference.height)
             self._bytes += reference.bytes
             self._shown.append(self._files.setdefault(reference.sha256, image))
-            found.append(reference)
+            added.append(reference)
         if self._bytes > MAX_EPISODE_BYTES:
             raise EnvironmentFailure(
-                f"{len(self._shown)} images of {self._bytes} bytes; at most "
-                f"{MAX_EPISODE_BYTES} are sent in an episode:"
-                " show fewer or smaller ones"
+                f"{len(self._shown)} images of {self._bytes} bytes; at most {MAX_EPISODE_BYTES} "
+                "are sent in an episode: show fewer or smaller ones"
             )
-        return found
+        return added
 
     def show(self, messages: Sequence[Message]) -> None:
         """From now on requests have the images of these messages, which were shown before, and no
@@ -67,11 +66,13 @@ class EpisodeImages:
         )
 
     def of_prompt(self) -> PromptImages | None:
-        """What a request needs besides the ids; None without images."""
-        return PromptImages(self._renderer.image_token, tuple(self._shown)) if self._shown else None
+        """Images of a request; None without images."""
+        if self._shown:
+            return PromptImages(self._renderer.image_token, tuple(self._shown))
+        return None
 
     def misplaced(self, ids: array[int]) -> bool:
-        """Whether the policy has sampled a placeholder itself, so that no request can hold these
+        """True if the policy has sampled a placeholder itself, so that no request can hold these
         ids.
 
         SGLang takes each placeholder for an image, and never answers a request that has more of
@@ -81,8 +82,6 @@ class EpisodeImages:
 
     def extras(self) -> Mapping[str, Extra]:
         """The files, each once, in the order of the conversation."""
-        return (
-            {IMAGES: pack_images(image.data for image in self._files.values())}
-            if self._files
-            else {}
-        )
+        if self._files:
+            return {IMAGES: pack_images(image.data for image in self._files.values())}
+        return {}

@@ -38,7 +38,7 @@ from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Context, Engine, Journal, ReadTurn, Renderer, TurnRefused
 
 MAX_MALFORMED = 3
-"""Number of unreadable turns in a row that ends an episode."""
+"""Consecutive malformed turns before the episode ends."""
 
 
 def play(
@@ -95,7 +95,7 @@ class _Episode:
         self.recording = recording
         self.next_prompts = NextPrompts(job, engine, renderer, recording, context)
         self.messages: list[Message] = []
-        """Those of the present trace."""
+        """Messages of the present trace."""
         self.call_ids = CallIds(words=RESPOND)
         self.schemas: list[Json] = []
         """The tools that the chat template shows."""
@@ -123,23 +123,23 @@ class _Episode:
             self.tools = {tool["function"]["name"] for tool in schemas}
         with errors_become(EnvironmentFailure, "environment.reset"):
             opening = self.environment.reset(user)
-            first, images = (
-                (opening.text, opening.images)
-                if isinstance(opening, Observation)
-                else (opening, ())
-            )
-            said = self.recording.user_messages
-            if said not in ([], [first]):
-                # The journal has this message only, so a replay would not know what the user had
-                # said.
-                raise ValueError(f"it returned {first!r:.100} where the user said {said!r:.100}")
+            if not isinstance(opening, Observation):
+                opening = Observation(opening)
+            first = opening.text
+            user_messages = self.recording.user_messages
+            if user_messages not in ([], [first]):
+                # The journal has this message only, so a replay would not know the user's.
+                raise ValueError(
+                    f"it returned {first!r:.100} where the user said {user_messages!r:.100}"
+                )
             policy = self.environment.system_prompt
             for what, text in (("message", first), ("system prompt", policy)):
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
-            shown = self.images.add(images)
+            shown = self.images.add(opening.images)
         messages: list[Message] = [{"role": "user", "content": content_with(first, shown)}]
-        if system := self.agent.system_prompt(policy, schemas):
+        system = self.agent.system_prompt(policy, schemas)
+        if system:
             messages.insert(0, {"role": "system", "content": system})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
@@ -158,8 +158,8 @@ class _Episode:
         if not (sampled or turn or self.recording):
             # Nothing was sampled, so there is nothing that a reward could grade.
             raise JobFailure(
-                f"the first prompt of {len(self.ids)} tokens leaves no room in "
-                "max_tokens or the context"
+                f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the "
+                "context"
             )
         if not sampled:
             return Stop.LENGTH
@@ -174,13 +174,8 @@ class _Episode:
         roles = {replying_role(action, self.agent.text_actions) for action in decision.actions}
         if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
             # The stop token is also the header of the next message, and the reply has another role.
-            decision = Decision(
-                (),
-                (
-                    *decision.errors,
-                    "the turn ends as if it were somebody else's turn to answer it.",
-                ),
-            )
+            error = "the turn ends as if it were somebody else's turn to answer it."
+            decision = Decision((), (*decision.errors, error))
         if not decision.actions:
             return self.refuse(turn, replace(read, errors=decision.errors), at)
         self.malformed = 0
@@ -193,7 +188,10 @@ class _Episode:
         sampled = array("I")
         while True:
             replayed = bool(self.recording)
-            piece = self.recording.sampled(turn) if replayed else self.generate(turn, len(sampled))
+            if replayed:
+                piece = self.recording.sampled(turn)
+            else:
+                piece = self.generate(turn, len(sampled))
             if piece is None:
                 return sampled, False
             if self.sampler.is_kept(piece):
@@ -227,40 +225,36 @@ class _Episode:
                 observation = self.environment.step(for_environment(action))
                 check_observation(observation)
                 shown = self.images.add(observation.images)
-            said = self.recording.user_messages[before:]
+            user_messages = self.recording.user_messages[before:]
             results.append(
-                ActionResult(action, id, observation.text, said, observation.reward, shown)
+                ActionResult(action, id, observation.text, user_messages, observation.reward, shown)
             )
             if observation.done:
                 stop = Stop.DONE
                 break
-        return self.observe(
-            turn, read, results, [result.reply for result in results], at, stop=stop
-        )
+        replies = [result.reply for result in results]
+        return self.observe(turn, read, results, replies, at, stop=stop)
 
     def sum_up(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
         """The turn is the summary that the policy was asked for. It acts on nothing."""
         if not read.content.strip():
-            return self.refuse(
-                turn,
-                replace(read, errors=("write the summary as plain text, without a call.",)),
-                at,
-            )
-        self.malformed, self.next_prompts.summing_up = 0, False
+            error = "write the summary as plain text, without a call."
+            return self.refuse(turn, replace(read, errors=(error,)), at)
+        self.malformed = 0
+        self.next_prompts.summing_up = False
         return self.observe(turn, read, [], [], at, stop=None)
 
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
-        """Tell the policy what was wrong with a turn that cannot be acted on, up to MAX_MALFORMED
-        times in a row.
+        """Tell the policy the errors of a turn that cannot be acted on, up to MAX_MALFORMED times
+        in a row.
         """
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
         stop = self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None
         role = self.renderer.complaint_role(stop)
-        if self.agent.text_actions and (
-            stop is None or "user" in self.renderer.replying_roles(stop)
-        ):
+        user_may_reply = stop is None or "user" in self.renderer.replying_roles(stop)
+        if self.agent.text_actions and user_may_reply:
             role = "user"
         errors = list(dict.fromkeys(read.errors))[:5]  # a turn may hold hundreds of broken calls
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
@@ -282,29 +276,30 @@ class _Episode:
         stop.
         """
         seconds = time.time() - at
-        message = assistant_message(
-            read, [(result.id, result.action) for result in results if result.id]
-        )
+        calls = [(result.id, result.action) for result in results if result.id]
+        message = assistant_message(read, calls)
         self.messages.append(message)
-        found, left = NextPrompt(replies), self.job.budget.max_turns - turn - 1
+        following = NextPrompt(replies)
+        left = self.job.budget.max_turns - turn - 1
         if stop is None and left:
             trace = Trace(self.ids, self.messages, self.sampled)
             try:
-                found = self.next_prompts.behind(trace, replies, left)
+                following = self.next_prompts.behind(trace, replies, left)
             except TurnRefused as e:
                 # A server could not show these words to the policy either, so they end the episode
                 # without reward.
-                stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
-        stop = stop or found.stop
-        self.ids.extend(found.bridge)
-        self.messages += found.replies
+                stop = Stop.MALFORMED
+                read = replace(read, errors=(*read.errors, str(e)))
+        stop = stop or following.stop
+        self.ids.extend(following.bridge)
+        self.messages += following.replies
         self.record(
             Observed(
                 turn=turn,
                 message=message,
                 actions=[result.recorded for result in results],
-                replies=found.replies,
-                ids=found.bridge,
+                replies=following.replies,
+                ids=following.bridge,
                 errors=tuple(read.errors),
                 extra_calls=max(0, len(read.calls) - max(1, len(results))),
                 done=stop is Stop.DONE,
@@ -312,10 +307,11 @@ class _Episode:
                 seconds=seconds,
             )
         )
-        if found.opened is not None:
-            self.ids, self.messages = array("I", found.opened.ids), [*found.opened.messages]
-            self.images.show(found.opened.messages)
-            self.record(found.opened)
+        if following.opened is not None:
+            self.ids = array("I", following.opened.ids)
+            self.messages = [*following.opened.messages]
+            self.images.show(following.opened.messages)
+            self.record(following.opened)
         return stop
 
     def close(self, stop: Stop) -> Closed:

@@ -20,20 +20,19 @@ from rollq_worker.protocols import ReadTurn, Renderer
 
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""
-_as_json = json.JSONEncoder(
-    ensure_ascii=False
-).encode  # json.dumps would make the encoder for every call
+# json.dumps would make the encoder for every call
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class _Schemas(NamedTuple):
-    """Checked schemas, and what tells them from others."""
+    """Checked schemas, and a key that tells them from others."""
 
     checked: list[Json]
     key: bytes
 
 
 _schemas: dict[bytes, _Schemas] = {}
-"""By what an environment gave."""
+"""By the schemas of an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,11 @@ class ActionResult:
     text: str
     """The observation that the policy is shown."""
     user_messages: Sequence[str] = ()
-    """What the user said during the action."""
+    """Messages of the user during the action."""
     reward: float | None = None
-    """What the environment gave it."""
+    """The environment's reward for it."""
     images: Sequence[ImageRef] = ()
-    """What the policy sees behind the text."""
+    """Images that the policy sees behind the text."""
 
     @property
     def reply(self) -> Message:
@@ -70,21 +69,19 @@ class ActionResult:
 
 
 def for_environment(action: Action) -> Action:
-    """The action as an environment is given it. What it changes in the arguments is not what the
-    policy wrote.
-    """
+    """A copy of the action, whose arguments an environment may change."""
     return replace(action, arguments=deepcopy(action.arguments))
 
 
 def recorded_action(
-    action: Action, text: str, said: Sequence[str], reward: float | None
+    action: Action, text: str, user_messages: Sequence[str], reward: float | None
 ) -> dict[str, Json]:
-    """The action as the journal has it: with what the user `said`, unless that is the observation's
-    `text` itself, whether its end tag is missing, and the reward that it has.
+    """The action as the journal has it: with the user's messages, unless that is the observation's
+    `text` itself, with its missing end tag, and with its reward.
     """
     recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
-    if list(said) != said_in(recorded, text):
-        recorded["user"] = list(said)
+    if list(user_messages) != user_messages_in(recorded, text):
+        recorded["user"] = list(user_messages)
     if action.unclosed:
         recorded["unclosed"] = True
     if reward is not None:
@@ -92,9 +89,9 @@ def recorded_action(
     return recorded
 
 
-def said_in(recorded: Mapping[str, Json], text: str) -> Sequence[str]:
-    """What the user said during a recorded action that led to `text`. The opening of an episode has
-    the name "".
+def user_messages_in(recorded: Mapping[str, Json], text: str) -> Sequence[str]:
+    """Messages of the user during a recorded action that led to `text`. The opening of an episode
+    has the name "".
     """
     speaks = recorded["name"] in ("", RESPOND)
     return cast("Sequence[str]", recorded.get("user", [text] if speaks else []))
@@ -113,9 +110,8 @@ class CallIds:
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
-            ids.append(
-                "" if action.name == self._words else self._unused(renderer, ids, own, action.name)
-            )
+            is_call = action.name != self._words
+            ids.append(self._unused(renderer, ids, own, action.name) if is_call else "")
         return ids
 
     def _unused(self, renderer: Renderer, used: Sequence[str], own: str, tool: str) -> str:
@@ -146,7 +142,9 @@ def _call(id: str, action: Action) -> Json:
 
 def replying_role(action: Action, text_actions: bool) -> str:
     """The role of the message that answers an action; `text_actions`: Strategy.text_actions."""
-    return "user" if text_actions or action.name == RESPOND else "tool"
+    if text_actions or action.name == RESPOND:
+        return "user"
+    return "tool"
 
 
 def schemas_of(environment: Environment) -> list[Json]:
@@ -158,29 +156,29 @@ def schemas_of(environment: Environment) -> list[Json]:
     whatever reading the schemas raises.
     """
     tools = environment.tools
-    if any(tools is known.checked for known in list(_schemas.values())):
+    if any(tools is kept.checked for kept in list(_schemas.values())):
         return cast("list[Json]", tools)
     tools = list(tools)
     try:
         key = _key(tools)
     except ValueError:
         return checked_schemas(tools)
-    known = _schemas.get(key)
-    if known is None:
+    kept = _schemas.get(key)
+    if kept is None:
         if len(_schemas) >= MAX_SCHEMAS:
             _schemas.clear()
         checked = checked_schemas(tools)
-        known = _schemas.setdefault(
-            key, _Schemas(checked, _key(checked))
-        )  # threads that begin at once share one
-    return known.checked
+        # threads that begin at once share one
+        kept = _schemas.setdefault(key, _Schemas(checked, _key(checked)))
+    return kept.checked
 
 
 def key_of_schemas(schemas: Sequence[Json]) -> bytes:
-    """What tells these schemas from others."""
-    return next(
-        (known.key for known in list(_schemas.values()) if known.checked is schemas), b""
-    ) or _key(schemas)
+    """A key that tells these schemas from others."""
+    for kept in list(_schemas.values()):
+        if kept.checked is schemas:
+            return kept.key
+    return _key(schemas)
 
 
 def _key(tools: Sequence[Json]) -> bytes:
@@ -192,7 +190,8 @@ def checked_schemas(tools: Sequence[Json]) -> list[Json]:
     """Plain copies of tool schemas. Raises TypeError or ValueError for what is none."""
     schemas: Json = json.loads(json.dumps(tools, allow_nan=False))
     names = [_tool_name(schema) for schema in schemas]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
         raise ValueError(f"there are several tools named {', '.join(repeated)}")
     return list(schemas)
 

@@ -1,8 +1,8 @@
-"""What the next turn is sampled behind: a bridge in the same trace, or the prompt of a new one.
+"""Prepares the prompt of the next turn: a bridge in the same trace, or the prompt of a new one.
 
 A trace is left where the chat template writes its history differently and the job wants that, and
-where the job's context shortens it. What was sampled stays trainable in the trace that is left. In
-the new one it is context.
+where the job's context shortens it. Sampled tokens stay trainable in the trace that is left. In the
+new one they are context.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -23,7 +23,7 @@ from rollq_worker.protocols import Context, Engine, Renderer
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """What follows a turn."""
+    """Continuation behind a turn."""
 
     replies: list[Message]
     """The replies to it, and what the context asks."""
@@ -44,7 +44,7 @@ class Trace:
 
 
 class NextPrompts:
-    """Those of one episode."""
+    """Prepares the prompts of one episode."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NextPrompts:
         context: Context | None,
     ) -> None:
         self.summing_up = False
-        """The policy was asked what the context asks, and has not answered."""
+        """True while the policy owes the answer to the context's question."""
         self._job = job
         self._engine = engine
         self._renderer = renderer
@@ -65,33 +65,37 @@ class NextPrompts:
 
     def begin(self, first: Prompt) -> None:
         """Raises JobFailure for a first prompt that the context would have to shorten."""
-        self._first, length = first, len(first.ids)
+        self._first = first
+        length = len(first.ids)
         over = self._context.over if self._context else 0
         if 0 < over < length:
             raise JobFailure(
-                f"the first prompt of {length} tokens is longer than over={over} in "
-                "the job's context"
+                f"the first prompt of {length} tokens is longer than over={over} in the job's "
+                "context"
             )
 
     def behind(self, trace: Trace, replies: list[Message], turns_left: int) -> NextPrompt:
-        """What follows the turn that these replies answer, when so many turns are left. Raises
-        TurnRefused.
+        """The continuation behind the turn that these replies answer, with so many turns left.
+        Raises TurnRefused.
         """
         ids, opened = self._go_on(trace, replies)
-        if (context := self._context) is not None:
+        context = self._context
+        if context is not None:
             tokens = len(opened.ids) if opened else len(trace.ids) + len(ids)
-            asked = (
-                context.asks(tokens) if replies and turns_left > 1 and not self.summing_up else ""
-            )
-            if asked:
+            question = ""
+            if replies and turns_left > 1 and not self.summing_up:
+                question = context.asks(tokens)
+            if question:
                 self.summing_up = True
-                replies = [*replies, {"role": "user", "content": asked}]
+                replies = [*replies, {"role": "user", "content": question}]
                 ids, opened = self._go_on(trace, replies)
-            elif short := self._shortened(context, [*trace.messages, *replies], tokens):
-                ids, opened = array("I"), self._opened(short)
-        if not self._fits(
-            len(opened.ids) if opened else len(trace.ids) + len(ids), opened is not None
-        ):
+            else:
+                shorter = self._shortened(context, [*trace.messages, *replies], tokens)
+                if shorter:
+                    ids = array("I")
+                    opened = self._opened(shorter)
+        length = len(opened.ids) if opened else len(trace.ids) + len(ids)
+        if not self._fits(length, new_trace=opened is not None):
             return NextPrompt(replies, stop=Stop.LENGTH)
         return NextPrompt(replies, ids, opened)
 
@@ -118,7 +122,9 @@ class NextPrompts:
             ids = self._renderer.rewritten(
                 trace.messages, trace.sampled, replies, self._first.tools
             )
-        return None if ids is None else self._prompt(ids, [*trace.messages, *replies])
+        if ids is None:
+            return None
+        return self._prompt(ids, [*trace.messages, *replies])
 
     def _shortened(
         self, context: Context, messages: Sequence[Message], tokens: int
@@ -138,9 +144,11 @@ class NextPrompts:
         return Prompt(ids=ids, messages=messages, tools=self._first.tools, at=time.time())
 
     def _fits(self, length: int, new_trace: bool) -> bool:
-        """Whether there is room for another turn."""
+        """True if there is room for another turn."""
         recorded = self._recording.another_turn_followed(new_trace)
-        return room(self._job, self._engine, length) > 0 if recorded is None else recorded
+        if recorded is None:
+            return room(self._job, self._engine, length) > 0
+        return recorded
 
 
 def bridge_behind(

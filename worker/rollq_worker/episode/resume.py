@@ -17,7 +17,7 @@ from rollq.env import User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Event, Message, Observed, Prompt, Sampled
 from rollq.images import text_of
-from rollq_worker.episode.messages import said_in
+from rollq_worker.episode.messages import user_messages_in
 
 
 class Diverged(EnvironmentFailure):
@@ -57,7 +57,7 @@ class Recording:
         return event
 
     def another_turn_followed(self, new_trace: bool) -> bool | None:
-        """Whether another turn followed the one being answered, in a new trace or not; None: the
+        """True if another turn followed the one being answered, in a new trace or not; None: the
         journal ends here.
 
         It is read from the journal, because the context of another engine may have room for more or
@@ -67,15 +67,21 @@ class Recording:
             return None
         if not new_trace:
             return len(getattr(self._events[0], "ids", ())) > 0
-        return isinstance(self._events[1], Prompt) if len(self._events) > 1 else None
+        if len(self._events) > 1:
+            return isinstance(self._events[1], Prompt)
+        return None
 
     def opened(self, unknown: Callable[[], Sequence[Message] | None]) -> Sequence[Message] | None:
         """The messages of the trace that was opened behind the turn being answered; None: none was.
         Where the journal ends before it says so, it is `unknown`.
         """
         if len(self._events) > 1:
-            return self._events[1].messages if isinstance(self._events[1], Prompt) else None
-        return None if self.another_turn_followed(new_trace=False) else unknown()
+            if isinstance(self._events[1], Prompt):
+                return self._events[1].messages
+            return None
+        if self.another_turn_followed(new_trace=False):
+            return None
+        return unknown()
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that equals this one; None when it is new. Raises Diverged when they
@@ -91,11 +97,12 @@ class Recording:
                 f"{type(event).__name__}"
             )
         for name in recorded.__slots__:
-            was, now = _plain(getattr(recorded, name)), _plain(getattr(event, name))
+            was = _plain(getattr(recorded, name))
+            now = _plain(getattr(event, name))
             if name not in ("at", "seconds") and was != now:
                 raise Diverged(
-                    f"{type(event).__name__}.{name} was {_brief(was)} and is "
-                    f"{_brief(now)} in the replay"
+                    f"{type(event).__name__}.{name} was {_brief(was)} and is {_brief(now)} in the "
+                    "replay"
                 )
         return recorded
 
@@ -124,38 +131,38 @@ class _RecordedUser:
     def reply(self, message: str) -> str:
         return self._say(message, lambda: self._user.reply(message))
 
-    def recall(self, heard: str | None, said: str) -> None:
-        self._user.recall(heard, said)
+    def recall(self, heard: str | None, message: str) -> None:
+        self._user.recall(heard, message)
 
     def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
-        before, event = self._recording.user_messages, self._recording.next
+        before = self._recording.user_messages
+        event = self._recording.next
         if event is None:
-            said = ask()
-        elif len(before) < len(recorded := _user_messages(event)):
-            said = recorded[len(before)]
-            self._user.recall(heard, said)
+            message = ask()
         else:
-            raise Diverged(
-                f"the user is asked more than the {len(recorded)} times that the journal has"
-            )
-        before.append(said)
-        return said
+            recorded = _user_messages(event)
+            if len(before) >= len(recorded):
+                raise Diverged(
+                    f"the user is asked more than the {len(recorded)} times that the journal has"
+                )
+            message = recorded[len(before)]
+            self._user.recall(heard, message)
+        before.append(message)
+        return message
 
 
 def _user_messages(event: Event) -> Sequence[str]:
-    """What the user said between the event before this one and this one."""
+    """Messages of the user between the event before this one and this one."""
     match event:
         case Prompt():
             return [text_of(event.messages[-1]["content"])]
         case Observed():
-            replied = zip(event.actions, event.replies, strict=False)
-            return [
-                said
-                for action, reply in replied
-                for said in said_in(action, text_of(reply["content"]))
-            ]
+            messages: list[str] = []
+            for action, reply in zip(event.actions, event.replies, strict=False):
+                messages += user_messages_in(action, text_of(reply["content"]))
+            return messages
         case Acted():
-            return said_in(event.action, event.text)
+            return user_messages_in(event.action, event.text)
     return []
 
 
@@ -172,4 +179,6 @@ def _plain(value: Any) -> Any:
 
 def _brief(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 120 else f"{text[:60]} ... {text[-60:]}"
+    if len(text) <= 120:
+        return text
+    return f"{text[:60]} ... {text[-60:]}"

@@ -78,7 +78,7 @@ class Sampler:
         )
 
     def is_complete(self, piece: Sampled) -> bool:
-        """Whether the turn ends with this piece because the model ended it.
+        """True if the model itself ended the turn with this piece.
 
         The last token decides, whatever `finish` says: the engine tests the length before stop
         tokens, and an abort may come right after one. A job's own stop string ends a turn without a
@@ -89,16 +89,14 @@ class Sampler:
         )
 
     def is_over(self, piece: Sampled) -> bool:
-        """Whether the turn ends with this piece, complete or cut; else its generation was
+        """True if the turn ends with this piece, complete or cut; else its generation was
         interrupted.
         """
         return piece.finish is not Finish.ABORT or self.is_complete(piece)
 
     def is_kept(self, piece: Sampled) -> bool:
-        """Whether the piece becomes part of the turn.
-
-        The start of an interrupted turn does. Under a grammar it does not, because the engine would
-        begin the grammar again in the middle of the turn.
+        """True if these tokens are kept. Those of an interrupted turn are, except under a grammar,
+        which the engine would begin again in the middle of the turn.
         """
         return len(piece.ids) > 0 and (self.is_over(piece) or not self._has_grammar)
 
@@ -112,7 +110,7 @@ class Sampler:
 
 
 def room(job: Job, engine: Engine, length: int) -> int:
-    """How many tokens may follow a trace of `length` tokens."""
+    """Number of tokens that may follow a trace of `length` tokens."""
     return min(job.budget.max_tokens - length, engine.room(length))
 
 
@@ -126,7 +124,5 @@ def end_ids(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
 
 
 def ends_anywhere(job: Job) -> bool:
-    """Whether the engine may end a turn after any token: at a stop string, or where a
-    grammar ends.
-    """
+    """True if a turn may end after any token: at a stop string, or where a grammar ends."""
     return any(job.sampling.get(name) for name in ("stop", "stop_regex", *GRAMMARS))

@@ -16,25 +16,25 @@ from rollq_worker.episode.text_actions import TextForm, read_action, system_prom
 from rollq_worker.protocols import ReadTurn
 
 SINGLE_TOOL = (
-    "In each turn, either make exactly one tool call or write to the user, never both. "
-    "Wait for the result of a tool call before you make the next one."
+    "In each turn, either make exactly one tool call or write to the user, never both. Wait for "
+    "the result of a tool call before you make the next one."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do after a turn."""
+    """The response to a turn."""
 
     actions: Sequence[Action] = ()
-    """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be
-    acted on.
+    """Actions to take, in order. Calls are the first ones of the turn. Empty when the turn cannot
+    be acted on.
     """
     errors: Sequence[str] = ()
-    """What was wrong with the turn, for the policy."""
+    """Errors of the turn, for the policy."""
 
 
 class Calls(StrEnum):
-    """What to do with several tool calls in one turn."""
+    """Treatment of several tool calls in one turn."""
 
     FIRST = "first"
     """Carry out the first, as tau-bench's agent does. The others stay in the tokens and are
@@ -56,13 +56,13 @@ class ToolCalling:
     examples: Sequence[str] = ()
     """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
     text_actions: ClassVar[bool] = False
-    """Whether actions are text and their results users' messages; else both are the chat template's
+    """True if actions are text and their results users' messages; else both are the chat template's
     tool calls.
     """
 
     @property
     def several(self) -> bool:
-        """Whether several calls of one turn may be carried out."""
+        """True if several calls of one turn may be carried out."""
         return self.calls is Calls.ALL
 
     def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
@@ -70,13 +70,11 @@ class ToolCalling:
         return "\n\n".join((policy, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
-        """What to do after a turn; `tools` are the names that the environment has."""
+        """The response to a turn; `tools` are the names that the environment has."""
         if not turn.calls:
-            return (
-                Decision((), turn.errors)
-                if turn.errors
-                else Decision((Action(RESPOND, {"content": turn.content}),))
-            )
+            if turn.errors:
+                return Decision((), turn.errors)
+            return Decision((Action(RESPOND, {"content": turn.content}),))
         if not tools:
             return Decision(
                 (), (*turn.errors, "There are no tools here: write to the user in plain text.")
@@ -121,16 +119,14 @@ class TextActions:
 
 
 Strategy = ToolCalling | TextActions
-"""How a policy is prompted and how its turns are read."""
+"""Prompting of a policy and reading of its turns."""
 
 
 def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
-    single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
-    if (
-        set(args) - {"single_tool", "calls"}
-        or not isinstance(single_tool, bool)
-        or calls not in list(Calls)
-    ):
+    single_tool = args.get("single_tool", False)
+    calls = args.get("calls", Calls.FIRST)
+    has_others = set(args) - {"single_tool", "calls"}
+    if has_others or not isinstance(single_tool, bool) or calls not in list(Calls):
         raise JobFailure(
             "agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, "
             f"not {_brief(args)}; few-shot also takes examples"
@@ -140,14 +136,17 @@ def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
 
 def _few_shot(args: Mapping[str, Json]) -> ToolCalling:
     examples = args.get("examples")
-    if not (
-        isinstance(examples, Sequence) and examples and not isinstance(examples, str)
-    ) or not all(isinstance(example, str) and example.strip() for example in examples):
+    is_list = isinstance(examples, Sequence) and not isinstance(examples, str)
+    if not is_list or not examples or not all(map(_is_example, examples)):
         raise JobFailure(
             f"agent_args of few-shot need examples, a list of texts, not {_brief(args)}"
         )
-    known = _tool_calling({name: value for name, value in args.items() if name != "examples"})
-    return replace(known, examples=tuple(examples))
+    strategy = _tool_calling({name: value for name, value in args.items() if name != "examples"})
+    return replace(strategy, examples=tuple(examples))
+
+
+def _is_example(example: Json) -> bool:
+    return isinstance(example, str) and example.strip() != ""
 
 
 def _text(form: TextForm, args: Mapping[str, Json]) -> TextActions:

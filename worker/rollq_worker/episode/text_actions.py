@@ -15,14 +15,14 @@ from rollq.job import Json
 from rollq_worker.text.strict_json import NotJson, skip, strict_json
 
 RESULT = "API output: "
-"""What a tool's result begins with. It is a user's message, because the turn made no tool call."""
+"""Beginning of a tool's result. It is a user's message, because the turn made no tool call."""
 _MARK = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 _FORM = 'End the turn with a line "Action:" and one JSON object: {"name": ..., "arguments": {...}}.'
 _THOUGHT = "The next step follows from the policy and from what is known so far."
 
 
 class TextForm(StrEnum):
-    """What stands before the action of a turn."""
+    """The text before the action of a turn."""
 
     ACT = "act"
     """Nothing."""
@@ -37,11 +37,9 @@ def write_action(action: Action, form: TextForm, thought: str = _THOUGHT) -> str
     called = json.dumps(
         {"name": action.name, "arguments": dict(action.arguments)}, ensure_ascii=False
     )
-    return (
-        f"Thought:\n{thought}\nAction:\n{called}"
-        if form is TextForm.REACT
-        else f"Action:\n{called}"
-    )
+    if form is TextForm.REACT:
+        return f"Thought:\n{thought}\nAction:\n{called}"
+    return f"Action:\n{called}"
 
 
 def read_action(text: str) -> Action | str:
@@ -66,7 +64,8 @@ def read_action(text: str) -> Action | str:
 def _action_of(value: Json) -> Action | str:
     if not isinstance(value, dict):
         return f"The action is not a JSON object. {_FORM}"
-    name, arguments = value.get("name"), value.get("arguments")
+    name = value.get("name")
+    arguments = value.get("arguments")
     if not isinstance(name, str) or not name:
         return f'The action has no "name". {_FORM}'
     if not isinstance(arguments, dict):
@@ -79,9 +78,10 @@ def _action_of(value: Json) -> Action | str:
 
 
 _THOUGHT_RULE = (
-    "The thought is one line: what follows from the conversation and the policy "
-    "for your next step.\n"
+    "The thought is one line: what follows from the conversation and the policy for your next "
+    "step.\n"
 )
+_EXAMPLE_THOUGHT = "The user asks when the shop in Oslo opens, which I have to look up."
 _EXAMPLE_CALL = Action("get_opening_hours", {"city": "Oslo"})
 _EXAMPLE_REPLY = Action(RESPOND, {"content": "Our shop in Oslo opens at 9."})
 
@@ -95,22 +95,23 @@ Each of your turns is one action, written in exactly this form:
 {thought}Action:
 {{"name": <a tool's name>, "arguments": <the tool's arguments, a JSON object>}}
 
-{_THOUGHT_RULE if react else ""}The action is read by a program, so it must be valid JSON, and nothing may follow it.
+{_THOUGHT_RULE if react else ""}The action is read by a program, so it must be valid JSON, \
+and nothing may follow it.
 Its result comes back in a message that begins with "{RESULT.strip()}".
 The action "{RESPOND}" writes to the user. It is the only way to do so.
 Use values that the user or a tool has given you, never made-up ones.
 
 With a tool for opening hours, a turn could be:
-{write_action(_EXAMPLE_CALL, form, "The user asks when the shop in Oslo opens, which I have to look up.")}
+{write_action(_EXAMPLE_CALL, form, _EXAMPLE_THOUGHT)}
 
 And after its result:
 {write_action(_EXAMPLE_REPLY, form, "I know the answer and can tell the user.")}
 
-Help the user, and always follow the policy above."""  # noqa: E501
+Help the user, and always follow the policy above."""
 
 
 INSTRUCTIONS = {form: _instruction(form) for form in TextForm}
-"""What the system prompt says about the form of turns."""
+"""Part of the system prompt about the form of turns."""
 
 
 def system_prompt(policy: str, tools: Sequence[Json], form: TextForm) -> str:

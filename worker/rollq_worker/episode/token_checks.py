@@ -1,4 +1,4 @@
-"""What must hold of an episode's tokens, checked before each event is recorded.
+"""Invariants of an episode's tokens, checked before each event is recorded.
 
 The invariant: a trajectory that passes may be trained on. A check takes time in proportion to the
 event, never to the history. A breach is a typed failure: EngineBreach for what was sampled,
@@ -6,20 +6,20 @@ JobBreach for what rollq made. The checks know events, and which tokens end a tu
 nothing of engines or the wire.
 
     I1   each request sends what was sent before, plus what was sampled, plus a bridge
-    I2   one logprob for each sampled token, and no more tokens than were asked for: checked where the engine's reply is
-         read
+    I2   one logprob for each sampled token, and no more tokens than were asked for: checked where
+         the engine's reply is read
     I3   a trace is a prompt, then sampled tokens and bridges in turn, without gap or overlap
-    I4   `stop` by a token ends in a stop token, and nothing is sampled after one; a stop token may also come with
-         another finish reason, because an engine tests the length first
-    I5   a bridge starts right after a token that ends a turn, or with one (rollq_worker.tokens.injection_guard keeps
-         texts from becoming control tokens)
+    I4   `stop` by a token ends in a stop token, and nothing is sampled after one; a stop token may
+         also come with another finish reason, because an engine tests the length first
+    I5   a bridge starts right after a token that ends a turn, or with one
+         (rollq_worker.tokens.injection_guard keeps texts from becoming control tokens)
     I6   logprobs are finite and not above 0: checked where the engine's reply is read
-    I7   the order of versions is counted (`rollq.token_stats`), not enforced: a router may send a turn to an older
-         server
+    I7   the order of versions is counted (`rollq.token_stats`), not enforced: a router may send a
+         turn to an older server
     I8   ids that rollq makes are inside the vocabulary; sampled ones may be a model's padding ids
     I9   each turn is sampled in one trace, and answered once
     I10  the wire gives back what it was given: checked in tests of `rollq.wire.codec`
-"""  # noqa: E501
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -44,7 +44,7 @@ class TokenChecks:
         self.length = 0
         """Tokens in the present trace."""
         self.read = 0
-        """Those of them that the engine has read: all up to the last sampled one, without that."""
+        """Tokens that the engine has read: all up to the last sampled one, without that."""
         self.turn = 0
         self.last: Event | None = None
         self.last_id = -1
@@ -108,15 +108,15 @@ class TokenChecks:
         if event.ids:
             if not (self.is_end(self.last_id) or self.is_end(event.ids[0])):
                 raise JobBreach(
-                    f"{self._at()}: the bridge starts after token {self.last_id}, "
-                    "which ends no turn"
+                    f"{self._at()}: the bridge starts after token {self.last_id}, which ends no "
+                    "turn"
                 )
             self._inside(max(event.ids), "the bridge")
             self._extend(event.ids)
         self.turn += 1
 
     def _may_sample(self) -> bool:
-        """Whether the policy may sample now: after a prompt, a bridge, or a generation that was
+        """True if the policy may sample now: after a prompt, a bridge, or a generation that was
         interrupted before its end.
         """
         if isinstance(self.last, Sampled):

@@ -31,9 +31,11 @@ class NamedFile(NamedTuple):
     name: str
 
     @property
-    def given(self) -> str:
-        """How a user would name it."""
-        return f"{self.path}:{self.part}" if self.part else str(self.path)
+    def written(self) -> str:
+        """The name that a user would write."""
+        if self.part:
+            return f"{self.path}:{self.part}"
+        return str(self.path)
 
     def check(self) -> None:
         """Raises ForOtherWorkers when the file is not the one that it was when it got its name."""
@@ -61,26 +63,22 @@ class NamedFile(NamedTuple):
             self.check()
         except BaseException as e:
             del sys.modules[module_name]
-            if isinstance(e, ModuleNotFoundError) and (beside := self._beside(e.name or "")):
-                raise JobFailure(
-                    f"{self.name}: {self.path.name} imports {beside} from beside it, and "
-                    "workers are given one file:"
-                    " make the two a package (rollq env new writes one)"
-                ) from e
-            raise
+            beside = self._beside(e.name or "") if isinstance(e, ModuleNotFoundError) else ""
+            if not beside:
+                raise
+            raise JobFailure(
+                f"{self.name}: {self.path.name} imports {beside} from beside it, and workers get "
+                "one file: make the two a package (rollq env new writes one)"
+            ) from e
         return module
 
     def _beside(self, module: str) -> str:
         """The file or folder next to this one that the module would be; "" without one."""
         name = module.partition(".")[0]
-        return next(
-            (
-                found
-                for found in (f"{name}.py", name)
-                if name and self.path.with_name(found).exists()
-            ),
-            "",
-        )
+        for beside in (f"{name}.py", name):
+            if name and self.path.with_name(beside).exists():
+                return beside
+        return ""
 
 
 class NamedFiles:
@@ -117,8 +115,8 @@ class NamedFiles:
             )
         if "," in str(path):
             raise JobFailure(
-                f"the {self._what} {text!r} has a comma in its path, which "
-                f"{self.variable} cannot have"
+                f"the {self._what} {text!r} has a comma in its path, which {self.variable} cannot "
+                "have"
             )
         try:
             digest = _digest_of_folder(path) if part in self._folders else _digest(path)
@@ -129,13 +127,14 @@ class NamedFiles:
         return NamedFile(path, part or default, f"{title}@{digest}")
 
     def add(self, text: str) -> str:
-        """Have this process and its children know the file. Returns its name. Raises JobFailure."""
-        file, known = self.file(text), self._listed()
-        if file.given not in known:
-            os.environ[self.variable] = ",".join((*known, file.given))
+        """Give the file to this process and its children. Returns its name. Raises JobFailure."""
+        file = self.file(text)
+        listed = self._listed()
+        if file.written not in listed:
+            os.environ[self.variable] = ",".join((*listed, file.written))
         return file.name
 
-    def known(self) -> list[NamedFile]:
+    def readable(self) -> list[NamedFile]:
         """The files of this process that can be read now."""
         return self._read()[0]
 
@@ -143,28 +142,28 @@ class NamedFiles:
         """The file of that name. Raises ForOtherWorkers when this process has none, or another
         version of it.
         """
-        known, problems = self._read()
-        for file in known:
+        files, problems = self._read()
+        for file in files:
             if file.name == name:
                 return file
         title = name.partition("@")[0]
-        others = [f"but {file.name}" for file in known if file.name.startswith(f"{title}@")]
+        others = [f"but {file.name}" for file in files if file.name.startswith(f"{title}@")]
         have = ", ".join(["there is no such file here", *others[:1], *problems])
         raise ForOtherWorkers(
-            f"{self._what} {name!r}: {have}; give every worker the same file: rollq "
-            f"worker {self._flag} FILE"
+            f"{self._what} {name!r}: {have}; give every worker the same file: rollq worker "
+            f"{self._flag} FILE"
         )
 
     def _listed(self) -> list[str]:
-        return [
-            text.strip() for text in os.environ.get(self.variable, "").split(",") if text.strip()
-        ]
+        texts = os.environ.get(self.variable, "").split(",")
+        return [text.strip() for text in texts if text.strip()]
 
     def _read(self) -> tuple[list[NamedFile], list[str]]:
-        """The files, and what is wrong with those that cannot be read. Jobs of the others must not
+        """The files, and the problems of those that cannot be read. Jobs of the others must not
         suffer from them.
         """
-        files, problems = [], []
+        files = []
+        problems = []
         for text in self._listed():
             try:
                 files.append(self.file(text))

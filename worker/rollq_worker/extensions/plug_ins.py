@@ -1,8 +1,8 @@
-"""What installed packages add to rollq through entry points: each object once, by name, checked
+"""Objects that installed packages add to rollq through entry points: each once, by name, checked
 when it is loaded.
 
 A plug-in that cannot be loaded is an error, never passed over: a worker without it would read turns
-differently from the others. It does not know what the objects are for.
+differently from the others. It does not know the purpose of the objects.
 """
 
 import inspect
@@ -39,14 +39,14 @@ def plug_ins(group: str, kind: type[T]) -> Iterator[PlugIn[T]]:
             loaded = entry.load()
         except Exception as e:  # other people's code
             raise JobFailure(
-                f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall "
-                "that distribution"
+                f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall that "
+                "distribution"
             ) from e
         for item in loaded if isinstance(loaded, list | tuple) else [loaded]:
             if not isinstance(item, kind):
                 raise JobFailure(
-                    f"{origin} is a {type(item).__name__}, not a {kind.__name__}; "
-                    "docs/formats.md shows one"
+                    f"{origin} is a {type(item).__name__}, not a {kind.__name__}; docs/formats.md "
+                    "shows one"
                 )
             yield PlugIn(entry.name, item, origin)
 
@@ -57,17 +57,17 @@ def with_plug_ins(
     """The built-in objects and then the plug-ins, by name. Raises JobFailure for a name that is
     taken.
     """
-    known = dict(built_in)
+    objects = dict(built_in)
     origins = dict.fromkeys(built_in, "rollq itself")
     for name, plug_in in added:
-        if name in known:
+        if name in objects:
             raise JobFailure(
-                f"{plug_in.origin}: the name {name!r} is taken by {origins[name]}; "
-                "uninstall one of the two, or take"
-                " another name"
+                f"{plug_in.origin}: the name {name!r} is taken by {origins[name]}; uninstall one "
+                "of the two, or take another name"
             )
-        known[name], origins[name] = plug_in.object, plug_in.origin
-    return known
+        objects[name] = plug_in.object
+        origins[name] = plug_in.origin
+    return objects
 
 
 @cache
@@ -77,16 +77,17 @@ def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Cal
 
     Raises JobFailure when there is none, two packages have one, or it cannot be loaded.
     """
-    entries = {entry.value: entry for entry in entry_points(group=group) if entry.name == name}
+    everything = entry_points(group=group)
+    entries = {entry.value: entry for entry in everything if entry.name == name}
     if not entries:
-        names = ", ".join(sorted({*own, *(entry.name for entry in entry_points(group=group))}))
+        names = ", ".join(sorted(own | {entry.name for entry in everything}))
         raise JobFailure(
             f"{what} {name!r} is unknown here; there are {names} (packages add more: {group!r})"
         )
     if len(entries) > 1:
         raise JobFailure(
-            f"{what} {name!r} is claimed by {' and '.join(entries)}: uninstall one "
-            "of the two packages"
+            f"{what} {name!r} is claimed by {' and '.join(entries)}: uninstall one of the two "
+            "packages"
         )
     [(value, entry)] = entries.items()
     try:
@@ -96,18 +97,18 @@ def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Cal
     return as_function(what, name, loaded, value)
 
 
-def as_function(what: str, name: str, found: object, where: str) -> Callable[..., Any]:
-    """What was found there. Raises JobFailure unless it can be called."""
-    if not callable(found):
-        raise JobFailure(f"{what} {name!r}: {where} is a {type(found).__name__}, not a function")
-    return found
+def as_function(what: str, name: str, loaded: object, where: str) -> Callable[..., Any]:
+    """The object as a function. Raises JobFailure unless it can be called."""
+    if not callable(loaded):
+        raise JobFailure(f"{what} {name!r}: {where} is a {type(loaded).__name__}, not a function")
+    return loaded
 
 
 def check_arguments(
     what: str,
     name: str,
     function: Callable[..., Any],
-    given: int,
+    values: int,
     key: str,
     args: Mapping[str, Json],
 ) -> None:
@@ -115,10 +116,12 @@ def check_arguments(
     `args`, which the job has under `key`.
     """
     try:
-        inspect.signature(function).bind(*[None] * given, **args)
+        inspect.signature(function).bind(*[None] * values, **args)
     except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
         raise JobFailure(f"{what} {name!r} with {key} {dict(args)!r:.200}: {e}") from e
 
 
 def _distribution(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+    if entry.dist:
+        return f"{entry.dist.name} {entry.dist.version}"
+    return "an unknown distribution"

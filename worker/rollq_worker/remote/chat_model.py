@@ -23,7 +23,7 @@ from rollq.numbers import is_number
 from rollq.settings import Endpoint
 from rollq_worker.remote.http_client import HttpClient, NoResponse, Response
 from rollq_worker.remote.waiting import backoff, wait
-from rollq_worker.text.whole_text import whole
+from rollq_worker.text.whole_text import whole_characters
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ _END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What a job says about a model that is asked."""
+    """A job's options for a model."""
 
     endpoint: str
     """Name of the endpoint. The worker knows its address."""
@@ -88,34 +88,36 @@ class ChatOptions:
     @classmethod
     def read(cls, options: Mapping[str, Json], role: str) -> Self:
         """The options in a job; `role` is what the model plays. Raises JobFailure."""
-        known = [part.name for part in fields(cls)]
-        if unknown := sorted(str(name) for name in options if name not in known):
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(str(name) for name in options if name not in names)
+        if unknown:
             raise JobFailure(
-                f"{role} model takes no {', '.join(unknown)}; it takes {', '.join(known)}"
+                f"{role} model takes no {', '.join(unknown)}; it takes {', '.join(names)}"
             )
-        if missing := [name for name in ("endpoint", "model") if name not in options]:
+        missing = [name for name in ("endpoint", "model") if name not in options]
+        if missing:
             raise JobFailure(f"{role} model needs {' and '.join(missing)}")
         read = cls(**options)
-        for name, valid in (
-            ("endpoint", isinstance(read.endpoint, str) and bool(read.endpoint)),
-            ("model", isinstance(read.model, str) and bool(read.model)),
-            (
-                "temperature",
-                read.temperature is None
-                or (is_number(read.temperature) and 0 <= read.temperature <= 2),
-            ),
-            ("max_tokens", type(read.max_tokens) is int and read.max_tokens >= 1),
-            ("timeout_s", is_number(read.timeout_s) and 0 < read.timeout_s <= 3600),
-            ("retries", type(read.retries) is int and 0 <= read.retries <= 100),
-        ):
-            if not valid:
-                raise JobFailure(f"{role} {name} cannot be {getattr(read, name)!r}")
+        for name, is_valid in _IS_VALID.items():
+            value = getattr(read, name)
+            if not is_valid(value):
+                raise JobFailure(f"{role} {name} cannot be {value!r}")
         return read
 
     @property
     def longest_s(self) -> float:
         """Seconds for all requests for one message, with some to spare."""
         return self.timeout_s * (self.retries + 1) + SPARE_S
+
+
+_IS_VALID: Mapping[str, Callable[[Any], bool]] = {
+    "endpoint": lambda value: isinstance(value, str) and value != "",
+    "model": lambda value: isinstance(value, str) and value != "",
+    "temperature": lambda value: value is None or (is_number(value) and 0 <= value <= 2),
+    "max_tokens": lambda value: type(value) is int and value >= 1,
+    "timeout_s": lambda value: is_number(value) and 0 < value <= 3600,
+    "retries": lambda value: type(value) is int and 0 <= value <= 100,
+}
 
 
 class ChatModel:
@@ -136,12 +138,12 @@ class ChatModel:
         waits and raises when the attempt must stop; `away` is around the time for which the
         endpoint is away. Raises JobFailure for an endpoint that is unknown here.
         """
-        if (endpoint := endpoints.get(options.endpoint)) is None:
-            known = ", ".join(sorted(endpoints)) or "none"
+        endpoint = endpoints.get(options.endpoint)
+        if endpoint is None:
+            names = ", ".join(sorted(endpoints)) or "none"
             raise JobFailure(
-                f"{role} endpoint {options.endpoint!r} is unknown to this worker, "
-                f"which knows {known}: "
-                "name its address in ROLLQ_USER_ENDPOINTS"
+                f"{role} endpoint {options.endpoint!r} is unknown to this worker, which knows "
+                f"{names}: name its address in ROLLQ_USER_ENDPOINTS"
             )
         self._options = options
         self._endpoint = endpoint
@@ -155,7 +157,9 @@ class ChatModel:
         """The model's next message, without its thoughts. Asks until there is one, the retries are
         spent, or the time for all of them is over.
         """
-        tried, tries, outages = 0, self._options.retries + 1, 0
+        tried = 0
+        tries = self._options.retries + 1
+        outages = 0
         left_s = self._options.timeout_s * tries
         while True:
             self._check()
@@ -165,12 +169,8 @@ class ChatModel:
             except _Retry as e:
                 failed = e
             left_s -= time.monotonic() - began
-            if (
-                failed.may_be_away
-                and left_s > 0
-                and outages < MOST_OUTAGES
-                and self._was_away(failed)
-            ):
+            may_wait = failed.may_be_away and left_s > 0 and outages < MOST_OUTAGES
+            if may_wait and self._was_away(failed):
                 outages += not failed.busy
                 continue
             pause_s = backoff(tried, *BACKOFF_S)
@@ -214,13 +214,9 @@ class ChatModel:
             if response.status == 200:
                 return _text(response)
             if response.status >= 500 or response.status in RETRIED:
-                busy = response.status == 429
-                raise _Retry(
-                    f"answered {response.status}",
-                    _retry_after(response),
-                    may_be_away=True,
-                    busy=busy,
-                )
+                answer = f"answered {response.status}"
+                pause_s = _retry_after(response)
+                raise _Retry(answer, pause_s, may_be_away=True, busy=response.status == 429)
             if response.status not in (400, 422) or not self._leave_out(body, response):
                 raise self._failure(f"answered {response.status}{self._explain(response, key)}")
 
@@ -236,7 +232,7 @@ class ChatModel:
         return {"model": self._options.model, "messages": messages, **parameters}
 
     def _leave_out(self, body: Mapping[str, Json], response: Response) -> bool:
-        """Whether the model refuses a parameter that it can do without. It is not sent again by
+        """True if the model refuses a parameter that it can do without. It is not sent again by
         this process.
         """
         text = response.body.decode("utf-8", "replace")
@@ -283,8 +279,8 @@ class ChatModel:
 
     def _failure(self, problem: str) -> RolloutFailure:
         return self._failed(
-            f"{self._role} endpoint {self._options.endpoint!r}, model "
-            f"{self._options.model!r}: {problem}"
+            f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}: "
+            f"{problem}"
         )
 
 
@@ -346,9 +342,11 @@ def _text(response: Response) -> str:
     except (ValueError, LookupError, TypeError, RecursionError):
         raise _Retry("answered, but not with a chat completion") from None
     finish_reason = choice.get("finish_reason")
-    if (problem := UNFINISHED.get(str(finish_reason))) is not None:
+    problem = UNFINISHED.get(str(finish_reason))
+    if problem is not None:
         raise _Retry(f"its answer {problem}")
-    text = whole(_END_OF_THOUGHT.split(_THOUGHT.sub("", _spoken(content)))[-1].strip())
+    after_thought = _END_OF_THOUGHT.split(_THOUGHT.sub("", _spoken(content)))[-1]
+    text = whole_characters(after_thought.strip())
     if not text:
         raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
     return text
@@ -356,11 +354,12 @@ def _text(response: Response) -> str:
 
 def _spoken(content: Any) -> str:
     """The text of a message's content, also of a list of parts: those of text are spoken."""
-    if isinstance(content, list):
-        parts = [
-            part
-            for part in content
-            if isinstance(part, dict) and part.get("type") in ("text", "output_text")
-        ]
-        return "".join(text for part in parts if isinstance(text := part.get("text"), str))
-    return content if isinstance(content, str) else ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = []
+    for part in content:
+        if isinstance(part, dict) and part.get("type") in ("text", "output_text"):
+            texts.append(part.get("text"))
+    return "".join(text for text in texts if isinstance(text, str))

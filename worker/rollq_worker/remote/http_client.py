@@ -78,9 +78,10 @@ class HttpClient:
         exchange. Raises NoResponse.
         """
         until = time.monotonic() + timeout_s if total else None
-        connect_timeout_s = (
-            min(self._connect_timeout_s, timeout_s) if total else self._connect_timeout_s
-        )
+        if total:
+            connect_timeout_s = min(self._connect_timeout_s, timeout_s)
+        else:
+            connect_timeout_s = self._connect_timeout_s
         try:
             with self._session.request(
                 method,
@@ -112,7 +113,8 @@ def read_body(raw: Any, max_bytes: int, until: float | None = None) -> bytes:
     read: Callable[..., bytes] = raw.read
     if until is not None:
         read = getattr(raw, "read1", read)  # returns what is there
-    pieces, length = [], 0
+    pieces = []
+    length = 0
     while length <= max_bytes and (piece := read(CHUNK, decode_content=True)):
         pieces.append(piece)
         length += len(piece)
@@ -130,9 +132,8 @@ def failure_of(error: Exception) -> NoResponse:
     """The error as a NoResponse, without the request, the address and anything else that may hold a
     key.
     """
-    if isinstance(
-        error, ValueError
-    ):  # a bad address or header, which its text repeats, or a negative chunk
+    if isinstance(error, ValueError):
+        # a bad address or header, which its text repeats, or a negative chunk
         return NoResponse(type(error).__name__)
     reason = getattr(error.args[0] if error.args else None, "reason", None) or error
     text = f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"

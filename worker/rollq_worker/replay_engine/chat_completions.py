@@ -55,10 +55,14 @@ def next_line(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> str:
     """
     if [_text(message) for message in messages[:1]] == [ASK_MODEL]:
         return summary(_text(messages[-1]), tasks)
-    said = sum(message.get("role") == "assistant" for message in messages)
+    replies_so_far = sum(message.get("role") == "assistant" for message in messages)
     for message in messages:
-        if message.get("role") == "system" and (task := tasks.by_instruction(_text(message))):
-            line: str = [task.opening, *task.replies][min(said, len(task.replies))]
+        if message.get("role") != "system":
+            continue
+        task = tasks.by_instruction(_text(message))
+        if task:
+            lines = [task.opening, *task.replies]
+            line: str = lines[min(replies_so_far, len(task.replies))]
             return line
     return POLITE
 

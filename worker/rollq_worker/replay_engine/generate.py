@@ -60,7 +60,7 @@ class ReplayOptions:
 
 
 class Fault(StrEnum):
-    """How a request fails by chance. All faults are equally likely."""
+    """Fault of a request, drawn by chance. All faults are equally likely."""
 
     FULL = "full"
     """503, as from a full queue."""
@@ -95,7 +95,9 @@ class ReplayEngine:
 
     def draw_fault(self, rng: random.Random) -> Fault | None:
         rate = self.options.errors
-        return rng.choice(list(Fault)) if rate and rng.random() < rate else None
+        if rate and rng.random() < rate:
+            return rng.choice(list(Fault))
+        return None
 
     async def generate(
         self, request: GenerateRequest, rng: random.Random, fault: Fault | None = None
@@ -103,20 +105,20 @@ class ReplayEngine:
         """The reply, as SGLang gives it. Raises HttpError for a duplicate request id and a full
         queue.
         """
-        if (seed := request.sampling.get("sampling_seed")) is not None:
+        seed = request.sampling.get("sampling_seed")
+        if seed is not None:
             rng = random.Random(f"{seed}:{zlib.crc32(request.ids.tobytes())}")
         began = time.monotonic()
         plan = self.ground_truth.next_turn(request.ids, rng)
-        whole = cut_at_stop_token(plan.ids, self._filler, request, self.ground_truth.eos_ids)
-        whole = cut_at_stop_string(whole, request, self._tokenizer)
-        seconds = self._latency(rng) * len(whole.ids) / len(plan.ids)
-        generation = Generation(
-            rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached
-        )
+        planned = cut_at_stop_token(plan.ids, self._filler, request, self.ground_truth.eos_ids)
+        planned = cut_at_stop_string(planned, request, self._tokenizer)
+        length = len(planned.ids)
+        seconds = self._latency(rng) * length / len(plan.ids)
+        generation = Generation(rid=request.rid, total=length, seconds=seconds, cached=plan.cached)
         await self.scheduler.run(generation)
-        if fault is Fault.ABORT and not generation.aborted and len(whole.ids) > 1:
-            generation.abort_after(rng.randrange(1, len(whole.ids)))
-        completion = _released(whole, generation)
+        if fault is Fault.ABORT and not generation.aborted and length > 1:
+            generation.abort_after(rng.randrange(1, length))
+        completion = _released(planned, generation)
         return {
             "text": visible_text(completion, request, self._tokenizer),
             "output_ids": completion.ids.tolist(),
@@ -126,11 +128,9 @@ class ReplayEngine:
 
     def _latency(self, rng: random.Random) -> float:
         mean = self.options.latency
-        return (
-            rng.lognormvariate(math.log(mean) - LATENCY_SIGMA**2 / 2, LATENCY_SIGMA)
-            if mean
-            else 0.0
-        )
+        if mean:
+            return rng.lognormvariate(math.log(mean) - LATENCY_SIGMA**2 / 2, LATENCY_SIGMA)
+        return 0.0
 
     def _meta_info(
         self, request: GenerateRequest, generation: Generation, completion: Completion
@@ -158,34 +158,37 @@ class ReplayEngine:
             meta |= self._logprobs(request, completion.ids)
         return meta
 
-    def _logprobs(self, request: GenerateRequest, said: array[int]) -> dict[str, Any]:
-        start = request.logprob_start if request.logprob_start >= 0 else len(request.ids)
-        scored, last = request.ids[start:], request.ids[-1]
-        found: dict[str, Any] = {
+    def _logprobs(self, request: GenerateRequest, sampled: array[int]) -> dict[str, Any]:
+        if request.logprob_start >= 0:
+            start = request.logprob_start
+        else:
+            start = len(request.ids)
+        scored = request.ids[start:]
+        last = request.ids[-1]
+        logprobs: dict[str, Any] = {
             "input_token_logprobs": _entries(
                 zip(made_up.prompt(request.ids, start), scored, strict=True)
             ),
             "output_token_logprobs": _entries(
-                zip(made_up.continuation(last, said), said, strict=True)
+                zip(made_up.continuation(last, sampled), sampled, strict=True)
             ),
-            "output_token_logprobs_length": len(said),
+            "output_token_logprobs_length": len(sampled),
         }
         if (count := request.top_logprobs) > 0:  # SGLang takes less as none
             vocab = self._tokenizer.vocab_size
             best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairwise(scored)]
-            found["input_top_logprobs"] = (
-                [None, *best] if scored else []
-            )  # no token before the first was scored
-        return found
+            # no token before the first was scored
+            logprobs["input_top_logprobs"] = [None, *best] if scored else []
+        return logprobs
 
 
 def _entries(scored: Iterable[tuple[float | None, int]]) -> list[Any]:
     return [[score, id, None] for score, id in scored]
 
 
-def _released(whole: Completion, generation: Generation) -> Completion:
+def _released(planned: Completion, generation: Generation) -> Completion:
     if not generation.aborted:
-        return whole
+        return planned
     message = "Aborted" if generation.started else "Abort in waiting queue"
     finish = {"type": "abort", "message": message, "status_code": None, "err_type": None}
-    return Completion(whole.ids[: generation.released()], finish)
+    return Completion(planned.ids[: generation.released()], finish)

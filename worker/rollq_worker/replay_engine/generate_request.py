@@ -32,8 +32,8 @@ prefixes apart, has no effect.
 ADDED_BY_ROUTERS = frozenset(
     {"model", "log_metrics", "bootstrap_host", "bootstrap_port", "bootstrap_room"}
 )
-"""What sglang-router and smg add; the last three for a pair of prefill and decode server. The reply
-is the same.
+"""Fields that sglang-router and smg add; the last three for a pair of prefill and decode server.
+The reply is the same.
 """
 PARAMETERS_OF_REQUESTS = {"max_new_tokens": int, "skip_special_tokens": bool}
 """Sampling parameters that no job has, and that the engine client adds. `max_new_tokens` may also
@@ -112,7 +112,7 @@ def _check_sampling(sampling: Mapping[str, Any]) -> None:
                     f"invalid type: {value!r}, expected {PARAMETERS_OF_REQUESTS[name].__name__}"
                 )
         elif name not in PARAMETERS:
-            expected = ", ".join(f"`{known}`" for known in (*PARAMETERS_OF_REQUESTS, *PARAMETERS))
+            expected = ", ".join(f"`{name}`" for name in (*PARAMETERS_OF_REQUESTS, *PARAMETERS))
             raise bad_type(f"unknown field `{name}`, expected one of {expected}")
         elif not PARAMETERS[name][0](value):
             raise bad_value(f"{name} must be {PARAMETERS[name][1]}, got {value!r}.")
@@ -122,7 +122,10 @@ def _prompt(
     body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]
 ) -> array[int]:
     """The prompt's ids. An id outside the vocabulary kills a real server; this one refuses it."""
-    ids = body["input_ids"] if "input_ids" in body else encode(body.get("text", ""))
+    if "input_ids" in body:
+        ids = body["input_ids"]
+    else:
+        ids = encode(body.get("text", ""))
     if not ids:
         raise bad_value(
             "Either text or input_ids should be provided, and input_ids cannot be empty."
@@ -138,25 +141,23 @@ def _prompt(
 
 
 def _max_new_tokens(count: int, sampling: Mapping[str, Any], size: ModelSize) -> int:
-    given = sampling.get("max_new_tokens", 128)
     context = size.context
-    asked: int = context if given is None else given
-    if asked < 0 or asked < sampling.get("min_new_tokens", 0):
+    limit = sampling.get("max_new_tokens", 128)
+    wanted: int = context if limit is None else limit
+    if wanted < 0 or wanted < sampling.get("min_new_tokens", 0):
         raise bad_value(
-            f"max_new_tokens must be at least 0, and at least min_new_tokens, got {asked}."
+            f"max_new_tokens must be at least 0, and at least min_new_tokens, got {wanted}."
         )
     if count >= context:
         raise bad_value(
             f"The input ({count} tokens) is longer than the model's context length "
             f"({context} tokens)."
         )
-    if sampling.get("max_new_tokens") is not None and count + asked > context:
+    if sampling.get("max_new_tokens") is not None and count + wanted > context:
         raise bad_value(
-            "Requested token count exceeds the model's maximum context length of "
-            f"{context} tokens. You requested a "
-            f"total of {count + asked} tokens: {count} tokens from the input messages and "
-            f"{asked} tokens for the "
-            "completion."
+            f"Requested token count exceeds the model's maximum context length of {context} "
+            f"tokens. You requested a total of {count + wanted} tokens: {count} tokens from the "
+            f"input messages and {wanted} tokens for the completion."
         )
     if count >= size.prompt:
         allowed = f"exceeds the maximum allowed length ({size.prompt} tokens)"
@@ -164,11 +165,12 @@ def _max_new_tokens(count: int, sampling: Mapping[str, Any], size: ModelSize) ->
             f"Input length ({count} tokens) {allowed}. Use a shorter input or enable "
             "--allow-auto-truncate."
         )
-    return min(asked, context - count - 2)  # SGLang's scheduler never fills the last two
+    return min(wanted, context - count - 2)  # SGLang's scheduler never fills the last two
 
 
 def _check_scoring(request: GenerateRequest, size: ModelSize) -> None:
-    start, count = request.logprob_start, len(request.ids)
+    start = request.logprob_start
+    count = len(request.ids)
     if request.return_logprob and start > count:
         raise bad_value(
             f"req.logprob_start_len={start} is higher than the number of input tokens {count}."

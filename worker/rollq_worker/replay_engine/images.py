@@ -34,11 +34,13 @@ def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
     ids: Any = body.get("input_ids")
     if not isinstance(data, list) or not isinstance(ids, list):
         raise bad_body(FIELD, "Input should be a list of data URLs, beside input_ids")
-    images, tokens = [_read(url) for url in data], ImageTokens(tokenizer)
-    if (placeholders := ids.count(tokens.placeholder)) != len(images):
+    images = [_read(url) for url in data]
+    tokens = ImageTokens(tokenizer)
+    placeholders = ids.count(tokens.placeholder)
+    if placeholders != len(images):
         raise bad_value(
-            f"Prompt has {placeholders} image placeholders but {len(images)} image "
-            "inputs were provided"
+            f"Prompt has {placeholders} image placeholders but {len(images)} image inputs were "
+            "provided"
         )
     shown = {"content": [image.part for image in images]}
     return rest | {"input_ids": tokens.expand(array("I", ids), [shown]).tolist()}

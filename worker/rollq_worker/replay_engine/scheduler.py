@@ -37,18 +37,15 @@ class Generation:
         if not self.started:
             return 0
         left = self.seconds_left()
-        return (
-            self.total
-            if left <= 0
-            else min(self.total, int(self.total * (1 - left / self.seconds)))
-        )
+        if left <= 0:
+            return self.total
+        return min(self.total, int(self.total * (1 - left / self.seconds)))
 
     def seconds_left(self) -> float:
-        return (
-            self.seconds
-            - self.ran
-            - (time.monotonic() - self.since if self.since is not None else 0.0)
-        )
+        left = self.seconds - self.ran
+        if self.since is not None:
+            left -= time.monotonic() - self.since
+        return left
 
     def stop_clock(self) -> None:
         if self.since is not None:
@@ -63,14 +60,16 @@ class Generation:
                 await self.wake.wait()
 
     def close_span(self, version: str) -> None:
-        """Note that the tokens released since the last span belong to `version`."""
-        reached, count = self.spans[-1][2] if self.spans else 0, self.released()
+        """Record that the tokens released since the last span belong to `version`."""
+        reached = self.spans[-1][2] if self.spans else 0
+        count = self.released()
         if count > reached:
             self.spans.append((version, reached, count))
 
     def abort_after(self, count: int) -> None:
         """Turn a whole generation into one that was aborted after `count` tokens."""
-        self.aborted, self.total = True, count
+        self.aborted = True
+        self.total = count
         self.spans = [
             (name, start, min(end, count)) for name, start, end in self.spans if start < count
         ]
@@ -83,7 +82,7 @@ class Scheduler:
         self.version = version
         self.paused = False
         self.pausing = False
-        """Whether it is paused, or will be once what the pause aborts has ended."""
+        """True if it is paused, or will be once the requests that the pause aborts have ended."""
         self.running = 0
         self._max_running = max_running
         self._max_queued = max_queued
@@ -123,12 +122,7 @@ class Scheduler:
         await self._accepting.wait()
 
     async def _queue_and_run(self, generation: Generation) -> None:
-        if not self._max_running or self.running < self._max_running:
-            self._start(generation)
-        elif self._max_queued and len(self._queue) >= self._max_queued:
-            raise queue_full()
-        else:
-            self._queue.append(generation)
+        self._start_or_queue(generation)
         try:
             while not (generation.started or generation.aborted):
                 await generation.wait(None)
@@ -142,6 +136,14 @@ class Scheduler:
             while self._queue and self.running < self._max_running:
                 self._start(self._queue.popleft())
 
+    def _start_or_queue(self, generation: Generation) -> None:
+        if not self._max_running or self.running < self._max_running:
+            self._start(generation)
+        elif self._max_queued and len(self._queue) >= self._max_queued:
+            raise queue_full()
+        else:
+            self._queue.append(generation)
+
     def _start(self, generation: Generation) -> None:
         generation.started = True
         self.running += 1
@@ -153,7 +155,8 @@ class Scheduler:
         while not generation.aborted and (self.paused or generation.seconds_left() > 0):
             await generation.wait(None if self.paused else generation.seconds_left())
         if not generation.aborted:
-            generation.ran, generation.since = generation.seconds, None
+            generation.ran = generation.seconds
+            generation.since = None
         generation.close_span(self.version)
 
     def abort(self, rid: str | None) -> None:

@@ -32,9 +32,8 @@ from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 UNFLUSHED = (
-    "Weights were updated, but the cache was not flushed because requests are still "
-    "running or queued. Retract or"
-    " finish them, then call /flush_cache."
+    "Weights were updated, but the cache was not flushed because requests are still running or "
+    "queued. Retract or finish them, then call /flush_cache."
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,11 +49,11 @@ class ReplayServer:
         self.size = ModelSize(context=options.context_length, vocab=tokenizer.vocab_size)
         self.first_model_path = options.tokenizer or "replay"
         self.model_path = self.first_model_path
-        """That of the weights of now."""
+        """Path of the present weights."""
         self.weight_version = options.weight_version
         """As /model_info names it."""
         self.unhealthy = False
-        """Whether the last health check failed."""
+        """True if the last health check failed."""
 
     @classmethod
     def load(cls, options: ReplayOptions) -> "ReplayServer":
@@ -175,7 +174,8 @@ class ReplayServer:
 
     async def weights_checker(self, request: web.Request) -> web.Response:
         """The checksum of the weights, which are their path."""
-        if (action := (await json_body(request)).get("action")) != "checksum":
+        action = (await json_body(request)).get("action")
+        if action != "checksum":
             message = f"The replay engine knows no action {action!r}."
             return web.json_response({"success": False, "message": message}, status=400)
         weight = _checksum(self.model_path)
@@ -289,7 +289,8 @@ async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str],
     """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is
     taken.
     """
-    host, port = server.options.host, server.options.port
+    host = server.options.host
+    port = server.options.port
     # A client that hangs up ends its generation, so that its request id is free again.
     runner = web.AppRunner(
         server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1

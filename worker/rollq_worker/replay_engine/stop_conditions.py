@@ -31,10 +31,12 @@ def cut_at_stop_token(
     """`plan` up to its first stop token, and no longer than the request wants. Where stop tokens
     are ignored, `filler` follows the plan.
     """
-    ids, longest, sampling = array("I"), request.max_new_tokens, request.sampling
-    stop_ids = (
-        set() if sampling.get("ignore_eos") else eos_ids | set(sampling.get("stop_token_ids", ()))
-    )
+    ids = array("I")
+    longest = request.max_new_tokens
+    sampling = request.sampling
+    stop_ids: Set[int] = frozenset()
+    if not sampling.get("ignore_eos"):
+        stop_ids = eos_ids | set(sampling.get("stop_token_ids", ()))
     for token in chain(plan, cycle(filler)):
         if len(ids) >= longest:
             break

@@ -90,17 +90,21 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
     Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all
     its text for each error, so it only gets windows of the text.
     """
-    start, width = skip(text, at), _WINDOW
+    start = skip(text, at)
+    width = _WINDOW
     if text[start : start + 1] not in _STARTS:
         raise NotJson("Expecting value", text, at, start)
     while True:
         _DECODER.problems.clear()
-        window, wrong, value = text[start : start + width], "", None
+        window = text[start : start + width]
+        wrong = ""
+        value = None
         try:
             value, end = _DECODER.decode(window)
             reached = end
         except json.JSONDecodeError as e:
-            wrong, end = e.msg, e.pos
+            wrong = e.msg
+            end = e.pos
             reached = len(window) if _unclosed(window, end) else end
         except RecursionError:
             return None, TOO_DEEP, at
@@ -115,30 +119,31 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
 
 
 def _unclosed(text: str, at: int) -> bool:
-    """Whether a string begins there that does not end."""
+    """True if a string begins there that does not end."""
     return text.startswith('"', at) and not _STRING.match(text, at)
 
 
 def _shape_problems(value: Json, written: str) -> list[str]:
-    if (depth := _depth(value)) > MAX_DEPTH:
+    depth = _depth(value)
+    if depth > MAX_DEPTH:
         return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
-    if (
-        written.isascii() and "\\u" not in written
-    ):  # as most calls are, and writing them again takes long
+    if written.isascii() and "\\u" not in written:
+        # as most calls are, and writing them again takes long
         return []
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return [
-            "The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which "
-            "is not a character."
+            "The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which is not a "
+            "character."
         ]
     return []
 
 
 def _depth(value: Json) -> int:
     """Levels of nesting; a scalar has none."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
         level = [

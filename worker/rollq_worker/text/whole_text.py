@@ -1,7 +1,8 @@
-"""Text as UTF-8 can hold it. What enters an episode from outside goes through here once, so that no
-journal and no file holds half a surrogate pair.
+"""Text as UTF-8 can hold it.
 
-A JSON reader makes such halves of `\\ud83d`, and other programs refuse files that have them.
+Text that enters an episode from outside goes through here once, so that no journal and no file
+holds half a surrogate pair. A JSON reader makes such halves of `\\ud83d`, and other programs
+refuse files that have them.
 """
 
 from collections.abc import Mapping
@@ -9,21 +10,21 @@ from collections.abc import Mapping
 from rollq.job import Json
 
 
-def whole(text: str) -> str:
+def whole_characters(text: str) -> str:
     """The text, with U+FFFD in place of half a surrogate pair; two halves side by side are their
     character.
     """
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def whole_json(value: Json) -> Json:
     """The same for all texts of a JSON value, its keys too."""
     if isinstance(value, str):
-        return whole(value)
+        return whole_characters(value)
     if isinstance(value, Mapping):
-        return {whole(key): whole_json(item) for key, item in value.items()}
-    return [whole_json(item) for item in value] if isinstance(value, list) else value
+        return {whole_characters(key): whole_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_json(item) for item in value]
+    return value

@@ -80,7 +80,7 @@ def _list(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.environments import origins
         from rollq_worker.environments.files import FILES
-    found = origins() | {file.name: file.given for file in FILES.known()}
+    found = origins() | {file.name: file.written for file in FILES.readable()}
     if args.json:
         print(json.dumps(found))
         return 0

@@ -1,9 +1,11 @@
-"""What the replay engine says: the next ground-truth move of the task that the prompt is about, as
-token ids.
+"""The turns of the replay engine: the next ground-truth move of the task in the prompt, as token
+ids.
 
-Where it is asked for a summary, it says how many moves are made. The invariant: the reply depends
-only on the prompt's text and on randomly drawn mistakes. Conversations are cached by prefix, so a
-turn costs only the decoding of what is new. No reply depends on the cache.
+Where a summary is requested, it counts the moves that are made. The invariant: the reply depends
+only on the prompt's text and on randomly drawn mistakes.
+
+Conversations are cached by prefix, so a turn costs only the decoding of what is new. No reply
+depends on the cache.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -40,8 +42,8 @@ POLITE = "Thank you for your message. Is there anything else that I can help you
 """The reply to what is no conversation, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
 UNKNOWN = (
-    "I am rollq's replay engine and do not play this task: start `rollq engine --env` "
-    "with its environment."
+    "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its "
+    "environment."
 )
 """The reply in conversations about no known task, so that a rollout shows why it earned nothing."""
 _UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
@@ -69,11 +71,12 @@ class GroundTruth:
 
     def __init__(self, tokenizer: Tokenizer, tasks: TaskIndex, mistakes: float = 0.0) -> None:
         """Raises SettingsError for a vocabulary without ChatML's tokens."""
-        if missing := [token for token in (START, END) if token not in tokenizer.added_tokens]:
+        missing = [token for token in (START, END) if token not in tokenizer.added_tokens]
+        if missing:
             raise SettingsError(
-                f"the replay engine writes ChatML, and the vocabulary of {tokenizer.name} has no"
-                f" {' and no '.join(missing)}: start engine and workers with a ChatML "
-                "model, or play this one on SGLang"
+                f"the replay engine writes ChatML, and the vocabulary of {tokenizer.name} has no "
+                f"{' and no '.join(missing)}: start engine and workers with a ChatML model, or "
+                "play this one on SGLang"
             )
         self.tokenizer = tokenizer
         self._tasks = tasks
@@ -83,7 +86,8 @@ class GroundTruth:
         added = tokenizer.added_tokens
         self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)
         """The tokens at which the model would stop by itself."""
-        self._start, self._end = added[START], added[END]
+        self._start = added[START]
+        self._end = added[END]
         self._header = tokenizer.encode(f"{START}assistant\n")
         self._cache: OrderedDict[tuple[int, int], TaskProgress] = OrderedDict()
         self._encoded: dict[str, array[int]] = {}
@@ -93,28 +97,29 @@ class GroundTruth:
         """The rest of the turn that the prompt `ids` leaves open."""
         starts = _positions(ids, self._start)
         last = starts[-1] if starts else 0
+        begin = last + len(self._header)
         progress, cached = self._progress(ids, starts)
-        begun = (
-            ids[last + len(self._header) :]
-            if ids[last : last + len(self._header)] == self._header
-            else array("I")
-        )
+        begun = ids[begin:] if ids[last:begin] == self._header else array("I")
         return PlannedTurn(self._rest(progress, begun, rng), cached)
 
     def flush_cache(self) -> None:
         self._cache.clear()
 
     def _progress(self, ids: array[int], starts: list[int]) -> tuple[TaskProgress, int]:
-        """How far the messages before the last header have come, and how many of their tokens were
+        """Progress of the messages before the last header, and the number of their tokens that were
         read before.
         """
         view = memoryview(ids).cast("B")
-        keys = [(start, hash(bytes(view[: 4 * start]))) for start in reversed(starts[-LOOKED_UP:])]
-        progress, cached, unread = TaskProgress(), 0, starts
+        latest = reversed(starts[-LOOKED_UP:])
+        keys = [(start, hash(bytes(view[: 4 * start]))) for start in latest]
+        progress = TaskProgress()
+        cached = 0
+        unread = starts
         for key in keys:
             if key in self._cache:
                 self._cache.move_to_end(key)
-                progress, cached = self._cache[key], key[0]
+                progress = self._cache[key]
+                cached = key[0]
                 unread = [start for start in starts if start >= cached]
                 break
         for begin, end in pairwise(unread):
@@ -138,27 +143,28 @@ class GroundTruth:
 
     def _rest(self, progress: TaskProgress, begun: array[int], rng: random.Random) -> array[int]:
         form = progress.form
-        if thought := _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun)) if begun else None:
-            # The template opened the reasoning; there is nothing to reason about.
-            return self.encode_turn(
-                self._choose(progress, rng), form, "" if thought[1] else "\n</think>\n\n"
-            )
         if not begun:
             return self.encode_turn(self._choose(progress, rng), form)
+        thought = _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun))
+        if thought:
+            # The template opened the reasoning; there is nothing to reason about.
+            end_of_thought = "" if thought[1] else "\n</think>\n\n"
+            return self.encode_turn(self._choose(progress, rng), form, end_of_thought)
         for choice in self._choices(progress):
-            whole = self.encode_turn(choice, form)
-            if len(begun) < len(whole) and whole[: len(begun)] == begun:
-                return whole[len(begun) :]
+            turn = self.encode_turn(choice, form)
+            if len(begun) < len(turn) and turn[: len(begun)] == begun:
+                return turn[len(begun) :]
         return array("I", [self._end])  # this engine did not begin the turn, or the turn is over
 
     def _choose(self, progress: TaskProgress, rng: random.Random) -> Action | str:
-        task, move = progress.task, progress.next_move
+        task = progress.task
+        move = progress.next_move
         if task is None and progress.opened:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "a conversation is about no task that this engine plays (see "
-                    "--env); it gets %r",
+                    "a conversation is about no task that this engine plays (see --env); it gets "
+                    "%r",
                     UNKNOWN,
                 )
             return _UNKNOWN_MOVE
@@ -171,7 +177,8 @@ class GroundTruth:
         return move
 
     def _choices(self, progress: TaskProgress) -> list[Action | str]:
-        task, move = progress.task, progress.next_move
+        task = progress.task
+        move = progress.next_move
         if progress.summing_up:
             return [progress.summary]
         if task is None or move is None:
@@ -180,15 +187,16 @@ class GroundTruth:
         return [move, *(choice for choice in spoiled if choice is not None)]
 
     def encode_turn(
-        self, said: Action | str, form: TextForm | None = None, before: str = ""
+        self, move: Action | str, form: TextForm | None = None, before: str = ""
     ) -> array[int]:
         """array('I'): the turn as sampled tokens, stop token included."""
-        text = before + (said if isinstance(said, str) else turn_text(said, form))
+        text = before + (move if isinstance(move, str) else turn_text(move, form))
         ids = self._encoded.get(text)
         if ids is None:
             if len(self._encoded) >= CACHED:
                 self._encoded.clear()
-            ids = self._encoded[text] = self.tokenizer.encode(text) + array("I", [self._end])
+            ids = self.tokenizer.encode(text) + array("I", [self._end])
+            self._encoded[text] = ids
         return ids
 
 
@@ -205,8 +213,10 @@ def turn_text(move: Action, form: TextForm | None = None) -> str:
 
 
 def _positions(ids: array[int], token: int) -> list[int]:
-    found, at = [], -1
+    positions = []
+    at = -1
     with suppress(ValueError):  # no more
         while True:
-            found.append(at := ids.index(token, at + 1))
-    return found
+            at = ids.index(token, at + 1)
+            positions.append(at)
+    return positions

@@ -25,7 +25,9 @@ def continuation(before: int, tokens: Sequence[int]) -> list[float]:
 def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
     """The logprobs of `tokens[start:]`. The first is None, as in SGLang."""
     rest = tokens[start:]
-    return [None, *continuation(rest[0], rest[1:])] if rest else []
+    if rest:
+        return [None, *continuation(rest[0], rest[1:])]
+    return []
 
 
 def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:

@@ -32,10 +32,11 @@ def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
 
 def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:
     """An object with all required properties, and some of the others."""
-    known, required = _part(schema, "properties", dict), _part(schema, "required", list)
+    properties = _part(schema, "properties", dict)
+    required = _part(schema, "required", list)
     return {
-        name: _value(each, rng, depth - 1)
-        for name, each in known.items()
+        name: _value(property_schema, rng, depth - 1)
+        for name, property_schema in properties.items()
         if name in required or rng.random() < 0.5
     }
 
@@ -43,14 +44,22 @@ def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[s
 def _value(schema: Any, rng: random.Random, depth: int) -> Json:
     schema = schema if isinstance(schema, Mapping) else {}
     for several in ("anyOf", "oneOf", "allOf"):
-        if choices := _part(schema, several, list):
+        choices = _part(schema, several, list)
+        if choices:
             return _value(rng.choice(choices), rng, depth)
     if "const" in schema:
         return schema["const"]
-    if choices := _part(schema, "enum", list):
+    choices = _part(schema, "enum", list)
+    if choices:
         return rng.choice(choices)
     kind = schema.get("type", "string")
-    match rng.choice(kind) if isinstance(kind, list) and kind else kind:
+    if isinstance(kind, list) and kind:
+        kind = rng.choice(kind)
+    return _value_of_kind(kind, schema, rng, depth)
+
+
+def _value_of_kind(kind: Any, schema: Mapping[str, Any], rng: random.Random, depth: int) -> Json:
+    match kind:
         case "integer":
             return rng.randrange(10)
         case "number":
@@ -60,7 +69,9 @@ def _value(schema: Any, rng: random.Random, depth: int) -> Json:
         case "null":
             return None
         case "array":
-            return [_value(schema.get("items"), rng, depth - 1)] if depth > 0 else []
+            if depth > 0:
+                return [_value(schema.get("items"), rng, depth - 1)]
+            return []
         case "object":
             return _object(schema, rng, depth) if depth > 0 else {}
     return rng.choice(WORDS)

@@ -37,14 +37,17 @@ def chance_per_turn(rate: float, task: Task) -> float:
     chance `rate`.
     """
     places = last_call(task) + 1
-    return 1.0 - math.pow(1.0 - rate, 1.0 / places) if places else 0.0
+    if places:
+        return 1.0 - math.pow(1.0 - rate, 1.0 / places)
+    return 0.0
 
 
 def last_call(task: Task) -> int:
     """The index of the last move that is a tool call, after which nothing can go wrong; -1 without
     tool calls.
     """
-    return max((index for index, move in enumerate(task.moves) if move.name != RESPOND), default=-1)
+    calls = [index for index, move in enumerate(task.moves) if move.name != RESPOND]
+    return calls[-1] if calls else -1
 
 
 def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | None:
@@ -55,41 +58,52 @@ def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | No
     fatal: list[Action | str] = []
     other: list[Action | str] = []
     for kind in Mistake:
-        if (said := spoiled_move(kind, task, made)) is not None:
-            at_last = kind is Mistake.ARGUMENT and made == last_call(task)
-            (fatal if kind in (Mistake.SKIP, Mistake.FINISH) or at_last else other).append(said)
+        move = spoiled_move(kind, task, made)
+        if move is None:
+            continue
+        spoils_last_call = kind is Mistake.ARGUMENT and made == last_call(task)
+        if kind in (Mistake.SKIP, Mistake.FINISH) or spoils_last_call:
+            fatal.append(move)
+        else:
+            other.append(move)
     choices = [kinds for kinds in (fatal, other) if kinds]
-    return rng.choice(rng.choice(choices)) if choices else None
+    if choices:
+        return rng.choice(rng.choice(choices))
+    return None
 
 
 def spoiled_move(kind: Mistake, task: Task, made: int) -> Action | str | None:
     """The move number `made` with that mistake: an action, or a text to sample as it is. None when
     the mistake is impossible.
     """
-    move, last = task.moves[made], last_call(task)
+    last = last_call(task)
     if made > last:
         return None
     if kind is Mistake.FINISH:
         return task.moves[-1] if task.moves[-1].name == RESPOND else None
     if kind is Mistake.SKIP:
-        return task.moves[made + 1] if made == last and made + 1 < len(task.moves) else None
+        skips_to_end = made == last and made + 1 < len(task.moves)
+        return task.moves[made + 1] if skips_to_end else None
+    return _spoiled_call(kind, task.moves[made])
+
+
+def _spoiled_call(kind: Mistake, move: Action) -> Action | str | None:
     if move.name == RESPOND:
         return None
     if kind is Mistake.CHAT:
         return Action(RESPOND, {"content": CHATTER})
     if kind is Mistake.UNKNOWN:
         return Action(f"{move.name}_now", move.arguments)
-    if kind is Mistake.MALFORMED:
-        whole = json.dumps(
-            {"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False
-        )
-        return f"<tool_call>\n{whole[: max(len(whole) - 4, len(whole) // 2)]}\n</tool_call>"
-    return _wrong_argument(move)
+    if kind is Mistake.ARGUMENT:
+        return _wrong_argument(move)
+    call = json.dumps({"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False)
+    return f"<tool_call>\n{call[: max(len(call) - 4, len(call) // 2)]}\n</tool_call>"
 
 
 def _wrong_argument(move: Action) -> Action | None:
     for name, value in sorted(move.arguments.items(), reverse=True):
-        if (wrong := _wrong(value)) is not None:
+        wrong = _wrong(value)
+        if wrong is not None:
             return Action(move.name, {**move.arguments, name: wrong})
     return None
 

@@ -1,4 +1,4 @@
-"""Which task a conversation is about, and how many of its ground-truth moves have been made.
+"""Finds the task that a conversation is about, and counts its ground-truth moves so far.
 
 The invariant: progress is read from the conversation alone. So a server that restarted, or that
 sees only some requests behind a router, continues where the conversation is. It knows texts, never
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from rollq.env import RESPOND, Action, Domain, Task
 from rollq.errors import RollqError
 from rollq.job import Json
+from rollq_worker import environments
 from rollq_worker.context.summary import ASK, HEADING
-from rollq_worker.environments import domain, names
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.policy.made_up_moves import made_up_moves
@@ -25,16 +25,16 @@ _MADE = re.compile(r"(\d+) moves of this task are made")
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How far a conversation has come."""
+    """Progress of a conversation."""
 
     task: Task | None = None
     """The task; None when the conversation is about no known task."""
     opened: bool = False
-    """Whether a user message has been read."""
+    """True once a user message was read."""
     made: int = 0
     """Index of the task's next move; past the end when all are made."""
     form: TextForm | None = None
-    """How the policy writes actions as text; None: it makes tool calls."""
+    """Form in which the policy writes actions as text; None: it makes tool calls."""
     summing_up: bool = False
     """The policy was asked for a summary."""
 
@@ -48,8 +48,9 @@ class TaskProgress:
         them, change nothing, but for one that asks for a summary. A summary says how far the
         conversation had come that it stands for.
         """
-        known = _MADE.search(text.partition(HEADING)[2])
-        made, task = int(known[1]) if known else self.made, self.task or tasks.by_opening(text)
+        summary = _MADE.search(text.partition(HEADING)[2])
+        made = int(summary[1]) if summary else self.made
+        task = self.task or tasks.by_opening(text)
         return replace(self, task=task, opened=True, made=made, summing_up=ASK in text)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
@@ -66,19 +67,21 @@ class TaskProgress:
         # Where a message is due any text counts, because the scripted user's k-th reply answers the
         # k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
-        return replace(self, made=self.made + 1) if spoken else self
+        if spoken:
+            return replace(self, made=self.made + 1)
+        return self
 
     @property
     def summary(self) -> str:
-        """What `after_user` reads of a summary."""
+        """The part of a summary that `after_user` reads."""
         return f"{self.made} moves of this task are made."
 
     @property
     def next_move(self) -> Action | None:
         """The next move; None when the task is unknown or all its moves are made."""
-        return (
-            self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
-        )
+        if self.task and self.made < len(self.task.moves):
+            return self.task.moves[self.made]
+        return None
 
 
 def _as_call(turn: ReadTurn) -> ReadTurn:
@@ -88,18 +91,18 @@ def _as_call(turn: ReadTurn) -> ReadTurn:
     action = read_action(turn.content)
     if isinstance(action, str):
         return ReadTurn(turn.content, errors=(action,))
-    return (
-        ReadTurn(action.arguments["content"]) if action.name == RESPOND else ReadTurn("", (action,))
-    )
+    if action.name == RESPOND:
+        return ReadTurn(action.arguments["content"])
+    return ReadTurn("", (action,))
 
 
 def _is_move(turn: ReadTurn, move: Action) -> bool:
     if turn.calls:
         call = turn.calls[0]  # only the first call of a turn is carried out
         return call.name == move.name and dict(call.arguments) == dict(move.arguments)
-    return move.name == RESPOND and _plain(turn.content) == _plain(
-        str(move.arguments.get("content", ""))
-    )
+    if move.name != RESPOND:
+        return False
+    return _plain(turn.content) == _plain(str(move.arguments.get("content", "")))
 
 
 class TaskIndex:
@@ -110,16 +113,19 @@ class TaskIndex:
     def __init__(self, domains: Iterable[Domain]) -> None:
         self._by_opening: dict[str, Task] = {}
         self._by_instruction: dict[str, Task] = {}
-        for each in domains:
-            for split, count in each.splits().items():
-                tools: Sequence[Json] | None = None
-                for index in range(count):
-                    task = each.task(split, index)
-                    if not task.moves:
-                        tools = _tools(each, split, index) if tools is None else tools
-                        task = replace(task, moves=made_up_moves(task, tools))
-                    self._by_opening.setdefault(_plain(task.opening), task)
-                    self._by_instruction.setdefault(_plain(task.instruction), task)
+        for domain in domains:
+            for split, count in domain.splits().items():
+                self._add_split(domain, split, count)
+
+    def _add_split(self, domain: Domain, split: str, count: int) -> None:
+        tools: Sequence[Json] | None = None
+        for index in range(count):
+            task = domain.task(split, index)
+            if not task.moves:
+                tools = _tools(domain, split, index) if tools is None else tools
+                task = replace(task, moves=made_up_moves(task, tools))
+            self._by_opening.setdefault(_plain(task.opening), task)
+            self._by_instruction.setdefault(_plain(task.instruction), task)
 
     @classmethod
     def load(cls, env: str) -> TaskIndex:
@@ -127,14 +133,14 @@ class TaskIndex:
         installed.
         """
         if env != "all":
-            return cls(domain(name.strip()) for name in env.split(","))
-        found: list[Domain] = []
-        for name in names():
+            return cls(environments.domain(name.strip()) for name in env.split(","))
+        domains: list[Domain] = []
+        for name in environments.names():
             try:
-                found.append(domain(name))
+                domains.append(environments.domain(name))
             except RollqError:  # its package is not installed
                 continue
-        return cls(found)
+        return cls(domains)
 
     def by_opening(self, text: str) -> Task | None:
         """The task whose user opens with `text`, or with a part of it."""
@@ -155,9 +161,10 @@ def _tools(domain: Domain, split: str, index: int) -> Sequence[Json]:
 
 def _find(tasks: dict[str, Task], text: str) -> Task | None:
     plain = _plain(text)
-    if (task := tasks.get(plain)) is not None:
+    task = tasks.get(plain)
+    if task is not None:
         return task
-    inside = [known for known in tasks if known and known in plain]
+    inside = [opening for opening in tasks if opening and opening in plain]
     return tasks[max(inside, key=len)] if inside else None
 
 

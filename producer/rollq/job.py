@@ -5,7 +5,7 @@ size of its group. It names endpoints, never addresses. Pure values, standard li
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_origin
@@ -125,8 +125,17 @@ class Budget:
             )
 
 
+class Identified:
+    """Keeps a job's id beside its fields, because it is asked for often."""
+
+    __slots__ = ("id",)
+
+    id: str
+    """`run/group/sample`, the idempotence key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Identified):
     """One episode to be played. Its id is `run/group/sample`.
 
     Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit`
@@ -226,6 +235,7 @@ class Job:
     """
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "id", job_id(self.run, self.group, self.sample))
         self._check_types()
         self._check_names()
         self._check_group()
@@ -332,7 +342,13 @@ class Job:
             object.__setattr__(job, name, getattr(self, name))
         object.__setattr__(job, "sample", sample)
         object.__setattr__(job, "seq", seq)
+        object.__setattr__(job, "id", job_id(self.run, self.group, sample))
         return job
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        for name, value in zip(Job.__slots__, state, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "id", job_id(self.run, self.group, self.sample))
 
     def replacement(self, number: int) -> "Job":
         """The job in that replacement of its group, which `Client.refill` submits when it was
@@ -348,11 +364,6 @@ class Job:
         names none.
         """
         return group_name(self.env, self.split, self.task)
-
-    @property
-    def id(self) -> str:
-        """`run/group/sample`, the idempotence key."""
-        return job_id(self.run, self.group, self.sample)
 
     @property
     def title(self) -> str:

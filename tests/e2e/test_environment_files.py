@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from rollq.servers.connection import connect
-from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import FleetReader
+from rollq.snapshot.holdups import fleet_holdup
 from tests.e2e.stack import Stack
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
         "submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--size", "2", "--seal"
     )
     assert submitted.returncode == 0 and f"rollq worker --env {game}" in submitted.stdout, submitted
-    until(lambda: "no live worker fits: " in fleet_holdup(fleet.read()))
+    until(lambda: "no live worker can play them" in fleet_holdup(fleet.read()))
     assert "there is no such file here" in stack.run("stats", "--run", "r").stdout
     stats = stack.stats("r")
     assert (stats["queued"], stats["dead"], stats["failures"]) == (8, 0, {})

@@ -15,8 +15,8 @@ from rollq.ledger.keys import WORKERS
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
 from rollq.servers.connection import connect
 from rollq.servers.health import Level, findings
-from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.late import late_groups
 from rollq.snapshot.rollouts import RolloutReader
 from tests.e2e.own_redis import OwnRedis
@@ -36,6 +36,11 @@ class Operator:
         """Whether `rollq top` says so now."""
         self.seen = self._fleet.read()
         return text in fleet_holdup(self.seen)
+
+    def sees_none(self) -> bool:
+        """True when jobs are played and nothing holds them up."""
+        self.seen = self._fleet.read()
+        return self.seen.in_flight > 0 and not fleet_holdup(self.seen)
 
     def waits(self, run: str) -> set[str]:
         """What `rollq stats --late` says that the unfinished jobs of the oldest groups wait for."""
@@ -67,40 +72,28 @@ def tell_engine(stack: Stack, path: str, **body: object) -> None:
 def test_an_engine_that_is_paused_then_gone_and_a_worker_that_is_killed(stack: Stack) -> None:
     operator = Operator(stack.redis_url)
     submit(stack, "r")
-    until(lambda: operator.sees("32 jobs are queued and 0 being played, and no worker is alive"))
+    until(lambda: operator.sees("32 queued jobs, 0 being played, and no worker is alive"))
     engine = stack.engine("--latency", "2")
     worker = stack.worker(4)
-    until(
-        lambda: (
-            operator.sees("All 4 slots are taken")
-            and operator.seen.turns_s
-            and operator.seen.tokens_s
-        )
-    )
+    until(lambda: operator.sees_none() and operator.seen.turns_s and operator.seen.tokens_s)
     assert [(found.url, found.state) for found in operator.seen.engines] == [
         (stack.engine_url, READY)
     ]
     assert "engine" in operator.waits("r")
 
     tell_engine(stack, "pause_generation", mode="in_place")
-    until(lambda: operator.sees(f"The engine at {stack.engine_url} is paused, as for new weights"))
+    until(lambda: operator.sees(f"the engine {stack.engine_url} is paused, as for new weights"))
     assert operator.seen.engines[0].state == PAUSED and "engine (paused)" in operator.waits("r")
     tell_engine(stack, "continue_generation")
-    until(lambda: operator.sees("All 4 slots are taken"))
+    until(operator.sees_none)
 
     engine.kill()
-    until(
-        lambda: operator.sees(
-            "the engine of the only live worker that may play them is away: start it"
-        )
-    )
+    until(lambda: operator.sees(f"the engine {stack.engine_url} is away: start it"))
     assert operator.seen.engines[0].state == AWAY and "engine (away)" in operator.waits("r")
 
     worker.kill()
-    until(lambda: operator.sees("nothing was heard of the only live worker for"))
-    assert any(
-        wait.startswith("nothing was heard of its worker for") for wait in operator.waits("r")
-    )
+    until(lambda: operator.sees("nothing was heard of "))
+    assert "a worker of which nothing is heard" in operator.waits("r")
     until(lambda: operator.sees("no worker is alive: start `rollq worker`"))
     assert list(operator.seen.lost) and not operator.seen.workers
 
@@ -114,11 +107,11 @@ def test_a_broker_that_is_gone(stack: Stack, tmp_path: Path) -> None:
         stack.engine("--latency", "0.2")
         stack.worker(2, "--broker", broker.url)
         submit(stack, "r", 32, broker=broker.url)
-        until(lambda: operator.sees("All 2 slots are taken"))
+        until(operator.sees_none)
     finally:
         broker.process.kill()
         broker.process.wait(60)
-    until(lambda: operator.sees("did not take it: check that the broker is up"))
+    until(lambda: operator.sees("the live workers get no messages of them"))
 
 
 def test_an_environment_that_does_not_return(stack: Stack) -> None:
@@ -128,8 +121,7 @@ def test_an_environment_that_does_not_return(stack: Stack) -> None:
     stack.wait(lambda: b"ready" in process.log.read_bytes(), 150, "the worker")  # type: ignore[attr-defined]
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(run="r", group="g", env="faulty", task=0, env_args={"fault": "sleep"})])
-    until(lambda: operator.sees("1 waits for environment.step("))
-    assert any(wait.startswith("environment.step(") for wait in operator.waits("r"))
+    until(lambda: any(wait.startswith("environment.step(") for wait in operator.waits("r")))
 
 
 def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None:

@@ -252,9 +252,7 @@ def test_a_run_in_redis_has_its_counts_and_a_lost_redis_is_named(ledger: Ledger)
         assert (run["run"], run["rollouts"], run["queued"]) == ("r", 2, 1)
         facts = server.get("run", run="r")
         assert facts["states"] == {"done": 1, "queued": 1} and facts["workers"] == 0
-        assert facts["holdup"].startswith(
-            "1 job is queued and 0 being played, and no worker is alive"
-        )
+        assert "no worker is alive" in facts["holdup"]
         page = server.get("rollout", run="r", key="r/g/0")
         assert page["reward"] == 1.0 and page["labels"] == {"key": "v"}
         assert server.ask("/api/rollout?run=r&key=r/g/7").status == 503

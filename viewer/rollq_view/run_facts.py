@@ -7,8 +7,8 @@ They count what is no longer in Redis, too, which no row can.
 from collections.abc import Mapping
 from typing import Any
 
-from rollq.snapshot.diagnosis import look_on
 from rollq.snapshot.fleet import FleetSnapshot
+from rollq.snapshot.holdups import run_holdup
 
 GROUPS = (
     "groups_open",
@@ -38,7 +38,7 @@ def run_facts(fleet: FleetSnapshot) -> dict[str, Any]:
         "slots": fleet.slots,
         "busy": fleet.in_flight,
         "policy": run.counts["policy"],
-        "holdup": look_on(fleet).removeprefix(f"run {run.run}: "),
+        "holdup": run_holdup(fleet).removeprefix(f"run {run.run}: "),
     }
 
 

@@ -17,7 +17,7 @@ from rollq.client.internals import Internals
 from rollq.client.producing.policy_publication import check_version
 from rollq.client.producing.producer import Producer
 from rollq.client.tracking import Tracking
-from rollq.client.waits import WaitLog, explain, holdup
+from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, PullTimeout, RollqError, SettingsError
 from rollq.evaluation.result import Result
 from rollq.job import Job, Purpose, part_of_name
@@ -157,7 +157,7 @@ class Evaluation:
         if not self._over.wait(timeout):
             collector = self._collector
             total = len(collector.jobs) * collector.jobs[0].size
-            why = holdup(collector.reader, Purpose.EVAL)
+            why = explain(collector.reader, Purpose.EVAL)
             raise PullTimeout(
                 f"run {collector.reader.run}: {collector.graded} of {total} tries were "
                 f"graded within {timeout:g} s."

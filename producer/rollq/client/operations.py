@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.client.arguments import check_ids
 from rollq.errors import ContractError, LedgerError
+from rollq.job import Purpose
 
 if TYPE_CHECKING:
     from rollq.client.internals import Internals
@@ -50,7 +51,7 @@ class Operations:
         """
         from rollq.client.waits import explain
 
-        return explain(self._internals.reader, wanted=wanted)
+        return explain(self._internals.reader, Purpose.TRAIN, wanted=wanted)
 
     def set_engines(self, name: str, urls: Iterable[str]) -> None:
         """Make these the engines of workers that were started with `--engine redis:NAME`, in every

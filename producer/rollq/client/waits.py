@@ -1,7 +1,6 @@
-"""What producers and consumers say while they wait: who waits for whom, as the fleet's snapshot
-shows it.
+"""Log messages for long waits.
 
-They meet workers only in Redis, so each sees only that nothing happens.
+Producers and consumers meet workers only in Redis, so each sees only that nothing happens.
 """
 
 import logging
@@ -13,9 +12,8 @@ from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.retry import CONNECTION_ERRORS
-from rollq.snapshot.diagnosis import problem, run_holdup
 from rollq.snapshot.fleet import read_one_run
-from rollq.snapshot.run_wait import RunWait
+from rollq.snapshot.holdups import RunView, find_holdup, run_holdup
 
 log = logging.getLogger("rollq")
 
@@ -25,23 +23,22 @@ LOOK_S = 10.0
 """Seconds between two looks at a wait after that. A look takes a handful of commands."""
 EVERY_S = 60.0
 """Seconds after which the same explanation is said again."""
-OTHER_EACH_TIME = re.compile(r"\S*\d\S*")
-"""What differs between two explanations of the same wait: counts, seconds, jobs, workers."""
+CHANGES = re.compile(r"\S*\d\S*")
+"""Words that differ between two explanations of one wait: counts, seconds, jobs, workers."""
 
 
 def explain(
     reader: LedgerReader,
-    purpose: Purpose = Purpose.TRAIN,
+    purpose: Purpose | None = None,
     *,
     wanted: int = 0,
-    own: int = 0,
     ahead: int = 0,
 ) -> str:
-    """Who waits for whom in this run and what to do; empty when the wait is an ordinary one.
+    """The run's holdup, and what to do; empty while the wait is an ordinary one.
 
-    A consumer gives the number of groups that it wants and those that it holds itself, a producer
-    the limit at which it waits, and anybody else neither. It only reads, and raises no error of
-    Redis: the wait itself meets the same one.
+    A consumer gives its purpose and the number of groups that it wants, a producer the limit at
+    which it waits, and anybody else neither. It only reads, and raises no error of Redis: the wait
+    itself meets the same one.
     """
     try:
         fleet = read_one_run(reader)
@@ -49,29 +46,11 @@ def explain(
         return str(e)
     except CONNECTION_ERRORS:
         return ""  # each call that waits for Redis says so itself
-    return problem(
-        RunWait(fleet=fleet, run=fleet.runs[0], purpose=purpose, wants=wanted, own=own, limit=ahead)
-    )
-
-
-def holdup(
-    reader: LedgerReader, purpose: Purpose | None = None, *, wanted: int = 0, own: int = 0
-) -> str:
-    """What holds the run up and what to do: `explain`, or what is wrong with some workers or
-    engines, and what an ordinary wait is for. Empty when nothing is pending and nothing died.
-
-    Without a purpose, of both; a consumer gives its own. It only reads, and raises no error of
-    Redis.
-    """
-    try:
-        fleet = read_one_run(reader)
-    except (LedgerError, *CONNECTION_ERRORS) as e:
-        return str(e)
-    (run,) = fleet.runs
-    purposes = (purpose,) if purpose else tuple(Purpose)
-    return run_holdup(
-        [RunWait(fleet=fleet, run=run, purpose=each, wants=wanted, own=own) for each in purposes]
-    )
+    if purpose is None:
+        return run_holdup(fleet)
+    view = RunView(fleet=fleet, run=fleet.runs[0], purpose=purpose, asks_for=wanted, ahead=ahead)
+    holdup = find_holdup(view)
+    return holdup.text if holdup else ""
 
 
 class WaitLog:
@@ -92,7 +71,7 @@ class WaitLog:
             return
         self._next = now + LOOK_S
         text = self._explain()
-        same = OTHER_EACH_TIME.sub("", text)
+        same = CHANGES.sub("", text)
         if text and now - self._said.get(same, float("-inf")) >= EVERY_S:
             self._said[same] = now
             log.warning("%s", text)

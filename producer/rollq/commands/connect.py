@@ -19,7 +19,7 @@ from rollq.servers.health import check_redis
 from rollq.servers.refusal import no_answer, unreached
 from rollq.servers.retry import CONNECTION_ERRORS, retry
 from rollq.settings import Settings
-from rollq.snapshot.diagnosis import other_runs
+from rollq.snapshot.holdups import other_runs
 from rollq.urls import mask_url
 
 

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from rollq.client.client import Client, internals
 from rollq.client.collector import Collector
-from rollq.client.waits import WaitLog, holdup
+from rollq.client.waits import WaitLog, explain
 from rollq.commands.connect import open_client, open_run
 from rollq.commands.flags import keys, plan
 from rollq.commands.flags.parser import Commands
@@ -248,7 +248,7 @@ def _collect(
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
     total, shown = sum(job.size for job in collector.jobs), float("-inf")
     deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
-    why = partial(holdup, collector.reader, Purpose.EVAL)
+    why = partial(explain, collector.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
         left_s = max(0.0, deadline - time.monotonic())

@@ -18,7 +18,7 @@ from rollq.batch import Batch
 from rollq.client.client import Client, internals
 from rollq.client.consuming.functions import Filter, RewardFunction
 from rollq.client.tracking import parts
-from rollq.client.waits import holdup
+from rollq.client.waits import explain
 from rollq.commands.connect import open_client
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import (
@@ -263,7 +263,7 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
         extras=args.extras,
         track=args.track,
     ) as consumer:
-        why = partial(holdup, reader, args.purpose)
+        why = partial(explain, reader, args.purpose)
         waited = batches(
             consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)
         )
@@ -283,7 +283,7 @@ def _missing(pull: Pull, reader: LedgerReader) -> str:
     stats = reader.stats()
     purpose: Purpose = pull.args.purpose
     standing = reader.standing(purpose)
-    hint = holdup(reader, purpose, wanted=pull.missing)
+    hint = explain(reader, purpose, wanted=pull.missing)
     return (
         f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are "
         f"ready, {standing.open} open,"

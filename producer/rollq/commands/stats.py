@@ -14,8 +14,8 @@ from rollq.commands.flags.types import whole
 from rollq.commands.tables import age, columns
 from rollq.commands.top.frame import one_line
 from rollq.errors import LedgerError, SettingsError
-from rollq.snapshot.diagnosis import look_on
 from rollq.snapshot.fleet import each_run
+from rollq.snapshot.holdups import run_holdup
 from rollq.snapshot.late import LEASED, LateGroup, LateJob, late_groups
 from rollq.snapshot.rollouts import RolloutReader
 
@@ -77,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
         fleet = reader.fleet(args.late or 1)
         groups = late_groups(reader, fleet, args.late) if args.late else None
     (one,) = fleet.runs
-    counts: dict[str, Any] = {**one.counts, "seconds": dict(one.seconds), "waits": look_on(fleet)}
+    counts: dict[str, Any] = {
+        **one.counts,
+        "seconds": dict(one.seconds),
+        "waits": run_holdup(fleet),
+    }
     if args.json:
         late = {} if groups is None else {"late": [asdict(group) for group in groups]}
         print(json.dumps({**counts, **late}))

@@ -88,12 +88,12 @@ class DeadLetters:
         """End the unfinished members of a group as dead, of class cancelled. Returns how many there
         were. Raises LedgerError for an unknown group.
         """
-        status, *cancelled = self.scripts.call("cancel_group", [group, short_reason(reason)])
-        if status == b"unknown":
+        reply = self.scripts.call("cancel_group", group, short_reason(reason))
+        if reply.status == "unknown":
             raise LedgerError(
                 f"group {self.run}/{group} is unknown: run {self.run} has no such group"
             )
-        return int(cancelled[0])
+        return int(reply["cancelled"])
 
     def forget_run(self) -> int:
         """Delete every key of the run. Returns how many there were.
@@ -116,31 +116,35 @@ class DeadLetters:
                 deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
         return deleted
 
-    def _act(self, job_id: str, what: str, script: str, *args: str | bytes) -> None:
-        """Runs the script. Raises LedgerError, with what was tried, when it refuses the job."""
+    def _act(self, job_id: str, done: str, script: str, *args: str | bytes) -> None:
+        """Runs the script. Raises LedgerError when it refuses the job. `done`: the participle of
+        the act, for the error.
+        """
         self.scripts.parse(job_id)
-        status, *rest = self.scripts.call(script, [job_id, *args])
-        if status == b"ok":
-            return
-        if status == b"unknown":
-            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
-        state = rest[0].decode("utf-8", "replace") if rest else ""
-        if status == b"gone":
-            why = "its body is gone. Submit its task in a new group."
-        elif status == b"replaced":
-            why = (
-                "its group was dropped, and the run's admission "
-                "(`Client.limit_staleness`) has let others in for it."
-                " Submit its task in a new group, or let `Client.refill` or `rollq "
-                "submit --set refill=1` do it."
-            )
-        elif status == b"group":
-            why = (
-                f"its group is {state} without it, and is handed out once. Submit its "
-                "task in a new group."
-            )
-        elif state == "surplus":
-            why = "it is surplus: its group had enough graded members without it."
-        else:
-            why = f"it is {state} ({'has ended' if what == 'cancelled' else 'only dead jobs are'})"
-        raise LedgerError(f"job {job_id} cannot be {what}: {why}")
+        reply = self.scripts.call(script, job_id, *args)
+        state = reply.text("state") if "state" in reply else ""
+        match reply.status:
+            case "ok":
+                return
+            case "unknown":
+                raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
+            case "gone":
+                why = "its body is gone. Submit its task in a new group."
+            case "replaced":
+                why = (
+                    "its group was dropped, and the run's admission (`Client.limit_staleness`) "
+                    "has let others in for it. Submit its task in a new group, or let "
+                    "`Client.refill` or `rollq submit --set refill=1` do it."
+                )
+            case "group":
+                why = (
+                    f"its group is {state} without it, and is handed out once. Submit its task "
+                    "in a new group."
+                )
+            case _ if state == "surplus":
+                why = "it is surplus: its group had enough graded members without it."
+            case _ if script == "cancel":
+                why = f"it is {state} (has ended)"
+            case _:
+                why = f"it is {state} (only dead jobs are)"
+        raise LedgerError(f"job {job_id} cannot be {done}: {why}")

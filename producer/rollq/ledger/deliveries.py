@@ -9,7 +9,6 @@ opened a named consumer.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NoReturn
 
 import redis
@@ -18,7 +17,7 @@ from rollq.errors import ContractError, LedgerError, NotHeld, SettingsError, Unw
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
 from rollq.ledger.replies import TakenGroup
-from rollq.ledger.scripts import Scripts, short_reason
+from rollq.ledger.scripts import Reply, Scripts, short_reason
 from rollq.servers.retry import CONNECTION_ERRORS
 
 SHORTEST_WAIT_S = 0.01
@@ -134,50 +133,58 @@ class Deliveries:
         Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends
         before its consumer had time to renew it.
         """
-        args = [groups, token, hold_s, purpose.value, owner, f"{since:.6f}"]
-        status, *rest = self.scripts.call(
-            "take", args + [int(flag) for flag in (ordered, exact, again, wake, fill)]
-        )
-        match status:
-            case b"groups":
-                dropped, step, published, bound, *rows = rest
-                found = [self._taken(*row) for row in rows]
-                known = partial(Taken, found, dropped=dropped, published=published)
-                return known(policy_step=_step(step), max_staleness=_step(bound))
-            case b"again":
+        flags = (ordered, exact, again, wake, fill)
+        args = [groups, token, hold_s, purpose.value, owner, f"{since:.6f}", *map(int, flags)]
+        reply = self.scripts.call("take", *args)
+        match reply.status:
+            case "groups":
+                return Taken(
+                    groups=[self._taken(Reply([b"group", *row])) for row in reply["groups"]],
+                    dropped=reply["dropped"],
+                    published=reply["published"],
+                    policy_step=reply.step("step"),
+                    max_staleness=reply.step("bound"),
+                )
+            case "again":
                 return Taken(unread=True)
-            case b"fenced":
+            case "fenced":
                 self._taken_over(token)
-            case b"large":
+            case "large":
                 raise SettingsError(
                     f"run {self.run}: a batch of {groups} groups is more than the "
-                    f"{rest[0]} of a training step that the"
-                    " run was given with its bound on staleness: ask for at most that many"
+                    f"{reply['most']} of a training step that the run was given with its bound "
+                    "on staleness: ask for at most that many"
                 )
-        at, known, sealed, is_open, ready, others, last, over, dropped, ends, step, published = rest
+        ends_s = float(reply["ends_s"])
         return Taken(
-            at=float(at),
-            known=bool(known),
-            sealed=bool(sealed),
-            open=is_open,
-            ready=ready,
-            others=others,
-            last=bool(last),
-            over=bool(over),
-            dropped=dropped,
-            ends_s=float(ends) if float(ends) >= 0 else None,
-            policy_step=_step(step),
-            published=published,
+            at=float(reply["time"]),
+            known=bool(reply["known"]),
+            sealed=bool(reply["sealed"]),
+            open=reply["open"],
+            ready=reply["ready"],
+            others=reply["others"],
+            last=bool(reply["last"]),
+            over=bool(reply["over"]),
+            dropped=reply["dropped"],
+            ends_s=ends_s if ends_s >= 0 else None,
+            policy_step=reply.step("step"),
+            published=reply["published"],
         )
 
-    def _taken(
-        self, name: bytes, seq: bytes, size: int, handed: int, started: bytes, *states: bytes
-    ) -> TakenGroup:
-        group = name.decode()
+    def _taken(self, row: Reply) -> TakenGroup:
+        name = row.text("name")
         ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
-        for sample, state in enumerate(states):
-            ids[state].append(f"{self.run}/{group}/{sample}")
-        return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed, _step(started))
+        for sample, state in enumerate(row["states"]):
+            ids[state].append(f"{self.run}/{name}/{sample}")
+        return TakenGroup(
+            id=name,
+            seq=row["seq"],
+            size=row["size"],
+            members=ids[b"done"],
+            dead=ids[b"dead"],
+            handed=row["handed"],
+            started=row.step("started"),
+        )
 
     def wait(self, session: str, seconds: float) -> bool:
         """Blocks until the session is woken, at most that long. Returns whether to look for groups
@@ -207,12 +214,10 @@ class Deliveries:
         owner: str = "",
     ) -> list[str]:
         """Keep batches for longer. Returns the tokens of those that are lost."""
-        lost = (
-            self.scripts.call("renew_holds", [purpose.value, hold_s, owner, *tokens])
-            if tokens
-            else []
-        )
-        return [tokens[position] for position in lost]
+        if not tokens:
+            return []
+        reply = self.scripts.call("renew_holds", purpose.value, hold_s, owner, *tokens)
+        return [tokens[position] for position in reply["lost"]]
 
     def ack(self, token: str, groups: Sequence[str] = (), *, owner: str = "") -> None:
         """Acknowledge these groups of a hold, or all of it, and drop what they stored. Raises
@@ -240,33 +245,32 @@ class Deliveries:
     def _end(
         self, token: str, owner: str, reason: str, groups: Sequence[str], filling: bool = False
     ) -> None:
-        status, *rest = self.scripts.call("ack", [token, owner, reason, int(filling), *groups])
-        if status == b"fenced":
+        reply = self.scripts.call("ack", token, owner, reason, int(filling), *groups)
+        if reply.status == "fenced":
             self._taken_over(token)
-        if status == b"lost":
-            group = (
-                f"group {self.run}/{rest[0].decode()}" if rest[0] else f"run {self.run}: a batch"
-            )
+        if reply.status == "lost":
+            lost = f"run {self.run}: a batch"
+            if "group" in reply:
+                lost = f"group {self.run}/{reply.text('group')}"
             raise NotHeld(
-                f"{group} is not held under {token}: it is no group of that batch, or the "
-                "hold was lost and another"
-                " consumer has it or will get it"
+                f"{lost} is not held under {token}: it is no group of that batch, or the "
+                "hold was lost and another consumer has it or will get it"
             )
 
     def give_back(self, tokens: Sequence[str], purpose: Purpose) -> None:
         """End these holds now, so that other consumers get their groups."""
         if tokens:
-            self.scripts.call("give_back", [purpose.value, *tokens])
+            self.scripts.call("give_back", purpose.value, *tokens)
 
     def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
         """End a job of this hold that cannot be read as dead, of class job, and give the whole hold
         back. Raises NotHeld.
         """
         self.scripts.parse(job_id)
-        status = self.scripts.call("reject", [token, owner, job_id, short_reason(reason)])[0]
-        if status == b"fenced":
+        reply = self.scripts.call("reject", token, owner, job_id, short_reason(reason))
+        if reply.status == "fenced":
             self._taken_over(token)
-        if status == b"lost":
+        if reply.status == "lost":
             raise NotHeld(f"job {job_id} is not held under {token} any more")
 
     def open(
@@ -284,19 +288,24 @@ class Deliveries:
         up to it. Raises LedgerError when a later step is acknowledged already, because its groups
         cannot come again.
         """
-        args = [purpose.value, name, text, hold_s, -1 if step is None else step]
-        status, *rest = self.scripts.call("open_consumer", args)
-        if status == b"acked":
+        checkpoint = -1 if step is None else step
+        reply = self.scripts.call("open_consumer", purpose.value, name, text, hold_s, checkpoint)
+        if reply.status == "acked":
+            acked = reply["step"]
             raise LedgerError(
-                f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, "
-                "so the batches after step"
-                f" {step} cannot come again. Acknowledge a batch once a checkpoint holds "
-                "it (`consumer.ack(up_to=)`)."
-                " To go on without those batches, open the consumer without a step, or "
-                f"with step={rest[0]}."
+                f"run {self.run}: consumer {name} has acknowledged up to step {acked}, so the "
+                f"batches after step {step} cannot come again. Acknowledge a batch once a "
+                "checkpoint holds it (`consumer.ack(up_to=)`). To go on without those batches, "
+                f"open the consumer without a step, or with step={acked}."
             )
-        owner, next_step, known, filling, *steps = rest
-        return Opened(owner.decode(), next_step, known, None if filling < 0 else filling, steps)
+        filling = reply["filling"]
+        return Opened(
+            owner=reply.text("owner"),
+            next=reply["next"],
+            known=reply["known"],
+            filling=None if filling < 0 else filling,
+            steps=reply["steps"],
+        )
 
     def _taken_over(self, token: str) -> NoReturn:
         name = token.partition(":")[2].rpartition("/")[0]
@@ -305,7 +314,3 @@ class Deliveries:
             "batches now. Only one process"
             " at a time may use a name: end this one, or give it another name."
         )
-
-
-def _step(text: bytes) -> int | None:
-    return int(text) if text else None

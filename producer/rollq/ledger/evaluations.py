@@ -37,7 +37,7 @@ class Store:
     def save(self, result: Result) -> None:
         """Store it, in place of an earlier one of that name. Raises LedgerError."""
         blob = encode(result)
-        self._scripts.call("keep_field", ["evaluation", result.name, blob])
+        self._scripts.call("keep_field", "evaluation", result.name, blob)
 
 
 def encode(result: Result) -> bytes:

@@ -29,7 +29,7 @@ def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, 
     args: list[str | bytes] = [job_id, lease]
     for name, extra in extras.items():
         args += [name, encode_extra(extra, f"job {job_id}: extra {name}")]
-    if scripts.call("save_extras", args)[0] == b"fenced":
+    if scripts.call("save_extras", *args).status == "fenced":
         raise Fenced(f"job {job_id}: the lease {lease} is lost, so its extras were refused")
 
 

@@ -33,8 +33,7 @@ from rollq.ledger.constants import SENDING_S
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import check_group, entries, joined, kwargs_text, sample_of
 from rollq.ledger.replies import Claim, Cursor, JobMessage, Outcome, Refusal, State, Submission
-from rollq.ledger.scripts import Scripts, short_reason
-from rollq.ledger.stored import text
+from rollq.ledger.scripts import Reply, Scripts, short_reason
 from rollq.token_stats import TokenStats
 from rollq.wire.codec import encode_job, job_digest
 from rollq.wire.events import decode_event
@@ -90,35 +89,36 @@ class Ledger:
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
-        status, *rest = self.scripts.call("submit", args)
-        if status in (b"new", b"known"):
+        reply = self.scripts.call("submit", *args)
+        if reply.status in ("new", "known"):
             self.activate()
-        match status:
-            case b"new":
+        match reply.status:
+            case "new":
                 return Submission(new=ids)
-            case b"known":
+            case "known":
                 return Submission(known=ids)
-            case b"acked":
+            case "acked":
                 return Submission(acked=ids)
-            case b"full":
+            case "full":
                 return Submission(full=True)
-            case b"gap":
-                raise self._gap(source, cursor.groups - 1, _cursor(*rest))
-        raise self._refused(status, rest, jobs)
+            case "gap":
+                raise self._gap(source, cursor.groups - 1, _cursor(reply))
+        raise self._refused(reply, jobs)
 
-    def _refused(self, status: bytes, rest: Sequence[bytes], jobs: Sequence[Job]) -> RollqError:
-        if status == b"conflict":
-            return conflict(self.scripts, rest[0].decode(), jobs)
-        if status == b"sealed":
-            return LedgerError(
-                f"run {self.run} is sealed: it takes no new groups. Use another run."
-            )
-        if status == b"other":
-            name, theirs, ours = (text(word) or "none" for word in rest)
-            return SettingsError(
-                f"run {self.run} is played with {name} {theirs}, not {ours}: use the "
-                "run's, or another run"
-            )
+    def _refused(self, reply: Reply, jobs: Sequence[Job]) -> RollqError:
+        match reply.status:
+            case "conflict":
+                return conflict(self.scripts, reply.text("id"), jobs)
+            case "sealed":
+                return LedgerError(
+                    f"run {self.run} is sealed: it takes no new groups. Use another run."
+                )
+            case "other":
+                theirs, ours = reply.text("theirs") or "none", reply.text("ours") or "none"
+                return SettingsError(
+                    f"run {self.run} is played with {reply.text('name')} {theirs}, not {ours}: "
+                    "use the run's, or another run"
+                )
         return ContractError(
             f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of "
             f"{jobs[0].members} samples: submit it whole"
@@ -145,7 +145,7 @@ class Ledger:
 
     def cursor(self, source: str) -> Cursor:
         """How far the source's producer got. Groups before that count as submitted again."""
-        return _cursor(*self.scripts.call("submission_cursor", [source, uuid.uuid4().hex]))
+        return _cursor(self.scripts.call("submission_cursor", source, uuid.uuid4().hex))
 
     def forget_source(self, source: str) -> None:
         """Delete the cursor of a source that ends here."""
@@ -179,9 +179,9 @@ class Ledger:
                     f"1, not {budget!r}"
                 )
         args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
-        status, *rest = self.scripts.call("pin_budgets", args)
-        if status != b"ok":
-            failure, theirs = FailureClass(rest[0].decode()), rest[1]
+        reply = self.scripts.call("pin_budgets", *args)
+        if reply.status != "ok":
+            failure, theirs = FailureClass(reply.text("class")), reply["failures"]
             raise SettingsError(
                 f"run {self.run} has a budget of {theirs} failures of class {failure}, "
                 f"not {budgets[failure]}: budgets"
@@ -197,11 +197,11 @@ class Ledger:
         args = [
             word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)
         ]
-        status, *rest = self.scripts.call("seal", args)
-        if status == b"gap":
-            source = rest[0].decode()
-            raise self._gap(source, (submitted or {})[source].groups, _cursor(*rest[1:]))
-        if not rest[0]:  # its first group has listed the run
+        reply = self.scripts.call("seal", *args)
+        if reply.status == "gap":
+            source = reply.text("source")
+            raise self._gap(source, (submitted or {})[source].groups, _cursor(reply))
+        if not reply["has_groups"]:  # its first group has listed the run
             self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
@@ -210,16 +210,17 @@ class Ledger:
         Raises SettingsError when the run has others.
         """
         ours = [tokenizer_hash, template_hash]
-        theirs = [text(value) for value in self.scripts.call("pin_tokenizer", ours)]
-        if theirs != ours:
-            raise SettingsError(self._other_tokenizer(theirs, ours))
+        reply = self.scripts.call("pin_tokenizer", *ours)
+        if [reply.text("tokenizer"), reply.text("template")] != ours:
+            raise SettingsError(self._other_tokenizer(reply, *ours))
 
-    def _other_tokenizer(self, theirs: Sequence[str], ours: Sequence[str]) -> str:
-        what = "tokenizer" if theirs[0] != ours[0] else "chat template"
-        run_has, given = (theirs[0], ours[0]) if theirs[0] != ours[0] else (theirs[1], ours[1])
+    def _other_tokenizer(self, reply: Reply, tokenizer_hash: str, template_hash: str) -> str:
+        kind, theirs, ours = "chat template", reply.text("template"), template_hash
+        if reply.text("tokenizer") != tokenizer_hash:
+            kind, theirs, ours = "tokenizer", reply.text("tokenizer"), tokenizer_hash
         return (
-            f"run {self.run} is played with another {what} ({run_has[:12]}, not "
-            f"{given[:12]}): use the run's tokenizer"
+            f"run {self.run} is played with another {kind} ({theirs[:12]}, not "
+            f"{ours[:12]}): use the run's tokenizer"
             " (--tokenizer), a queue of its own for each model (queue, --queues), or another run"
         )
 
@@ -229,23 +230,23 @@ class Ledger:
 
         `empty_queues`: the queues (`Job.queue`) for which no message waits at the broker.
         """
-        rows = self.scripts.call("reap", [limit, *empty_queues])
+        reply = self.scripts.call("reap", limit, *empty_queues)
         return [
             JobMessage(job_id.decode(), queue.decode(), priority)
-            for job_id, queue, priority in rows
+            for job_id, queue, priority in reply["jobs"]
         ]
 
     def confirm(self, ids: Sequence[str]) -> None:
         """Note that these jobs were sent."""
         if ids:
-            self.scripts.call("confirm", ids)
+            self.scripts.call("confirm", *ids)
 
     def resend(self, job_id: str, after_s: float = 0.0) -> None:
         """Have the job sent again, because a worker took its message and does not claim it.
         `after_s`: so many seconds later, more than constants.SENDING_S; else at once.
         """
         self.scripts.parse(job_id)
-        self.scripts.call("resend", [job_id, after_s])
+        self.scripts.call("resend", job_id, after_s)
 
     def claim(
         self,
@@ -263,40 +264,35 @@ class Ledger:
         is failed as class job, so that it does not come again forever.
         """
         self.scripts.parse(job_id)
-        ours = [tokenizer_hash, template_hash]
-        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours])
-        match status:
-            case b"tokenizer":
-                return Refusal(
-                    "tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours)
-                )
-            case b"claimed":
-                return self._claim(job_id, token, *rest)
-        return Refusal(status.decode(), float(rest[0]) if rest else None)
+        ours = (tokenizer_hash, template_hash)
+        reply = self.scripts.call("claim", job_id, token, worker, *ours)
+        match reply.status:
+            case "claimed":
+                return self._claim(job_id, token, reply)
+            case "tokenizer":
+                return Refusal("tokenizer", detail=self._other_tokenizer(reply, *ours))
+            case "early":
+                return Refusal("early", float(reply["not_before"]))
+        return Refusal(reply.status)
 
-    def _claim(
-        self,
-        job_id: str,
-        token: str,
-        attempt: int,
-        seq: bytes,
-        set_aside: int,
-        body: bytes,
-        length: int,
-        oldest: bytes,
-    ) -> Claim | Refusal:
+    def _claim(self, job_id: str, token: str, reply: Reply) -> Claim | Refusal:
+        attempt = reply["attempt"]
         lease = f"{attempt}#{token}"
         try:
-            job = sample_of(body, job_id)
+            job = sample_of(reply["body"], job_id)
         except UnknownSchema as e:
             self.release(job_id, lease)
             return Refusal("schema", detail=str(e))
         except ContractError as e:
             self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
-        oldest_step = int(oldest) if oldest else None
         return Claim(
-            job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length, oldest_step
+            job=job.member(job.sample, reply["seq"]),
+            attempt=attempt,
+            lease=lease,
+            set_aside=bool(reply["set_aside"]),
+            journal=reply["entries"],
+            oldest_step=reply.step("oldest"),
         )
 
     def journal(self, job_id: str) -> list[bytes]:
@@ -314,7 +310,7 @@ class Ledger:
         """Journal blobs that follow one another, the first at `index` (0: the header), and renew
         the lease if a third of it is over. Raises Fenced, or JournalConflict.
         """
-        reply = self.scripts.call("append", [job_id, lease, index, *entries(index, blobs)])
+        reply = self.scripts.call("append", job_id, lease, index, *entries(index, blobs))
         self._check_written(reply, job_id, lease, index)
 
     def renew_leases(
@@ -331,7 +327,8 @@ class Ledger:
         args: list[Any] = []
         for (job_id, lease), left in zip(members, left_s or [math.inf] * len(members), strict=True):
             args += [job_id, lease, left]
-        return [members[position] for position in self.scripts.call("renew_leases", args)]
+        lost = self.scripts.call("renew_leases", *args)["lost"]
+        return [members[position] for position in lost]
 
     def complete(
         self,
@@ -363,9 +360,7 @@ class Ledger:
             **token_stats.counts,
         }
         totals = " ".join(f"{name} {number}" for name, number in tally.items() if number)
-        reply = self.scripts.call(
-            "complete", [job_id, lease, index, totals, *entries(index, blobs)]
-        )
+        reply = self.scripts.call("complete", job_id, lease, index, totals, *entries(index, blobs))
         self._check_written(reply, job_id, lease, index)
 
     def fail(
@@ -378,25 +373,26 @@ class Ledger:
         jobs.
         """
         args = [job_id, lease, failure.value, short_reason(reason), random.random(), int(final)]
-        status, *rest = self.scripts.call("fail", args)
-        if status == b"fenced":
+        reply = self.scripts.call("fail", *args)
+        if reply.status == "fenced":
             self._fenced(job_id, lease)
-        return Outcome(State(status.decode()), float(rest[0]))
+        return Outcome(State(reply.status), float(reply["not_before"]))
 
     def release(self, job_id: str, lease: str) -> None:
         """Give the job back at no cost. Raises Fenced."""
-        if self.scripts.call("release", [job_id, lease])[0] == b"fenced":
+        if self.scripts.call("release", job_id, lease).status == "fenced":
             self._fenced(job_id, lease)
 
-    def _check_written(self, reply: list[Any], job_id: str, lease: str, index: int) -> None:
-        if reply[0] == b"fenced":
+    def _check_written(self, reply: Reply, job_id: str, lease: str, index: int) -> None:
+        if reply.status == "fenced":
             self._fenced(job_id, lease)
-        if reply[0] == b"conflict":
+        if reply.status == "conflict":
+            length = reply["length"]
             conflict = JournalConflict(
                 f"job {job_id}: entry {index} of attempt {_attempt(lease)} does not fit a "
-                f"journal of {reply[1]} entries"
+                f"journal of {length} entries"
             )
-            conflict.length = reply[1]
+            conflict.length = length
             raise conflict
 
     def _fenced(self, job_id: str, lease: str) -> NoReturn:
@@ -407,5 +403,5 @@ def _attempt(lease: str) -> str:
     return lease.partition("#")[0]
 
 
-def _cursor(groups: int, jobs: int, mark: bytes) -> Cursor:
-    return Cursor(groups, jobs, mark.decode())
+def _cursor(reply: Reply) -> Cursor:
+    return Cursor(reply["groups"], reply["jobs"], reply.text("mark"))

@@ -5,7 +5,7 @@ It only reads, so an answer may be stale; every decision is a script of `Ledger`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import redis
@@ -18,11 +18,11 @@ from rollq.ledger.job_extras import read_extras
 from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
-from rollq.ledger.scripts import Scripts
-from rollq.ledger.stored import text
+from rollq.ledger.scripts import Reply, Scripts
+from rollq.ledger.stored import number, text
 from rollq.ledger.versions import read_policy
 from rollq.ledger.workers.reaping import RUNS_REMEDY
-from rollq.servers.refusal import guarded
+from rollq.servers.refusal import KEY_REMEDY, guarded
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
@@ -87,32 +87,13 @@ class LedgerReader:
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
-        return self._standing(purpose, self.scripts.call("snapshot", [0]))
+        return _standing(purpose, self.scripts.call("snapshot", 0))
 
     def snapshot(self) -> tuple[dict[Purpose, Standing], dict[str, Any]]:
         """The standings, and the counts of `stats`, all at the same instant."""
-        reply = self.scripts.call("snapshot", [1])
-        return {purpose: self._standing(purpose, reply) for purpose in Purpose}, self._counts(reply)
-
-    def _standing(self, purpose: Purpose, reply: Sequence[Any]) -> Standing:
-        known, sealed, queued, leased, _, *rest = reply
-        groups, waits = (
-            (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
-        )
-        published, admission = read_policy(self.keys.meta, *rest[10])
-        return Standing(
-            open=groups[0],
-            ready=groups[1],
-            held=groups[2],
-            sealed=bool(sealed),
-            queued=queued,
-            leased=leased,
-            known=bool(known),
-            full=None if waits[0] < 0 else waits[0],
-            wanted=waits[1],
-            published=published,
-            admission=admission if purpose is Purpose.TRAIN else None,
-        )
+        reply = self.scripts.call("snapshot", 1)
+        standings = {purpose: _standing(purpose, reply) for purpose in Purpose}
+        return standings, self._counts(reply)
 
     def forgets(self) -> bool:
         """Whether the run forgets acknowledged groups."""
@@ -218,10 +199,7 @@ class LedgerReader:
         except (KeyError, ValueError) as e:
             raise LedgerError(
                 f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be "
-                f"read: {type(e).__name__}: {e}."
-                f" The job is dead once a worker meets it. `rollq jobs drop {self.run} "
-                "--whole-run --yes` deletes its"
-                " run."
+                f"read: {type(e).__name__}: {e}. {KEY_REMEDY}"
             ) from e
 
     def _read_job(self, job_id: str, *, transaction: bool) -> Any:
@@ -329,44 +307,59 @@ class LedgerReader:
         """How many jobs and groups are in each state, and the totals since the run began (keys:
         docs/ledger.md).
         """
-        return self._counts(self.scripts.call("snapshot", [1]))
+        return self._counts(self.scripts.call("snapshot", 1))
 
-    def _counts(self, reply: Sequence[Any]) -> dict[str, Any]:
-        known, sealed, queued, leased, dead, *groups, policy, raw = reply
-        try:
-            counts = {
-                text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)
-            }
-            if odd := [name for name, value in counts.items() if not isfinite(value)]:
-                raise ValueError(f"not a finite number: {odd[0]}")
-        except ValueError as e:
-            why = "Delete the key: its totals begin again from 0"
-            raise LedgerError(
-                f"run {self.run}: stats: {self.keys.count} cannot be read: {e}. {why}."
-            ) from e
-        stats: dict[str, Any] = {"run": self.run, "known": bool(known), "sealed": bool(sealed)}
-        stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
-        stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
-        for place, train, evaluation in zip(
-            ("open", "ready", "held"), groups[:3], groups[3:6], strict=True
-        ):
-            stats[f"groups_{place}"] = train + evaluation
-        stats["extension_ratio"] = TokenStats(
-            **{name: stats[name] for name in TokenStats().counts}
-        ).extension_ratio
-        published, admission = read_policy(self.keys.meta, *policy)
+    def _counts(self, reply: Reply) -> dict[str, Any]:
+        totals = {}
+        for name, value in zip(reply["totals"][::2], reply["totals"][1::2], strict=True):
+            total = number(value)
+            if total is None:
+                raise LedgerError(
+                    f"run {self.run}: {self.keys.count} has no readable {text(name)}. {KEY_REMEDY}"
+                )
+            totals[text(name)] = total
+        stats: dict[str, Any] = {
+            "run": self.run,
+            "known": bool(reply["known"]),
+            "sealed": bool(reply["sealed"]),
+        }
+        stats |= {name: int(totals.get(name, 0)) for name in COUNTS}
+        stats["queued"], stats["leased"] = reply["queued"], reply["leased"]
+        stats["dead"] = reply["dead"] + stats["discarded"]
+        for place in ("open", "ready", "held"):
+            groups = [reply[f"{place}:{purpose}"] for purpose in Purpose]
+            stats[f"groups_{place}"] = sum(groups)
+        token_stats = TokenStats(**{name: stats[name] for name in TokenStats().counts})
+        stats["extension_ratio"] = token_stats.extension_ratio
+        published, admission = read_policy(reply)
         stats["policy"] = asdict(published) if published else None
         stats["admission"] = asdict(admission) if admission else None
-        stats["failures"] = _by_name(counts, "failures:")
-        stats["stops"] = _by_name(counts, "stop:")
-        stats["skips"] = _by_name(counts, "skipped:")
-        rejected = _by_name(counts, "rejected:")
-        stats["rejected"] = {
-            name: number for name, number in rejected.items() if name != "reward_sum"
-        }
+        stats["failures"] = _by_name(totals, "failures:")
+        stats["stops"] = _by_name(totals, "stop:")
+        stats["skips"] = _by_name(totals, "skipped:")
+        stats["rejected"] = _by_name(totals, "rejected:")
+        stats["rejected"].pop("reward_sum", None)
         completed = sum(stats["stops"].values())
-        stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
+        stats["reward_mean"] = totals.get("reward_sum", 0.0) / completed if completed else None
         return stats
+
+
+def _standing(purpose: Purpose, reply: Reply) -> Standing:
+    full = reply[f"full:{purpose}"]
+    published, admission = read_policy(reply)
+    return Standing(
+        open=reply[f"open:{purpose}"],
+        ready=reply[f"ready:{purpose}"],
+        held=reply[f"held:{purpose}"],
+        sealed=bool(reply["sealed"]),
+        queued=reply["queued"],
+        leased=reply["leased"],
+        known=bool(reply["known"]),
+        full=None if full < 0 else full,
+        wanted=reply[f"wanted:{purpose}"],
+        published=published,
+        admission=admission if purpose is Purpose.TRAIN else None,
+    )
 
 
 _GONE = {

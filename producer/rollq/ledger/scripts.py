@@ -7,7 +7,7 @@ lost request.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import redis
 
 from rollq.errors import ContractError, LedgerError
-from rollq.job import LARGEST_GROUP, QUEUE, Purpose, parse_id
+from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
 from rollq.ledger.keys import Keys
+from rollq.ledger.stored import text
 from rollq.servers.refusal import translated
 
 T = TypeVar("T")
@@ -37,6 +38,34 @@ COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
 
+class Reply:
+    """A script's reply: a status, and values by name."""
+
+    __slots__ = ("_values", "status")
+
+    def __init__(self, reply: Sequence[Any]) -> None:
+        """`reply`: the status, then names and values in turn."""
+        self.status = reply[0].decode()
+        self._values = dict(zip(reply[1::2], reply[2::2], strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        """A number, bytes or a list."""
+        return self._values[name.encode()]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return (name.decode() for name in self._values)
+
+    def text(self, name: str) -> str:
+        """Bytes as text; those that are no UTF-8 are shown as \\xff."""
+        return text(self[name])
+
+    def step(self, name: str) -> int | None:
+        """A step; None where the reply has none."""
+        value = self[name]
+        return None if value == b"" else int(value)
+
+
 class Scripts:
     """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is
     cheap to make.
@@ -48,17 +77,18 @@ class Scripts:
         self.keys = Keys(run)
         self._first_args = (1, self.keys.prefix, run)
 
-    def call(self, name: str, args: Sequence[Any]) -> Any:
+    def call(self, name: str, *args: Any) -> Reply:
         """The reply of lua/<name>.lua. Raises LedgerError."""
         text, sha = source(name)
         values = (*self._first_args, *args)
         try:
             try:
-                return self.redis.execute_command("EVALSHA", sha, *values)
+                reply = self.redis.execute_command("EVALSHA", sha, *values)
             except redis.exceptions.NoScriptError:
-                return self.redis.execute_command("EVAL", text, *values)
+                reply = self.redis.execute_command("EVAL", text, *values)
         except redis.ResponseError as e:
             raise self.translated(self._about(name, args), e) from e
+        return Reply(reply)
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
@@ -156,7 +186,6 @@ def _constants() -> dict[str, Any]:
         "wake_s": constants.WAKE_S,
         "longest_backoff_s": constants.LONGEST_BACKOFF_S,
         "largest_group": LARGEST_GROUP,
-        "default_queue": f"'{QUEUE}'",
         **TABLES,
     }
 

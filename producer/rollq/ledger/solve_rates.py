@@ -26,7 +26,7 @@ class Store:
 
     def add(self, task: str, group: str, rate: float) -> None:
         blob = pack([SCHEMA, "solved", group, rate], self._where)
-        self._scripts.call("keep_field", ["solved", task, blob])
+        self._scripts.call("keep_field", "solved", task, blob)
 
     def latest(self) -> dict[str, Rate]:
         """By task."""

@@ -12,7 +12,7 @@ import redis
 
 from rollq.errors import SettingsError
 from rollq.ledger.replies import Admission, Published
-from rollq.ledger.scripts import Scripts
+from rollq.ledger.scripts import Reply, Scripts
 from rollq.ledger.stored import text, whole
 from rollq.numbers import whole_number
 
@@ -43,10 +43,10 @@ class Versions:
         publication got, that one is said again, which changes nothing unless Redis has lost it.
         Raises SettingsError when another step was published under this version's name.
         """
-        status, found = self.scripts.call("publish", [step, weight_version, token, number])
-        if status == b"name":
-            raise self._of_another_step(step, weight_version, int(found))
-        return int(found)
+        reply = self.scripts.call("publish", step, weight_version, token, number)
+        if reply.status == "name":
+            raise self._of_another_step(step, weight_version, int(reply["step"]))
+        return int(reply["number"])
 
     def check_name(self, step: int, weight_version: str) -> None:
         """Raises SettingsError when another step was published under this version's name."""
@@ -87,11 +87,10 @@ class Versions:
         ):
             whole_number(f"run {self.run}: {name}", number, at_least, MOST_GROUPS, SettingsError)
         ours = [groups_per_batch, max_staleness, max_running or 0]
-        status, *theirs = self.scripts.call("admit", ours)
-        if status == b"other":
-            names = ("batch", "staleness", "running")
+        reply = self.scripts.call("admit", *ours)
+        if reply.status == "other":
             batch, staleness, running = (
-                whole(each, self.keys.meta, of) for each, of in zip(theirs, names, strict=True)
+                int(reply[name]) for name in ("batch", "staleness", "running")
             )
             raise SettingsError(
                 f"run {self.run} admits groups for batches of {batch} with max_staleness "
@@ -132,19 +131,18 @@ class Versions:
         return published is None or step >= published.step
 
 
-def read_policy(
-    key: str,
-    step: bytes,
-    version: bytes,
-    batch: int,
-    staleness: int,
-    running: int,
-    trained: int,
-    capacity: int,
-) -> tuple[Published | None, Admission | None]:
-    """What lua/snapshot.lua says of the run's policy. `key`: where that is. Raises LedgerError."""
-    published = Published(whole(step, key, "step"), text(version)) if step else None
-    if not batch:
+def read_policy(reply: Reply) -> tuple[Published | None, Admission | None]:
+    """The run's policy and admission in a reply of lua/snapshot.lua."""
+    step = reply.step("step")
+    published = None if step is None else Published(step, reply.text("version"))
+    if not reply["batch"]:
         return published, None
-    now = published.step if published else 0
-    return published, Admission(batch, staleness, running or None, now, trained, capacity)
+    admission = Admission(
+        groups_per_batch=reply["batch"],
+        max_staleness=reply["staleness"],
+        max_running=reply["running"] or None,
+        step=step or 0,
+        trained=reply["trained"],
+        capacity=reply["capacity"],
+    )
+    return published, admission

@@ -1,16 +1,16 @@
-"""The unfinished jobs of a run's oldest open groups, and what each of them is waiting for.
+"""Unfinished jobs of a run's oldest open groups, and the call that each of them waits for.
 
 A batch waits for its slowest members, so these are the jobs to look at when nothing comes. What is
 being played is as of the worker's last registration.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rollq.ledger.constants import LEASE_S
+from rollq.job import job_id
 from rollq.ledger.workers.live_workers import AWAY, READY, REGISTER_EVERY_S, SILENT_S, LiveWorker
 from rollq.snapshot.fleet import FleetSnapshot
-from rollq.snapshot.rollouts import Rollout, RolloutReader
+from rollq.snapshot.rollouts import GroupRecord, Rollout, RolloutReader
 from rollq.snapshot.run import failure_line
 
 QUEUED, LEASED = "queued", "leased"
@@ -35,7 +35,7 @@ class LateJob:
     played_s: float
     """Seconds since it was claimed; 0 while it is queued."""
     waits_for: str
-    """What it is waiting for, in words."""
+    """`engine`, `environment.step(...)`, `queue`, and the like."""
     waits_s: float | None
     """For how many seconds, where that is known."""
 
@@ -54,7 +54,7 @@ class LateGroup:
     """Seconds since it was submitted; None if its record does not say."""
     jobs: tuple[LateJob, ...]
     damage: str = ""
-    """Why its record, or that of a member, cannot be read. It is dropped once a worker meets it."""
+    """Why its record, or that of a member, cannot be read."""
 
 
 def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list[LateGroup]:
@@ -63,46 +63,47 @@ def late_groups(reader: RolloutReader, fleet: FleetSnapshot, limit: int) -> list
     """
     (run,) = fleet.runs
     records = reader.groups([group.name for group in run.groups["open"][:limit]])
-    ids = {
-        name: [f"{run.run}/{name}/{n}" for n in range(record.members)]
+    members = {
+        name: [job_id(run.run, name, sample) for sample in range(record.members)]
         for name, record in records.items()
     }
-    by_id = reader.rollouts([id for members in ids.values() for id in members], records)
+    rollouts = reader.rollouts([id for ids in members.values() for id in ids], records)
     workers = {worker.name: worker for worker in fleet.workers}
-    groups = []
-    for name, record in records.items():
-        rollouts = [by_id[id] for id in ids[name]]
-        damage = next((str(each) for each in rollouts if isinstance(each, Exception)), "")
-        jobs = _jobs([each for each in rollouts if isinstance(each, Rollout)], workers, run.at)
-        opened = None if record.submitted is None else run.at - record.submitted
-        groups.append(
-            LateGroup(
-                group=name,
-                purpose=record.purpose,
-                size=record.size,
-                graded=record.graded,
-                open_s=opened,
-                jobs=() if damage else tuple(jobs),
-                damage=damage,
-            )
-        )
-    return groups
+    return [
+        _late_group(name, record, [rollouts[id] for id in members[name]], workers, run.at)
+        for name, record in records.items()
+    ]
 
 
-def _jobs(
-    rollouts: Iterable[Rollout], workers: Mapping[str, LiveWorker], now: float
-) -> Sequence[LateJob]:
-    jobs = [_job(each, workers, now) for each in rollouts if each.state in (QUEUED, LEASED)]
-    return sorted(jobs, key=lambda job: (job.state == QUEUED, -job.played_s, job.job_id))
-
-
-def _job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
-    leased = rollout.state == LEASED
-    waits = (
-        _played(rollout.job.id, rollout.worker, workers)
-        if leased
-        else (_queued(rollout.not_before - now), None)
+def _late_group(
+    name: str,
+    record: GroupRecord,
+    rollouts: Sequence[Rollout | Exception | None],
+    workers: Mapping[str, LiveWorker],
+    now: float,
+) -> LateGroup:
+    errors = [str(rollout) for rollout in rollouts if isinstance(rollout, Exception)]
+    jobs: list[LateJob] = []
+    for rollout in rollouts:
+        if isinstance(rollout, Rollout) and rollout.state in (QUEUED, LEASED) and not errors:
+            jobs.append(_late_job(rollout, workers, now))
+    jobs.sort(key=lambda job: (job.state == QUEUED, -job.played_s, job.job_id))
+    return LateGroup(
+        group=name,
+        purpose=record.purpose,
+        size=record.size,
+        graded=record.graded,
+        open_s=None if record.submitted is None else now - record.submitted,
+        jobs=tuple(jobs),
+        damage=errors[0] if errors else "",
     )
+
+
+def _late_job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
+    is_leased = rollout.state == LEASED
+    waits_for, waits_s = _queue_wait(rollout.not_before - now), None
+    if is_leased:
+        waits_for, waits_s = _call_wait(rollout, workers)
     return LateJob(
         job_id=rollout.job.id,
         state=rollout.state,
@@ -110,37 +111,32 @@ def _job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> Lat
         failures=rollout.failures,
         last_failure=failure_line(rollout.failure, rollout.reason) if rollout.failures else "",
         turns=rollout.turns,
-        worker=rollout.worker if leased else "",
-        played_s=now - (rollout.began or now) if leased else 0.0,
-        waits_for=waits[0],
-        waits_s=waits[1],
+        worker=rollout.worker if is_leased else "",
+        played_s=now - (rollout.began or now) if is_leased else 0.0,
+        waits_for=waits_for,
+        waits_s=waits_s,
     )
 
 
-def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
-    worker = workers.get(name)
-    if worker is None:
-        again = f"unless it renews its lease, the job goes back to the queue within {LEASE_S:g} s"
-        return f"nothing is heard of its worker: {again}", None
-    if worker.age_s >= SILENT_S:
-        return f"nothing was heard of its worker for {worker.age_s:g} s", None
-    wait = next((wait for wait in worker.waits if wait.job_id == id), None)
-    if wait is None:
-        return f"no wait of more than {REGISTER_EVERY_S:g} s", None
-    return wait.what + (_state_of_engines(worker) if wait.what == "engine" else ""), wait.seconds
+def _call_wait(rollout: Rollout, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
+    """The call that is under way, and for how many seconds."""
+    worker = workers.get(rollout.worker)
+    if worker is None or worker.age_s >= SILENT_S:
+        return "a worker of which nothing is heard", None
+    for wait in worker.waits:
+        if wait.job_id == rollout.job.id:
+            state = _engine_state(worker) if wait.what == "engine" else ""
+            return wait.what + state, wait.seconds
+    return f"no wait of more than {REGISTER_EVERY_S:g} s", None
 
 
-def _state_of_engines(worker: LiveWorker) -> str:
-    """Why none of them generates, in brackets; empty when one may."""
+def _engine_state(worker: LiveWorker) -> str:
+    """The states of the worker's engines in brackets; empty when one may generate."""
     if worker.engine == AWAY:
         return " (away)"
     states = {engine.state for engine in worker.engines}
     return f" ({', '.join(sorted(states))})" if states and READY not in states else ""
 
 
-def _queued(backoff_s: float) -> str:
-    return (
-        f"queue, not before {backoff_s:.0f} s have passed (after a failure)"
-        if backoff_s > 0
-        else "queue"
-    )
+def _queue_wait(backoff_s: float) -> str:
+    return f"queue, for {backoff_s:.0f} s more after a failure" if backoff_s > 0 else "queue"

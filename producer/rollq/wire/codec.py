@@ -141,8 +141,11 @@ def _content(job: Job) -> dict[str, Json]:
             continue
         if isinstance(value, Budget):
             value = {**asdict(value), "deadline_s": float(value.deadline_s)}
-        content[name] = plain(value, f"job {job.id}: {name}")
-    size = len(pack(content["labels"], f"job {job.id}")) if job.labels else 0
+        try:
+            content[name] = plain(value, name)
+        except ContractError as e:
+            raise ContractError(f"job {job.id}: {e}") from e
+    size = len(pack(content["labels"], "labels")) if job.labels else 0
     if size > MAX_LABELS:
         raise ContractError(
             f"job {job.id}: labels of {size} bytes: at most {MAX_LABELS} travel with a job"

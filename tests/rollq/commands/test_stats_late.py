@@ -46,9 +46,7 @@ def test_each_unfinished_member_says_what_it_is_waiting_for(ledger: Ledger, late
     assert rows(said) == {
         "r/old/0": "engine for 31s",
         "r/old/1": "the user for 4.2m",
-        "r/old/2": "nothing is heard of its worker: unless it renews its lease, the job goes back "
-        "to the queue within"
-        " 15 s",
+        "r/old/2": "a worker of which nothing is heard",
         "r/old/3": "queue",
     }
     assert "`rollq show JOB` shows" in said
@@ -64,10 +62,7 @@ def test_an_engine_that_is_away_and_a_failed_job_are_named(ledger: Ledger, late:
     found = rows(late().out)
     assert found[played.job.id] == "engine (away) for 31s"
     assert found[quick.job.id] == "no wait of more than 5 s"
-    assert (
-        found[failed.job.id].startswith("queue, not before ")
-        and "after a failure" in found[failed.job.id]
-    )
+    assert found[failed.job.id].endswith(" more after a failure")
 
 
 def test_a_failed_job_says_why_and_its_message_is_no_backoff(ledger: Ledger, late: Late) -> None:

@@ -13,9 +13,7 @@ from tests.rollq.samples import claim, group
 COMMON = "if type(till) == 'string' and"
 TEXT, _ = source("append")
 LEASE = "1#token"
-NUMBERS = st.sampled_from(
-    [None, b"0", b"1", b"2", b"7", b"12345", b"nan", b"0x10", b"1.5", b"-1", b"x", b""]
-)
+NUMBERS = st.sampled_from([None, b"0", b"1", b"2", b"7", b"12345"])
 BLOBS = st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=3)
 
 
@@ -92,7 +90,7 @@ def played(
     for offset, ends, digest, blobs in calls:
         index = max(0, redis.llen(journal) + offset)
         args = ["r/g/0", LEASE, index, ends, digest, b"prompt" if digest else b"", *blobs]
-        seen.append(redis.eval(text, 2, keys.prefix, keys.meta, "r", *args))
+        seen.append(redis.eval(text, 1, keys.prefix, "r", *args))
         seen.append((redis.hgetall(job), redis.lrange(journal, 0, -1), redis.zrange(leased, 0, -1)))
         seen.append(
             (redis.hgetall(keys.count), redis.hgetall(keys.prompts("g")), sorted(redis.keys()))

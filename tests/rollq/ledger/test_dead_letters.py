@@ -143,15 +143,6 @@ class TestRequeue:
         kill(ledger, "r/g/1")
         assert [len(reader(ledger).dead(limit)) for limit in (0, 1, 2, None)] == [0, 1, 2, 2]
 
-    def test_a_damaged_group_cannot_come_back(self, ledger: Ledger, letters: DeadLetters) -> None:
-        ledger.submit(group())
-        kill(ledger, "r/g/0")
-        ledger.redis.delete(ledger.keys.group("g"))
-        with pytest.raises(LedgerError, match="group:g"):
-            letters.requeue("r/g/0")
-        letters.discard("r/g/0")
-        assert reader(ledger).dead() == []
-
 
 class TestDiscard:
     def test_what_it_held_is_deleted_and_it_stays_counted(

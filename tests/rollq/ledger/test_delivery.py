@@ -100,16 +100,6 @@ class TestShortLastBatch:
         end_holds(ledger, "a")  # it died
         assert ids(ledger, 1, "me/1", since=since) == ["a"]
 
-    def test_a_dead_consumers_damaged_group_is_not_waited_for(self, ledger: Ledger) -> None:
-        finish_groups(ledger, *"abc", seal=True)
-        ids(ledger, 1, "dead/0")
-        ids(ledger, 1, "other/0")
-        ledger.redis.delete(ledger.keys.group("a"))
-        end_holds(ledger, "a")
-        since = deliveries(ledger).take(2, "me/0").at  # finds out, and drops the group
-        deliveries(ledger).renew_holds(["other/0"])
-        assert ids(ledger, 2, "me/0", since=since) == ["c"]
-
     def test_an_exact_batch_is_never_short(self, ledger: Ledger) -> None:
         finish_groups(ledger, *"abc", seal=True)
         short = deliveries(ledger).take(4, "t", exact=True)
@@ -211,16 +201,6 @@ class TestAcknowledgement:
         take(ledger, 1, "t")
         ack(ledger, "t")
         assert 86400 < ledger.redis.ttl(ledger.keys.acked("a")) <= 2 * 86400
-
-    def test_nothing_is_left_of_a_hold_whose_groups_are_gone(self, ledger: Ledger) -> None:
-        """Else other consumers would wait for its renewal at the end of the run."""
-        finish_groups(ledger, "a")
-        take(ledger, 1, "t/0")
-        ledger.redis.hset(ledger.keys.group("a"), "size", "x")
-        assert not take(ledger, 1, "t/0", again=True)
-        assert not ledger.redis.exists(
-            f"{ledger.keys.prefix}holds:train", f"{ledger.keys.prefix}hold:t/0"
-        )
 
     def test_a_record_stays_as_long_as_a_dead_member(self, ledger: Ledger) -> None:
         ledger.forget_after(2.0)

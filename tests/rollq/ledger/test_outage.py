@@ -92,14 +92,3 @@ def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_ba
     silence(played, 4.0)
     assert expired(played) == ["r/g/1"]
     assert reader(played).stats()["expired"] == 1
-
-
-@pytest.mark.parametrize("damage", ["many", "inf", "nan", "-1"])
-def test_a_damaged_stamp_is_replaced(played: Ledger, damage: str) -> None:
-    played.redis.hset(played.keys.meta, mapping={"beat": damage, "grace": damage})
-    expire(played, "r/g/1")
-    assert expired(played) == []
-    for _ in range(3):
-        silence(played, 4.0)
-        found = expired(played)
-    assert found == ["r/g/1"] or reader(played).stats()["expired"] == 1

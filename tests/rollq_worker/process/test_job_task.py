@@ -77,9 +77,23 @@ def test_a_job_that_cannot_be_read(runner: JobRunner, ledger: Ledger) -> None:
     assert reader(ledger).stats()["failures"] == {"job": 1}
 
 
+@pytest.mark.parametrize("key", ["run", "job", "group", "journal", "queued", "leased"])
+def test_a_key_of_another_type_refuses_the_claim_once(
+    key: str, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id, other = submit(ledger), submit(Ledger(ledger.redis, "other"), run="other")
+    name = f"{ledger.keys.prefix}{key}" + {"job": f":{job_id}", "group": ":g"}.get(key, "")
+    name += f":{job_id}" if key == "journal" else ""
+    ledger.redis.set(name, "junk")
+    assert runner.run(job_id) == {"stop": "refused: damaged"}
+    (refusal,) = [r for r in caplog.records if "refused by the ledger" in r.message]
+    assert f"{name} is a string" in refusal.message
+    assert runner.run(other)["stop"] == "done"
+
+
 @pytest.mark.parametrize("key", ["group", "journal", "ready"])
 @pytest.mark.parametrize("failing", [False, True], ids=["completing", "failing"])
-def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
+def test_a_key_of_another_type_ends_an_attempt(
     key: str,
     failing: bool,
     runner: JobRunner,
@@ -87,8 +101,7 @@ def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(job_task, "DAMAGE_PAUSE_S", 0.0)
-    job_id = submit(ledger)
+    job_id, other = submit(ledger), submit(Ledger(ledger.redis, "other"), run="other")
     keys = {
         "group": ledger.keys.group("g"),
         "journal": ledger.keys.journal(job_id),
@@ -98,29 +111,21 @@ def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
 
     def damage(*args: Any, **options: Any) -> Any:
         trajectory = play(*args, **options)
-        if ledger.redis.exists(keys[key]):
-            ledger.redis.rename(keys[key], "kept")
         ledger.redis.set(keys[key], "junk")
         if failing:
             raise ZeroDivisionError
         return trajectory
 
-    monkeypatch.setattr(loop, "play", damage)
-    summary = runner.run(job_id)
-    if key == "journal" and failing:  # failing does not touch the journal
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "play", damage)
+        summary = runner.run(job_id)
+    if key != "group" and failing:  # failing does not touch it
         assert summary["failure"] == "worker"
-        return
-    assert summary == {"job": job_id, "stop": "released"}
-    refusals = [r for r in caplog.records if "refused by the ledger" in r.message]
-    assert len(refusals) == 1 and f"{keys[key]} is a string" in refusals[0].message
-    assert not any(r.exc_info for r in caplog.records) or failing  # the ZeroDivisionError's own
-    stats = ledger.redis.hgetall(ledger.keys.count)
-    assert not [name for name in stats if name.startswith(b"failures:")]
-    ledger.redis.delete(keys[key])  # as an operator repairs it
-    if ledger.redis.exists("kept"):
-        ledger.redis.rename("kept", keys[key])
-    monkeypatch.setattr(loop, "play", play)
-    assert runner.run(job_id)["stop"] == "done"
+    else:
+        assert summary["stop"] in ("released", "fenced")
+        (refusal,) = [r for r in caplog.records if "refused by the ledger" in r.message]
+        assert f"{keys[key]} is a string" in refusal.message
+    assert runner.run(other)["stop"] == "done"
 
 
 def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(

@@ -55,9 +55,6 @@ LATER_S = 10.0
 slots meanwhile. More than constants.SENDING_S, because the confirmation of its last message may be
 on its way.
 """
-DAMAGE_PAUSE_S = 5.0
-"""Seconds before a job goes back that the ledger did not take, because it may come again at once.
-"""
 
 Summary = dict[str, Any]
 """Outcome of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
@@ -266,14 +263,13 @@ class JobRunner:
         return {"job": attempt.job.id, "stop": "fenced"}
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
-        """Give the job back at no cost, because the ledger is damaged where the attempt would
-        write.
-        """
+        """Give the job back at no cost: a key of its run is not as the ledger writes it."""
         log.error(
             "%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error
         )
-        self.draining.wait(DAMAGE_PAUSE_S)
-        return self._release(attempt)
+        summary = self._release(attempt)
+        self._resend(attempt.ledger, attempt.job.id, LATER_S)
+        return summary
 
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
         """Give the job back at no cost, because only another version of rollq can read its journal,

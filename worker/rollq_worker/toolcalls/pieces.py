@@ -50,9 +50,23 @@ class Piece:
     """One per call: the id that the model gave it, "" for none. Empty in formats without ids."""
 
 
+class BrokenCall(Exception):
+    """A call cannot be read beyond `at`. The message is a sentence for the policy."""
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(problem)
+        self.at = at
+
+
 Open = Callable[[str, int, Sequence[Json]], Sequence[Piece]]
 """Reads the block that a tag opens, given the turn, the tag's place and the tools. The first piece
 starts at that place.
+"""
+
+
+ReadCalls = Callable[[str, int, Sequence[Json]], tuple[Sequence[Action], int]]
+"""Reads calls, given the turn, the place behind their opening tag, and the tools. Returns them and
+the end of their block. Raises BrokenCall.
 """
 
 
@@ -99,6 +113,21 @@ def block_reader(
     """
     opens: dict[str, Open] = {**openers, **{tag: partial(_frame, tag) for tag in frames}}
     return Reader(lambda text, thinking, tools: cut(text, opens, thinking, tools, think), think)
+
+
+def call_block(tags: tuple[str, str], read: ReadCalls) -> Open:
+    """Opens a block between two tags whose calls `read` reads. A block that it cannot read reaches
+    to its end tag.
+    """
+
+    def open_block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        try:
+            calls, end = read(text, start + len(tags[0]), tools)
+        except BrokenCall as e:
+            return [broken(text, start, e.at, tags, str(e))]
+        return [Piece(Kind.CALL, start, end, calls=tuple(calls))]
+
+    return open_block
 
 
 def _frame(tag: str, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rollq.client.waits import WaitLog, explain, holdup
+from rollq.client.waits import WaitLog
 from rollq.errors import PullTimeout, Unwritable
 from rollq.ledger.deliveries import Deliveries, Taken
 from rollq.servers.retry import CONNECTION_ERRORS, HOPELESS, RetryLoop
@@ -38,12 +38,12 @@ class BatchWait:
         deliveries: Deliveries,
         session: str,
         hold_s: float,
-        say: Callable[..., str],
+        explain: Callable[[int], str],
         retry: RetryLoop,
     ) -> None:
-        """`say` gets an explanation of waits and the number of groups that are asked for."""
-        self._deliveries, self._session, self._hold_s, self._say = deliveries, session, hold_s, say
-        self._retry = retry
+        """`explain` gets the number of groups that are asked for."""
+        self._deliveries, self._session, self._hold_s = deliveries, session, hold_s
+        self._explain, self._retry = explain, retry
         self.deadline = float("inf")
         """When it times out, on the monotonic clock."""
         self.since = 0.0
@@ -59,7 +59,7 @@ class BatchWait:
         self.deadline = float("inf") if timeout is None else self._began + timeout
         if self._began - self._timed_out > LOOK_S:
             self.since = 0.0
-            self._log = WaitLog(lambda: self._say(explain, self._groups))
+            self._log = WaitLog(lambda: self._explain(self._groups))
 
     def in_time(self, call: Callable[[], T]) -> T:
         """The call's result, once Redis gives it. Raises PullTimeout at the deadline, and HOPELESS
@@ -80,7 +80,7 @@ class BatchWait:
 
     def time_out(self) -> str:
         """Says why no batch has come."""
-        why = self._say(holdup, self._groups)
+        why = self._explain(self._groups)
         self._timed_out = time.monotonic()
         return why
 

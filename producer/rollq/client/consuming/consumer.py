@@ -25,6 +25,7 @@ from rollq.client.consuming.selection import Selection, UnreadableJob
 from rollq.client.consuming.shortfall import late, missing_groups
 from rollq.client.consuming.takeover import take_over
 from rollq.client.tracking import Tracking
+from rollq.client.waits import explain
 from rollq.errors import (
     ClientClosed,
     ContractError,
@@ -114,7 +115,7 @@ class Consumer:
                 and opened.filling != step
             ):
                 self._filling = self._step = opened.filling
-        self._waiting = BatchWait(deliveries, self._session, hold_s, self._said_by, self._retry)
+        self._waiting = BatchWait(deliveries, self._session, hold_s, self._explain, self._retry)
         self._holds = HoldRenewal(self._renew, hold_s)
         for taken_over in self._takeover:
             self._holds.set(self._token(taken_over), 0)
@@ -202,9 +203,8 @@ class Consumer:
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
-    def _said_by(self, explanation: Callable[..., str], groups: int) -> str:
-        wanted = groups - len(self._selection)
-        return explanation(self._reader, self._purpose, wanted=wanted, own=self.held)
+    def _explain(self, groups: int) -> str:
+        return explain(self._reader, self._purpose, wanted=groups - len(self._selection))
 
     def _batch(
         self, step: int, taken: Sequence[TakenGroup], policy_step: int | None, bound: int | None

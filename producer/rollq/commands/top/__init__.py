@@ -18,8 +18,8 @@ from rollq.errors import LedgerError, RollqError
 from rollq.servers.connection import connect
 from rollq.servers.refusal import no_answer
 from rollq.servers.retry import CONNECTION_ERRORS
-from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.run import RunSnapshot
 from rollq.urls import mask_url
 

@@ -19,8 +19,8 @@ from rollq.ledger.workers.live_workers import (
     LiveWorker,
 )
 from rollq.servers.refusal import MIB
-from rollq.snapshot.diagnosis import fleet_holdup
 from rollq.snapshot.fleet import Engine, FleetSnapshot
+from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.run import PLACES, RunSnapshot
 
 WIDE = 120
@@ -86,9 +86,7 @@ def frame(
     tables = (runs, _engines(fleet.engines, wide), _workers(fleet, wide))
     return Frame(
         head=(_title(fleet, address), _speed(fleet), _outcomes(fleet)),
-        holdup=Cell(one_line(holdup), SLOW)
-        if holdup
-        else Cell("nothing: no job is pending", QUIET),
+        holdup=Cell(one_line(holdup), SLOW) if holdup else Cell("nothing", QUIET),
         tables=[table for table in tables if table.rows],
     )
 

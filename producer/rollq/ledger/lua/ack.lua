@@ -5,27 +5,26 @@
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> acked:<group> prompts:<group>
 --                   job:<job> journal:<job> journal:<job>#<attempt> stale
 -- ARGV   token owner reason ('': trained on; stale: to be replaced) filling (1: a filter skips) groups (none: all of the hold)
--- reply  ok | lost group | fenced
-check_indexes()
+-- reply  ok | lost [group] | fenced
 local token, owner, why, filling, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', {}, {}, {}
-local meta, used = typed('run', 'hash'), 0
-local hold, stale = typed('hold:' .. token, 'set'), typed('stale', 'set')
+local meta, used = prefix .. 'run', 0
+local hold, stale = prefix .. 'hold:' .. token, prefix .. 'stale'
 for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
 if taken_over(token, owner) then return { 'fenced' } end
-local consumer, step, whole = consumer_of(token), step_of(token), #names == 0
-if whole then names = redis.call('SMEMBERS', hold) end
+local consumer, step, is_whole = consumer_of(token), step_of(token), #names == 0
+if is_whole then names = redis_call('SMEMBERS', hold) end
 if #names == 0 then
-  local again = consumer and redis.call('HGET', consumer, 'whole') == tostring(step)
-  return again and { 'ok' } or { 'lost', '' }
+  local again = consumer and redis_call('HGET', consumer, 'whole') == tostring(step)
+  return { again and 'ok' or 'lost' }
 end
 for _, name in ipairs(names) do
-  if redis.call('EXISTS', prefix .. 'group:' .. name) == 0 then
+  if redis_call('EXISTS', prefix .. 'group:' .. name) == 0 then
     local record = acked_record(name)
-    if not record or record.token ~= token then return { 'lost', name } end
+    if not record or record.token ~= token then return { 'lost', 'group', name } end
   else
     local group = read_group(name)
     local mine = group.state == 'held' and group.token == token
-    if not mine and group.state ~= 'ready' then return { 'lost', name } end
+    if not mine and group.state ~= 'ready' then return { 'lost', 'group', name } end
     if not now_over[name] then groups[#groups + 1] = group end
     now_over[name] = true
   end
@@ -33,29 +32,29 @@ end
 
 allow_without_memory()
 for _, group in ipairs(groups) do
-  redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
-  redis.call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
-  redis.call('SREM', hold, group.name)
+  redis_call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
+  redis_call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
+  redis_call('SREM', hold, group.name)
   shrink(group, token)
-  if why == 'stale' then redis.call('SADD', stale, group.name) end
+  if why == 'stale' then redis_call('SADD', stale, group.name) end
   if group.purpose == 'train' and not filling then used = used + 1 end
   count(why == '' and 'groups_acked' or 'groups_skipped')
   count(why == '' and 'delivered' or 'skipped', group.done)
   if why ~= '' then count('skipped:' .. why) end
 end
-if consumer and why == '' and step >= stored_number(redis.call('HGET', consumer, 'acked')) then
-  redis.call('HSET', consumer, 'acked', step)
+if consumer and why == '' and step >= number(redis_call('HGET', consumer, 'acked'), consumer) then
+  redis_call('HSET', consumer, 'acked', step)
 end
-if consumer and filling then redis.call('HSET', consumer, 'filling', step) end
-if consumer and whole then redis.call('HSET', consumer, 'whole', step) end
+if consumer and filling then redis_call('HSET', consumer, 'filling', step) end
+if consumer and is_whole then redis_call('HSET', consumer, 'whole', step) end
 if #groups > 0 then
-  if redis.call('EXISTS', hold) == 0 then end_hold(groups[1].purpose, token) end
+  if redis_call('EXISTS', hold) == 0 then end_hold(groups[1].purpose, token) end
   wake_consumers(groups[1].purpose)
   wake_producers()
 end
-if used > 0 and redis.call('HEXISTS', meta, 'batch') == 1 then
-  redis.pcall('HINCRBY', meta, 'trained', used)
+if used > 0 and redis_call('HEXISTS', meta, 'batch') == 1 then
+  redis_call('HINCRBY', meta, 'trained', used)
   -- The trainer may go on without the skipped group, or ask for another (take.lua).
-  if why ~= '' then redis.pcall('HINCRBY', meta, 'lent', used) end
+  if why ~= '' then redis_call('HINCRBY', meta, 'lent', used) end
 end
 return { 'ok' }

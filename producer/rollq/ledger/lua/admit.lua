@@ -1,16 +1,16 @@
 -- Pin how many groups may run ahead of the trainer. The run's first caller decides.
 -- reads and writes  run held:train
 -- ARGV   batch (groups of a training step) staleness (steps) running (most open groups; 0: no limit)
--- reply  ok | other batch staleness running (those of the run)
-local meta = typed('run', 'hash')
-local theirs = redis.call('HMGET', meta, 'batch', 'staleness', 'running', 'step')
-typed('held:train', 'zset')
+-- reply  ok | other batch staleness running (of the run)
+local meta = prefix .. 'run'
+local theirs = redis_call('HMGET', meta, 'batch', 'staleness', 'running', 'step')
 if not theirs[1] then
-  redis.call('HSET', meta, 'batch', ARGV[2], 'staleness', ARGV[3], 'running', ARGV[4])
-  set_trained(0, stored_number(theirs[4]), tonumber(ARGV[2]))
+  redis_call('HSET', meta, 'batch', ARGV[2], 'staleness', ARGV[3], 'running', ARGV[4])
+  set_trained(0, number(theirs[4], meta), tonumber(ARGV[2]))
   return { 'ok' }
 end
-for i = 1, 3 do
-  if theirs[i] ~= ARGV[i + 1] then return { 'other', theirs[1], theirs[2] or '', theirs[3] or '' } end
+local batch, staleness, running = number(theirs[1], meta), number(theirs[2], meta), number(theirs[3], meta)
+if batch ~= tonumber(ARGV[2]) or staleness ~= tonumber(ARGV[3]) or running ~= tonumber(ARGV[4]) then
+  return { 'other', 'batch', batch, 'staleness', staleness, 'running', running }
 end
 return { 'ok' }

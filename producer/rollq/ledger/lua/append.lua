@@ -2,13 +2,13 @@
 -- entries.
 -- reads and writes  run leased count job:<job> journal:<job> prompts:<group>
 -- ARGV   id lease index, then the entries (journal.lua)
--- reply  ok | fenced | conflict length
+-- reply  ok | fenced | conflict length (of the journal)
 local id, lease, index, job = ARGV[2], ARGV[3], tonumber(ARGV[4]), KEYS[1] .. 'job:' .. ARGV[2]
 local leased, journal, held = KEYS[1] .. 'leased', KEYS[1] .. 'journal:' .. id, id .. '#' .. lease
 local till = redis.pcall('ZSCORE', leased, held)
 local got = redis.pcall('HMGET', job, 'state', 'deadline', 'reach', 'kept', 'turned')
 local length, clock = redis.pcall('LLEN', journal), redis.call('TIME')
-local time, number = tonumber(clock[1]) + tonumber(clock[2]) / 1000000, #ARGV - 7
+local time, entry_count = tonumber(clock[1]) + tonumber(clock[2]) / 1000000, #ARGV - 7
 local prompts = ARGV[6] ~= '' and KEYS[1] .. 'prompts:' .. (string.match(id, '^[^/]+/([^/]+)/%d+$') or '')
 local known = prompts and redis.pcall('HEXISTS', prompts, ARGV[6]) -- a table for a key of another type
 local ends_at = math.min(time + constants.lease_s, tonumber(got[2]) or time)
@@ -18,26 +18,26 @@ local renewed = type(till) == 'string' and tonumber(till) >= time + constants.le
 -- functions. test_append.py compares it with what follows.
 local reach, turned, kept = tonumber(got[3] or '0'), string.match(got[5] or '0', '^%d%d?%d?%d?$'), tonumber(got[4])
 if type(till) == 'string' and got[1] == 'leased' and length == index and string.match(ARGV[5], '^0*1$')
-  and type(known) ~= 'table' and number < 100 and reach and reach < length + number and turned and kept
+  and type(known) ~= 'table' and entry_count < 100 and reach and reach < length + entry_count and turned and kept
   and (kept < 2 or kept < length) then
   -- As allow_without_memory() does.
   redis.call('DEL', KEYS[1] .. 'nothing')
   if known == 0 then redis.call('HSET', prompts, ARGV[6], ARGV[7]) end
   redis.call('RPUSH', journal, unpack(ARGV, 8))
-  redis.call('HSET', job, 'turned', turned + 1, 'reach', length + number, 'fail:worker', '0')
+  redis.call('HSET', job, 'turned', turned + 1, 'reach', length + entry_count, 'fail:worker', '0')
   if not renewed then redis.call('ZADD', leased, 'XX', 'GT', ends_at, held) end
   return { 'ok' }
 end
 
 -- rare: everything else
-if not checked('leased', 'zset', 'ZSCORE', held) then return fenced() end
-got = checked('job:' .. id, 'hash', 'HMGET', 'state', 'deadline', 'reach', 'kept', 'turned')
-if got[1] ~= 'leased' then return fenced() end -- it was ended because it could not be read
+if not redis_call('ZSCORE', leased, held) then return fenced() end
+got = redis_call('HMGET', job, 'state', 'deadline', 'reach', 'kept', 'turned')
+if got[1] ~= 'leased' then return fenced() end
 local entries, unfit = read_entries(5)
-length, unfit = conflict(id, journal, index, entries)
-if unfit then return { 'conflict', length } end
+length, unfit = conflict(journal, index, entries)
+if unfit then return { 'conflict', 'length', length } end
 allow_without_memory()
 local changes = push(id, journal, index, length, entries, got[3], got[4], got[5])
-if #changes > 0 then redis.call('HSET', job, unpack(changes)) end
-if not renewed then redis.call('ZADD', leased, 'XX', 'GT', ends_at, held) end
+if #changes > 0 then redis_call('HSET', job, unpack(changes)) end
+if not renewed then redis_call('ZADD', leased, 'XX', 'GT', ends_at, held) end
 return { 'ok' }

@@ -4,84 +4,64 @@
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
 -- ARGV   id token worker tokenizer_hash template_hash
--- reply  claimed attempt seq set_aside body journal_length oldest (step whose weights may sample for the run's bound;
---        '': any) | early not_before | tokenizer theirs template theirs |
+-- reply  claimed attempt seq set_aside body entries (of the journal) oldest (step whose weights may sample for the run's
+--        bound; '': any) | early not_before | tokenizer tokenizer template (the hashes of the run) |
 --        leased | done | dead | surplus | unknown
---        (a job that cannot be read, or whose group cannot, is dead from now on)
 local id, token, worker = ARGV[2], ARGV[3], ARGV[4]
-local job, journal, time = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
-local hashes = checked('run', 'hash', 'HMGET', 'tokenizer_hash', 'template_hash', 'step', 'batch')
-local due = checked('queued', 'zset', 'ZSCORE', id)
-typed('leased', 'zset')
-local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
-  'set_aside', 'aside')
-if not due and not got.err and not got[1] and redis.call('EXISTS', job) == 0 then
+local job, journal, queued, time = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, prefix .. 'queued', now()
+local pinned = redis_call('HMGET', prefix .. 'run', 'tokenizer_hash', 'template_hash', 'step', 'batch')
+local state, attempt, holder, body, deadline_s, not_before, restart, was_set_aside, aside = unpack(redis_call('HMGET', job,
+  'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart', 'set_aside', 'aside'))
+if not state then
   -- rare: its group is acknowledged, or there is no such job
   local group, sample = parse(id)
   return { group and acked_state(group, sample) or 'unknown' }
 end
+if ENDED[state] or (state == 'leased' and holder ~= token) then return { state } end
+if state ~= 'queued' and state ~= 'leased' then damaged(job, 'has no readable state') end
+local group, body_of_group = group_of(id, 'body')
+attempt, deadline_s, not_before = number(attempt, job), number(deadline_s, job), backoff_end(not_before, time)
+local length = redis_call('LLEN', journal)
 
--- The group was let in at the published step or before, so tokens of that step keep the bound (admission.lua).
-local function oldest_step(group)
-  local step = hashes[4] and group.purpose == 'train' and whole(hashes[3], 0, MOST)
-  return step and tostring(step) or ''
-end
-
-local function read_job()
-  if got.err then typed('job:' .. id, 'hash') end
-  if ENDED[got[1]] then return nil end
-  got[2], got[5] = whole(got[2], 0, MOST), stored_number(got[5])
-  if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
-    damaged(job, 'has no readable state, attempt or deadline_s')
-  end
-  return open_group(id, 'body')
+local function claimed(set_aside)
+  -- The group was let in at the published step or before, so tokens of that step keep the bound (admission.lua).
+  local is_bound = pinned[4] and group.purpose == 'train' and pinned[3]
+  local oldest = is_bound and number(pinned[3], prefix .. 'run') or ''
+  return { 'claimed', 'attempt', attempt, 'seq', group.seq, 'set_aside', set_aside, 'body', body or body_of_group or '',
+    'entries', length, 'oldest', oldest }
 end
 
-local well, group, of_group = pcall(read_job)
-if not well then
-  -- rare: it cannot be read
-  check_indexes()
-  end_unreadable(id, reason(group), time)
-  return { 'dead' }
-end
-local state, attempt, not_before = got[1], got[2], backoff_end(got[6], time)
-if state ~= 'queued' and (state ~= 'leased' or got[3] ~= token) then return { state } end
-local body, length = got[4] or of_group or '', redis.pcall('LLEN', journal)
-local is_list = type(length) == 'number'
-if not is_list then length = 0 end
-if state == 'leased' then
-  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length, oldest_step(group) }
-end
+if state == 'leased' then return claimed(was_set_aside == '1' and 1 or 0) end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is sent again at once.
-if hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6]) then
-  redis.call('ZADD', prefix .. 'queued', 'XX', not_before > time and not_before or at_once(group.seq), id)
-  return { 'tokenizer', hashes[1], hashes[2] }
+if pinned[1] and (pinned[1] ~= ARGV[5] or pinned[2] ~= ARGV[6]) then
+  redis_call('ZADD', queued, 'XX', not_before > time and not_before or at_once(group.seq), id)
+  return { 'tokenizer', 'tokenizer', pinned[1], 'template', pinned[2] }
 end
 if not_before > time then
   -- This message is spent; the job is sent again when its backoff is over.
-  redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, id)
-  return { 'early', seconds(not_before) }
+  redis_call('ZADD', queued, 'XX', 'LT', not_before, id)
+  return { 'early', 'not_before', seconds(not_before) }
 end
 
-local set_aside, aside = 0, got[9] or ''
-if not hashes[1] then redis.call('HSET', prefix .. 'run', 'tokenizer_hash', ARGV[5], 'template_hash', ARGV[6]) end
-if not is_list or (length > 0 and got[7] == '1') then
-  redis.call('HSET', job, 'set_aside', 1) -- before the journal moves: Redis refuses this one when memory is short
-  redis.call('RENAME', journal, journal .. '#' .. attempt)
-  set_aside, aside, length = 1, aside .. attempt .. ' ', 0
-  redis.call('HDEL', job, 'turned')
+local set_aside = 0
+if not pinned[1] then redis_call('HSET', prefix .. 'run', 'tokenizer_hash', ARGV[5], 'template_hash', ARGV[6]) end
+if length > 0 and restart == '1' then
+  redis_call('HSET', job, 'set_aside', 1) -- before the journal moves: Redis refuses this one when memory is short
+  redis_call('RENAME', journal, journal .. '#' .. attempt)
+  set_aside, aside, length = 1, (aside or '') .. attempt .. ' ', 0
+  redis_call('HDEL', job, 'turned')
 end
 attempt = attempt + 1
-local deadline = time + got[5]
-redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, 'worker', worker, 'claimed', time,
+local deadline = time + deadline_s
+redis_call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, 'worker', worker, 'claimed', time,
   'deadline', deadline, 'kept', length)
-if got[7] or got[8] or set_aside == 1 then
-  redis.call('HSET', job, 'restart', 0, 'set_aside', set_aside, 'aside', aside)
+if restart or was_set_aside or set_aside == 1 then
+  redis_call('HSET', job, 'restart', 0, 'set_aside', set_aside, 'aside', aside or '')
 end
-redis.call('ZREM', prefix .. 'queued', id)
-redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
-local step = hashes[3] or (hashes[4] and '0')
-if step then redis.call('HSETNX', group.key, 'started', step) end
+redis_call('ZREM', queued, id)
+redis_call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
+local step = pinned[3] or (pinned[4] and '0')
+if step then redis_call('HSETNX', group.key, 'started', step) end
 count('claims')
-return { 'claimed', attempt, tostring(group.seq), set_aside, body, length, oldest_step(group) }
+return claimed(set_aside)

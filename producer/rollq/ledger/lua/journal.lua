@@ -10,14 +10,12 @@ local function read_entries(first)
     count = #ARGV - first - 2 }
 end
 
--- The journal's length; also whether the entries, the first at `index`, do not fit behind what is there. Checks all keys
--- that push() writes.
-local function conflict(id, journal, index, entries)
-  if entries.digest ~= '' then typed('prompts:' .. parse(id), 'hash') end
-  local length = checked('journal:' .. id, 'list', 'LLEN')
+-- The journal's length; also whether the entries, the first at `index`, do not fit behind what is there.
+local function conflict(journal, index, entries)
+  local length = redis_call('LLEN', journal)
   if index > length then return length, true end
   for i = index, math.min(length, index + entries.count) - 1 do
-    if redis.call('LINDEX', journal, i) ~= ARGV[entries.first + i - index] then return length, true end
+    if redis_call('LINDEX', journal, i) ~= ARGV[entries.first + i - index] then return length, true end
   end
   return length, false
 end
@@ -29,22 +27,22 @@ local function push(id, journal, index, length, entries, reach, kept, turned)
   local from, turns, farthest, changes = math.max(length - index, 0), 0, 0, {}
   if from >= entries.count then return changes end
   if entries.digest ~= '' then
-    redis.call('HSETNX', prefix .. 'prompts:' .. parse(id), entries.digest, entries.content)
+    redis_call('HSETNX', prefix .. 'prompts:' .. parse(id), entries.digest, entries.content)
   end
   for first = entries.first + from, #ARGV, AT_ONCE do
-    redis.call('RPUSH', journal, unpack(ARGV, first, math.min(first + AT_ONCE - 1, #ARGV)))
+    redis_call('RPUSH', journal, unpack(ARGV, first, math.min(first + AT_ONCE - 1, #ARGV)))
   end
   for i = from + 1, entries.count do
     if string.byte(entries.turns, i) == TURN then turns, farthest = turns + 1, index + i end
   end
-  turned = whole(turned, 0, MOST) or 0
+  turned = number(turned, prefix .. 'job:' .. id)
   if turns > 0 then changes = { 'turned', turned + turns } end
-  if farthest > stored_number(reach) then
+  if farthest > number(reach, prefix .. 'job:' .. id) then
     -- One turn farther than all attempts before: a job that makes progress is not what kills workers.
     changes = { 'turned', turned + turns, 'reach', farthest, 'fail:worker', 0 }
   end
-  kept = whole(kept, 2, MOST)
-  if kept and length <= kept and kept < index + entries.count then
+  kept = number(kept, prefix .. 'job:' .. id)
+  if kept >= 2 and length <= kept and kept < index + entries.count then
     count('resumed')
     count('turns_saved', turned)
   end

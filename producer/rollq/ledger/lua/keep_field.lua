@@ -3,7 +3,7 @@
 -- reads and writes  solved evaluation
 -- ARGV   hash field value
 -- reply  ok
-local key = typed(ARGV[2], 'hash')
+local key = prefix .. ARGV[2]
 allow_without_memory()
-redis.call('HSET', key, ARGV[3], ARGV[4])
+redis_call('HSET', key, ARGV[3], ARGV[4])
 return { 'ok' }

@@ -4,39 +4,38 @@
 --                   consumer:<purpose>:<name>
 -- ARGV   purpose name text hold_s step (the last one that the trainer's checkpoint holds; -1: not told)
 -- reply  ok owner next (step) known (the next step as far as the ledger knew) filling (step of a batch that a filter
---        left incomplete; -1: none), then the steps that are held
+--        left incomplete; -1: none) steps (those that are held)
 --        | acked step (one after the checkpoint's is acknowledged; nothing has changed)
-check_indexes()
 local purpose, name, text, hold_s, step = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local key, holds = typed('consumer:' .. purpose .. ':' .. name, 'hash'), typed('holds:' .. purpose, 'zset')
-typed('waiting:' .. purpose, 'hash')
+local key, holds = prefix .. 'consumer:' .. purpose .. ':' .. name, prefix .. 'holds:' .. purpose
 local session, time, tokens = '@' .. purpose .. ':' .. name, now(), {}
 local owner, opened, next_step, acked, filling =
-  unpack(redis.call('HMGET', key, 'owner', 'opened', 'next', 'acked', 'filling'))
-acked, next_step = tonumber(acked or '-1'), stored_number(next_step)
-if step >= 0 and step < acked then return { 'acked', acked } end
-for _, token in ipairs(redis.call('ZRANGE', holds, 0, -1)) do
+  unpack(redis_call('HMGET', key, 'owner', 'opened', 'next', 'acked', 'filling'))
+acked, next_step = number(acked or '-1', key), number(next_step, key)
+if step >= 0 and step < acked then return { 'acked', 'step', acked } end
+for _, token in ipairs(redis_call('ZRANGE', holds, 0, -1)) do
   if session_of(token) == session then tokens[#tokens + 1] = token end
 end
 table.sort(tokens, function(a, b) return step_of(a) < step_of(b) end)
 
 allow_without_memory()
 if string.match(owner or '', '#(.*)$') ~= text then
-  opened = stored_number(opened) + 1
+  opened = number(opened, key) + 1
   owner = opened .. '#' .. text
-  redis.call('HSET', key, 'owner', owner, 'opened', opened, 'next', math.max(next_step, step + 1))
-  redis.call('HDEL', prefix .. 'waiting:' .. purpose, session)
+  redis_call('HSET', key, 'owner', owner, 'opened', opened, 'next', math.max(next_step, step + 1))
+  redis_call('HDEL', prefix .. 'waiting:' .. purpose, session)
   local wake = prefix .. 'wake:' .. session
-  redis.call('DEL', wake)
-  redis.call('LPUSH', wake, 1)
-  redis.call('EXPIRE', wake, constants.wake_s)
+  redis_call('DEL', wake)
+  redis_call('LPUSH', wake, 1)
+  redis_call('EXPIRE', wake, constants.wake_s)
   for _, token in ipairs(tokens) do
-    if step_of(token) > step then count('redelivered', redis.call('SCARD', prefix .. 'hold:' .. token)) end
+    if step_of(token) > step then count('redelivered', redis_call('SCARD', prefix .. 'hold:' .. token)) end
   end
 end
-local reply = { 'ok', owner, math.max(next_step, step + 1), next_step, tonumber(filling or '-1') }
+local steps = {}
 for _, token in ipairs(tokens) do
-  renew_hold(purpose, token, redis.call('SMEMBERS', prefix .. 'hold:' .. token), time, hold_s)
-  reply[#reply + 1] = step_of(token)
+  renew_hold(purpose, token, redis_call('SMEMBERS', prefix .. 'hold:' .. token), time, hold_s)
+  steps[#steps + 1] = step_of(token)
 end
-return reply
+return { 'ok', 'owner', owner, 'next', math.max(next_step, step + 1), 'known', next_step,
+  'filling', number(filling or '-1', key), 'steps', steps }

@@ -3,36 +3,38 @@
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job>
 -- ARGV   token owner id reason
 -- reply  ok | lost | fenced
-check_indexes()
 local token, owner, id, why = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local mine, sample = parse(id)
 if taken_over(token, owner) then return { 'fenced' } end
-local time, held = now(), false
-local groups = held_groups(token, time)
+local groups, held = held_groups(token), false
 for _, group in ipairs(groups) do held = held or group.name == mine end
 if not held or field('job:' .. id, 'state') == 'dead' then
   return { field('job:' .. id, 'condemned') == token and 'ok' or 'lost' }
 end
 
-local added = redis.call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
+local added = redis_call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
 allow_without_memory()
-end_as_dead(id, why, time)
-redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
+local job = prefix .. 'job:' .. id
+local failures = number(redis_call('HGET', job, 'fail:job'), job) + 1
+redis_call('HSET', job, 'state', 'dead', 'ended_by', 'reject', 'class', 'job', 'reason', why, 'fail:job', failures,
+  'condemned', token)
+redis_call('ZADD', prefix .. 'dead', now(), id)
 for _, group in ipairs(groups) do
-  redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
-  redis.call('HSET', group.key, 'handed', math.max(0, group.handed - 1))
+  redis_call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
+  redis_call('HSET', group.key, 'handed', math.max(0, group.handed - 1))
   if group.name == mine then
     group.done = math.max(0, group.done - 1)
-    redis.call('HSET', group.key, 'done', group.done)
-    redis.call('HDEL', group.key, 'tally:' .. sample)
+    redis_call('HSET', group.key, 'done', group.done)
+    redis_call('HDEL', group.key, 'tally:' .. sample)
     settle(group, 'dead')
   else
-    redis.call('HSET', group.key, 'state', 'ready')
-    redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
+    redis_call('HSET', group.key, 'state', 'ready')
+    redis_call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   end
 end
 end_hold(groups[1].purpose, token)
 tally(added or '', -1, '')
 tally(added or '', 1, 'rejected:')
 wake_consumers(groups[1].purpose)
+count('failures:job')
 return { 'ok' }

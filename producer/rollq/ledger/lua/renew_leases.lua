@@ -2,15 +2,15 @@
 -- does not jump and stands still while the engine or Redis is away.
 -- reads and writes  leased
 -- ARGV   for each lease: id lease left_s (until its deadline)
--- reply  the positions (from 0) of the leases that are lost
-local leased, time, lost = typed('leased', 'zset'), now(), {}
+-- reply  ok lost (positions from 0 of the leases that are)
+local leased, time, lost = prefix .. 'leased', now(), {}
 allow_without_memory()
 for i = 2, #ARGV, 3 do
   local member = ARGV[i] .. '#' .. ARGV[i + 1]
-  if redis.call('ZSCORE', leased, member) then
-    redis.call('ZADD', leased, 'XX', 'GT', time + math.min(constants.lease_s, tonumber(ARGV[i + 2])), member)
+  if redis_call('ZSCORE', leased, member) then
+    redis_call('ZADD', leased, 'XX', 'GT', time + math.min(constants.lease_s, tonumber(ARGV[i + 2])), member)
   else
     lost[#lost + 1] = (i - 2) / 3
   end
 end
-return lost
+return { 'ok', 'lost', lost }

@@ -4,13 +4,14 @@
 -- ARGV   id after_s (0: at once)
 -- reply  ok
 local id, after_s, time = ARGV[2], tonumber(ARGV[3]), now()
-local queued, job = typed('queued', 'zset'), typed('job:' .. id, 'hash')
-local not_before = backoff_end(redis.call('HGET', job, 'not_before'), time)
+local queued, job = prefix .. 'queued', prefix .. 'job:' .. id
+local not_before = backoff_end(redis_call('HGET', job, 'not_before'), time)
 if after_s > 0 then
   not_before = math.max(not_before, time + after_s)
 elseif not_before <= time then
-  not_before = at_once(whole(field('group:' .. parse(id), 'seq'), 0, MOST) or 0)
+  local group = prefix .. 'group:' .. parse(id)
+  not_before = at_once(number(redis_call('HGET', group, 'seq'), group))
 end
 allow_without_memory()
-redis.call('ZADD', queued, 'XX', not_before, id)
+redis_call('ZADD', queued, 'XX', not_before, id)
 return { 'ok' }

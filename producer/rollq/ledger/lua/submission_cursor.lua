@@ -2,11 +2,11 @@
 -- token.
 -- reads and writes  sources count
 -- ARGV   source token
--- reply  groups jobs mark (of the last of those groups)
-local sources, source, token = typed('sources', 'hash'), ARGV[2], ARGV[3]
+-- reply  ok groups jobs mark (of the last of those groups)
+local sources, source, token = prefix .. 'sources', ARGV[2], ARGV[3]
 local groups, jobs, mark = read_cursor(source)
-if groups > 0 and redis.call('HGET', sources, source .. '#') ~= token then
-  redis.call('HSET', sources, source .. '#', token)
+if groups > 0 and redis_call('HGET', sources, source .. '#') ~= token then
+  redis_call('HSET', sources, source .. '#', token)
   count('resubmitted', jobs)
 end
-return { groups, jobs, mark }
+return { 'ok', 'groups', groups, 'jobs', jobs, 'mark', mark }

@@ -8,80 +8,78 @@
 --        ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
 --        other name theirs ours (of template_kwargs and adapter, which the run's first group pins)
-check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
-local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
+local meta, sources, key = prefix .. 'run', prefix .. 'sources', prefix .. 'group:' .. name
 local first, spare, send_in_s, ahead = 16, tonumber(ARGV[12]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
-local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
+local known, submitted, resubmitted = unpack(redis_call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
 local was, was_jobs, mark = read_cursor(source)
-local is = stored_number(string.match(ARGV[9], '^%d+'))
+local is = tonumber(string.match(ARGV[9], '^%d+'))
 
 local function move_cursor()
-  if source ~= '' and is > was then redis.call('HSET', sources, source, ARGV[9]) end
+  if source ~= '' and is > was then redis_call('HSET', sources, source, ARGV[9]) end
 end
 
 for i = first, #ARGV, 4 do
-  local digest = checked('job:' .. ARGV[i], 'hash', 'HGET', 'digest')
+  local digest = redis_call('HGET', prefix .. 'job:' .. ARGV[i], 'digest')
   local _, sample = parse(ARGV[i])
   if acked then
     digest = sample < acked.members and string.sub(acked.digests, sample * 8 + 1, sample * 8 + 8)
-    if digest ~= string.sub(ARGV[i + 1], 1, 8) then return { 'conflict', ARGV[i] } end
+    if digest ~= string.sub(ARGV[i + 1], 1, 8) then return { 'conflict', 'id', ARGV[i] } end
   else
-    if digest and digest ~= ARGV[i + 1] then return { 'conflict', ARGV[i] } end
+    if digest and digest ~= ARGV[i + 1] then return { 'conflict', 'id', ARGV[i] } end
     -- A group without its job, or a job without its group. A job never starts again with the numbers of old attempts.
-    if not known ~= not digest then return { 'conflict', ARGV[i] } end
+    if not known ~= not digest then return { 'conflict', 'id', ARGV[i] } end
   end
 end
 if submitted == token then return { 'new' } end
-if source ~= '' and is > was + 1 then return { 'gap', was, was_jobs, mark } end
+if source ~= '' and is > was + 1 then return { 'gap', 'groups', was, 'jobs', was_jobs, 'mark', mark } end
 if known or acked then
   if known and resubmitted ~= token then
-    redis.call('HSET', key, 'resubmitted', token)
+    redis_call('HSET', key, 'resubmitted', token)
   end
   if acked or resubmitted ~= token then count('resubmitted', jobs) end
   move_cursor()
   return { acked and 'acked' or 'known' }
 end
 if jobs ~= size + spare then return { 'incomplete' } end
-if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
-local groups = redis.call('HGET', meta, 'seq')
+if redis_call('HGET', meta, 'sealed') then return { 'sealed' } end
+local groups = redis_call('HGET', meta, 'seq')
 local pins = { { 'template_kwargs', '{}', ARGV[14] }, { 'adapter', '', ARGV[15] } } -- name, default, this group's
 for _, pin in ipairs(pins) do
-  local theirs = redis.call('HGET', meta, pin[1]) or (groups and pin[2]) or pin[3]
-  if theirs ~= pin[3] then return { 'other', pin[1], theirs, pin[3] } end
+  local theirs = redis_call('HGET', meta, pin[1]) or (groups and pin[2]) or pin[3]
+  if theirs ~= pin[3] then return { 'other', 'name', pin[1], 'theirs', theirs, 'ours', pin[3] } end
 end
-if not whole(groups or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
 local unacknowledged = 0
 for _, place in ipairs({ 'open:', 'ready:', 'held:' }) do
-  unacknowledged = unacknowledged + redis.call('ZCARD', prefix .. place .. purpose)
+  unacknowledged = unacknowledged + redis_call('ZCARD', prefix .. place .. purpose)
 end
 if ahead > 0 and unacknowledged >= ahead then
-  redis.call('HSET', meta, 'full:' .. purpose, seconds(now()) .. ' ' .. ahead)
+  redis_call('HSET', meta, 'full:' .. purpose, seconds(now()) .. ' ' .. ahead)
   return { 'full' }
 end
 local bound = purpose == 'train' and read_admission()
 if bound and capacity(bound) <= 0 then
-  redis.call('HSET', meta, 'full:train', seconds(now()) .. ' 0')
+  redis_call('HSET', meta, 'full:train', seconds(now()) .. ' 0')
   return { 'full' }
 end
 
-local stale = typed('stale', 'set')
-local seq = redis.call('HINCRBY', meta, 'seq', 1) -- the first write, so that it is refused without memory
-redis.call('SREM', stale, name) -- that of a group which was forgotten
+local stale = prefix .. 'stale'
+local seq = redis_call('HINCRBY', meta, 'seq', 1) -- the first write, so that it is refused without memory
+redis_call('SREM', stale, name) -- that of a group which was forgotten
 local send_at = send_in_s > 0 and now() + send_in_s or 0
 for _, pin in ipairs(pins) do
-  if pin[3] ~= pin[2] then redis.call('HSET', meta, pin[1], pin[3]) end
+  if pin[3] ~= pin[2] then redis_call('HSET', meta, pin[1], pin[3]) end
 end
-redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
+redis_call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
   'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'body', ARGV[13], 'at', seconds(now()))
-redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
+redis_call('ZADD', prefix .. 'open:' .. purpose, seq, name)
 for i = first, #ARGV, 4 do
   local job = prefix .. 'job:' .. ARGV[i]
-  redis.call('HSET', job, 'state', 'queued', 'attempt', 0, 'digest', ARGV[i + 1], 'deadline_s', ARGV[i + 2])
-  if ARGV[i + 3] ~= '' then redis.call('HSET', job, 'body', ARGV[i + 3]) end
-  redis.call('ZADD', prefix .. 'queued', send_at, ARGV[i])
+  redis_call('HSET', job, 'state', 'queued', 'attempt', 0, 'digest', ARGV[i + 1], 'deadline_s', ARGV[i + 2])
+  if ARGV[i + 3] ~= '' then redis_call('HSET', job, 'body', ARGV[i + 3]) end
+  redis_call('ZADD', prefix .. 'queued', send_at, ARGV[i])
 end
 move_cursor()
 count('submitted', jobs)

@@ -21,9 +21,7 @@ def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> 
     """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. A
     run that was dropped stays so. Raises LedgerError.
     """
-    scripts.call(
-        "report_time", [worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)]
-    )
+    scripts.call("report_time", worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS))
 
 
 def seconds_spent(told: Iterable[bytes]) -> dict[str, float]:

@@ -169,7 +169,7 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
         )
 
     before = commands()
-    ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
+    ledger.scripts.call("take", 1, "t/0", 60, "train", "", 0, 0, 0, 0, 1)
     look = (commands() - before).total()
     waiting = Waiting(client, 1)
     first = commands()

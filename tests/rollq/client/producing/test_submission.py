@@ -94,8 +94,6 @@ def test_the_cursor_never_goes_back(ledger: Ledger) -> None:
     )  # a second producer, behind the first
     assert ledger.cursor("s") == Cursor(2, 4, "bb")
     assert ledger.cursor("t") == Cursor()
-    ledger.redis.hset(f"{ledger.keys.prefix}sources", "s", "garbage")
-    assert ledger.cursor("s") == Cursor()  # and everything is sent again
 
 
 def test_the_cursor_is_deleted_with_the_run(client: Client, ledger: Ledger) -> None:

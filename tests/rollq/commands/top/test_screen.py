@@ -79,8 +79,7 @@ def test_once_prints_everything_that_is_asked_of_it(
     for part in (
         "1 worker, 1 engine   playing 1 of 4   2.5 turns/s   1,234 sampled tokens/s",
         "reward 1.000   stops done 2   0 dead",
-        "holds it up: run r: 2 queued, 1 being played: 1 waits for "
-        "environment.step(get_order), 1 waits for engine;",
+        "holds it up: nothing",
         "http://a  ready  1         1        0       50%",
         "environment 1, engine 1, 12s at most",
     ):

@@ -34,11 +34,6 @@ FUNCTIONARY31_TURNS = [
 messages = turns_of("functionary_v32")
 FUNCTIONARY32_TURNS = [
     messages("one call", 'f\n{"s": "hi"}', calls=[f(s="hi")]),
-    messages("two calls", 'f\n{"s": "hi"}>>>g\n{}', calls=[f(s="hi"), Action("g", {})]),
-    messages("words", "all\nHello.", content="Hello."),
-    messages(
-        "words and a call", 'all\nWell.\n>>>f\n{"s": "hi"}', calls=[f(s="hi")], content="Well."
-    ),
     messages("words of a prompt", "all\n>>> 1 + 1\n2", content=">>> 1 + 1\n2"),
     messages("with the sign of the header", '>>>f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("a recipient in a string", 'f\n{"s": ">>>g"}', calls=[f(s=">>>g")]),

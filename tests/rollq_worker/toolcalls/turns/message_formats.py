@@ -36,8 +36,6 @@ m3 = turns_of("minimax_m3")
 M3_CALL = m3_block(m3_invoke(m3_tag("s", "hi")))
 M3_TURNS = [
     m3("one call", M3_CALL, calls=[f(s="hi")]),
-    m3("no call", "Hello.", content="Hello."),
-    m3("text before", f"Well.{M3_CALL}", calls=[f(s="hi")], content="Well."),
     m3("two functions", m3_block(m3_invoke(), m3_invoke(name="g")), calls=[f(), Action("g", {})]),
     m3(
         "nested values",

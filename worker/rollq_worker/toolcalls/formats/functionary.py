@@ -17,7 +17,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader
+from rollq_worker.toolcalls.pieces import BrokenCall, Kind, Piece, Reader
 
 _RECIPIENT = re.compile(r"(?:>>>|\A)([\w.-]+)\n")
 _NEXT = re.compile(r">>>[\w.-]+\n")
@@ -47,15 +47,16 @@ def _messages(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[P
 
 def _call(text: str, start: int, head: re.Match[str]) -> Piece:
     """Reads the call to a recipient, JSON first: a recipient inside a string of it is text."""
-    arguments, error, end = read_arguments(text, head.end(), head[1])
-    after = skip(text, end)
-    if not error and after < len(text) and not _NEXT.match(text, after):
-        error = f"There is text behind the arguments of the call of {head[1]!r}."
-    if not error:
-        return Piece(Kind.CALL, start, after, calls=(Action(head[1], arguments),))
-    following = _NEXT.search(text, end)
-    broken_end = following.start() if following else len(text)
-    return Piece(Kind.BROKEN, start, broken_end, errors=(error,))
+    try:
+        arguments, end = read_arguments(text, head.end(), head[1])
+        after = skip(text, end)
+        if after < len(text) and not _NEXT.match(text, after):
+            raise BrokenCall(f"There is text behind the arguments of the call of {head[1]!r}.", end)
+    except BrokenCall as e:
+        following = _NEXT.search(text, e.at)
+        broken_end = following.start() if following else len(text)
+        return Piece(Kind.BROKEN, start, broken_end, errors=(str(e),))
+    return Piece(Kind.CALL, start, after, calls=(Action(head[1], arguments),))
 
 
 FUNCTIONARY32 = Reader(_messages)

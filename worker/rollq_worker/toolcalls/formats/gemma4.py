@@ -12,7 +12,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import CONSTANTS, skip
 from rollq_worker.toolcalls.literals import Cursor, Notation, Unreadable
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
+from rollq_worker.toolcalls.pieces import BrokenCall, block_reader, call_block
 
 _TAGS = ("<|tool_call>", "<tool_call|>")
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
@@ -29,23 +29,23 @@ _NOTATION = Notation(
 )
 
 
-def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    inside = start + len(_TAGS[0])
-    name = _CALL.match(text, inside)
+def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
+    name = _CALL.match(text, at)
     if name is None:
-        return [broken(text, start, inside, _TAGS, f"The tool call has no function name. {_FORM}")]
+        raise BrokenCall(f"The tool call has no function name. {_FORM}", at)
     cursor = Cursor(_NOTATION, text, name.end())
     try:
         arguments = cursor.fields(1)
     except Unreadable as e:
-        return [broken(text, start, inside, _TAGS, str(e))]
+        raise BrokenCall(str(e), at) from None
     end = skip(text, cursor.at)
-    if not text.startswith(_TAGS[1], end):
-        tail = "has text behind its arguments."
-        if end == len(text):
-            tail = "was not closed with its end token."
-        return [broken(text, start, inside, _TAGS, f"The call of {name[1]!r} {tail}")]
-    return [Piece(Kind.CALL, start, end + len(_TAGS[1]), calls=(Action(name[1], arguments),))]
+    if text.startswith(_TAGS[1], end):
+        return [Action(name[1], arguments)], end + len(_TAGS[1])
+    if end == len(text):
+        raise BrokenCall(f"The call of {name[1]!r} was not closed with its end token.", at)
+    raise BrokenCall(f"The call of {name[1]!r} has text behind its arguments.", at)
 
 
-GEMMA4 = block_reader({_TAGS[0]: _block}, think=("<|channel>thought", "<channel|>"))
+GEMMA4 = block_reader(
+    {_TAGS[0]: call_block(_TAGS, _call)}, think=("<|channel>thought", "<channel|>")
+)

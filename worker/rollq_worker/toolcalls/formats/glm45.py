@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import skip
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
+from rollq_worker.toolcalls.pieces import THINK, BrokenCall, Reader, block_reader, call_block, first
 from rollq_worker.toolcalls.schema_types import parameters
 
 
@@ -33,7 +33,8 @@ class KeysAndValues:
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
-        return block_reader({self._tags("tool_call")[0]: self._block}, self.think, self.frames)
+        tags = self._tags("tool_call")
+        return block_reader({tags[0]: call_block(tags, self._call)}, self.think, self.frames)
 
     def _tags(self, name: str) -> tuple[str, str]:
         return f"<{name}{self.mark}>", f"</{name}{self.mark}>"
@@ -44,65 +45,53 @@ class KeysAndValues:
         name = f"the name and {self.behind_name}" if self.behind_name else "the name"
         return f"Write {name}, then {key}{value}, between the tool_call tags."
 
-    def _block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        tags = self._tags("tool_call")
-        call, error, end = self._call(text, start + len(tags[0]), tags[1], tools)
-        if call is None:
-            return [broken(text, start, end, tags, error)]
-        return [Piece(Kind.CALL, start, end, calls=(call,))]
-
-    def _call(
-        self, text: str, at: int, close: str, tools: Sequence[Json]
-    ) -> tuple[Action | None, str, int]:
-        """Reads a call. Returns it, or a sentence about what is wrong, and where reading ended."""
+    def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
         end = text.find("<", at)
         if end < 0:
-            return None, f"The tool call is cut off: it has no end tag. {self._form()}", len(text)
+            problem = f"The tool call is cut off: it has no end tag. {self._form()}"
+            raise BrokenCall(problem, len(text))
         name = text[at:end].strip()
         if not name or any(char.isspace() for char in name):
-            return None, f"The tool call has no function name. {self._form()}", end
+            raise BrokenCall(f"The tool call has no function name. {self._form()}", end)
         if not text.startswith(self.behind_name, end):
-            error = f"The name {name!r} of the tool call has no {self.behind_name} behind it."
-            return None, error, end
-        arguments_start = skip(text, end + len(self.behind_name))
-        arguments, error, at = self._arguments(text, arguments_start, name, tools)
-        if error:
-            return None, error, at
+            problem = f"The name {name!r} of the tool call has no {self.behind_name} behind it."
+            raise BrokenCall(problem, end)
+        at = skip(text, end + len(self.behind_name))
+        arguments, at = self._arguments(text, at, name, tools)
+        close = self._tags("tool_call")[1]
         if text.startswith(close, at):
-            return Action(name, arguments), "", at + len(close)
+            return [Action(name, arguments)], at + len(close)
         if at == len(text):
-            return None, "The tool call was not closed with its end tag.", at
-        return None, f"The call of {name!r} holds more than arguments. {self._form()}", at
+            raise BrokenCall("The tool call was not closed with its end tag.", at)
+        raise BrokenCall(f"The call of {name!r} holds more than arguments. {self._form()}", at)
 
     def _arguments(
         self, text: str, at: int, name: str, tools: Sequence[Json]
-    ) -> tuple[dict[str, Json], str, int]:
-        """Reads the arguments at `at` of a call of `name`.
-
-        Returns them, a sentence about what is wrong or "", and where they end.
-        """
+    ) -> tuple[dict[str, Json], int]:
+        """Reads the arguments of a call of `name`. Returns them and their end."""
         schema = parameters(tools, name)
         arguments: dict[str, Json] = {}
         key_tags = self._tags("arg_key")
         value_tags = self._tags("arg_value")
+        openers = (key_tags[0], value_tags[0])
         while text.startswith(key_tags[0], at):
             inside = at + len(key_tags[0])
-            key, at = _inside(text, at, key_tags, (key_tags[0], value_tags[0]))
+            key, at = _inside(text, at, key_tags, openers)
             has_value = text.startswith(value_tags[0], at)
             if key is None or not key.strip() or not has_value:
-                error = f"An argument of the call of {name!r} is not a key and a value."
-                return {}, f"{error} {self._form()}", inside
-            value, end = _inside(text, at, value_tags, (key_tags[0], value_tags[0]))
+                problem = f"An argument of the call of {name!r} is not a key and a value."
+                raise BrokenCall(f"{problem} {self._form()}", inside)
+            value, end = _inside(text, at, value_tags, openers)
             if value is None:
-                error = f"The argument {key!r} of the call of {name!r} was not closed"
-                return {}, f"{error} with {value_tags[1]}.", inside
+                problem = f"The argument {key!r} of the call of {name!r} was not closed"
+                raise BrokenCall(f"{problem} with {value_tags[1]}.", inside)
             if key in arguments:
-                return {}, f"The tool call names the argument {key!r} twice.", end
-            arguments[key], error = schema.read(key, value)
-            if error:
-                return {}, f"The argument {key!r} of the call of {name!r} {error}", end
+                raise BrokenCall(f"The tool call names the argument {key!r} twice.", end)
+            arguments[key], problem = schema.read(key, value)
+            if problem:
+                raise BrokenCall(f"The argument {key!r} of the call of {name!r} {problem}", end)
             at = end
-        return arguments, "", at
+        return arguments, at
 
 
 def _inside(

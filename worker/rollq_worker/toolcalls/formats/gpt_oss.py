@@ -18,7 +18,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
+from rollq_worker.toolcalls.pieces import BrokenCall, Kind, Piece, Reader, first
 from rollq_worker.toolcalls.schema_types import is_tool
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
@@ -98,19 +98,22 @@ def _header_error(header: str) -> str:
 
 def _tool_name(to: str, tools: Sequence[Json]) -> str:
     """The tool that a recipient names; "" for none."""
-    return to.removeprefix(_FUNCTIONS) if to.startswith(_FUNCTIONS) or is_tool(tools, to) else ""
+    if to.startswith(_FUNCTIONS) or is_tool(tools, to):
+        return to.removeprefix(_FUNCTIONS)
+    return ""
 
 
 def _call(text: str, start: int, body: int, end: int, name: str, to: str) -> Piece:
     if not name:
         error = f"There is no recipient {to[:80]!r}; tools are called as functions.name."
         return Piece(Kind.BROKEN, start, end, errors=(error,))
-    written = text[body:end]
-    arguments, error, done = read_arguments(written, 0, name)
-    if not error and skip(written, done) < len(written):
-        error = f"There is text behind the arguments of the call of {name!r}."
-    if error:
-        return Piece(Kind.BROKEN, start, end, errors=(error,))
+    message = text[body:end]
+    try:
+        arguments, at = read_arguments(message, 0, name)
+        if skip(message, at) < len(message):
+            raise BrokenCall(f"There is text behind the arguments of the call of {name!r}.", at)
+    except BrokenCall as e:
+        return Piece(Kind.BROKEN, start, end, errors=(str(e),))
     return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),))
 
 

@@ -20,8 +20,17 @@ from dataclasses import dataclass
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.call_object import call_id, call_of
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed
+from rollq_worker.toolcalls.call_object import NotACall, call_id, call_of
+from rollq_worker.toolcalls.pieces import (
+    THINK,
+    BrokenCall,
+    Kind,
+    Piece,
+    Reader,
+    block_reader,
+    broken,
+    unclosed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +39,8 @@ class JsonLists:
 
     tags: tuple[str, str]
     """The end tag is "" in formats without one."""
-    call: Callable[[Json, str], Action | str]
-    """Reads a call from an item and `form`. Returns a sentence if it is none."""
+    call: Callable[[Json, str], Action]
+    """Reads a call from an item and `form`. Raises NotACall."""
     form: str
     """The right way to write calls, told to the policy."""
     stops: bool = False
@@ -51,62 +60,64 @@ class JsonLists:
         """Reads the block that opens at `start`, JSON first: an end tag inside a string of it is
         text.
         """
-        items, error, end = self._items(text, start + len(self.tags[0]))
-        if error:
-            return [broken(text, start, end, self.tags, error)]
-        calls: tuple[Action, ...] = ()
+        try:
+            items, end = self._items(text, start + len(self.tags[0]))
+        except BrokenCall as e:
+            return [broken(text, start, e.at, self.tags, str(e))]
+        calls: list[Action] = []
         errors: list[str] = []
         for item in items:
-            call = self.call(item, self.form)
-            if isinstance(call, str):
-                errors.append(call)
-            else:
-                calls += (call,)
+            try:
+                calls.append(self.call(item, self.form))
+            except NotACall as e:
+                errors.append(str(e))
         if errors:
             return [broken(text, start, end, self.tags, *errors)]
-        if self.tags[1]:
-            after = skip(text, end)
-            if text.startswith(self.tags[1], after):
-                end = after + len(self.tags[1])
-            elif after < len(text):
-                error = f"There is text behind the JSON of the tool calls. {self.form}"
-                return [broken(text, start, end, self.tags, error)]
-            else:
-                end = after
-                calls = calls if self.stops else unclosed(calls)
         ids = tuple(call_id(item, self.id) for item in items) if self.id else ()
-        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
+        close = self.tags[1]
+        if not close:
+            return [Piece(Kind.CALL, start, end, calls=tuple(calls), ids=ids)]
+        after = skip(text, end)
+        if text.startswith(close, after):
+            return [Piece(Kind.CALL, start, after + len(close), calls=tuple(calls), ids=ids)]
+        if after < len(text):
+            error = f"There is text behind the JSON of the tool calls. {self.form}"
+            return [broken(text, start, end, self.tags, error)]
+        marked = tuple(calls) if self.stops else unclosed(calls)
+        return [Piece(Kind.CALL, start, after, calls=marked, ids=ids)]
 
-    def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
-        """Reads the items of the list at `at`.
-
-        Returns them, a sentence about what is wrong or "", and where the JSON ends.
+    def _items(self, text: str, at: int) -> tuple[Sequence[Json], int]:
+        """Reads the items of the list at `at`, and returns them and the end of the JSON. Raises
+        BrokenCall.
         """
         items: list[Json] = []
-        end = at
-        while not items or (self.lines and text.startswith("{", skip(text, end))):
+        while not items or (self.lines and text.startswith("{", skip(text, at))):
             try:
-                value, problem, end = strict_json(text, end)
+                value, problem, at = strict_json(text, at)
             except NotJson as e:
-                return (), f"The tool call is {e} {self.form}", end
+                raise BrokenCall(f"The tool call is {e} {self.form}", at) from None
+            if problem:
+                raise BrokenCall(problem, at)
             items += value if isinstance(value, list) else [value]
-            if problem or not items:
-                return (), problem or f"The list of tool calls is empty. {self.form}", end
-        return items, "", end
+            if not items:
+                raise BrokenCall(f"The list of tool calls is empty. {self.form}", at)
+        return items, at
 
 
-def _cohere(value: Json, form: str) -> Action | str:
+def _cohere(value: Json, form: str) -> Action:
     if not isinstance(value, dict):
         return call_of(value, form)
     if "tool_name" not in value:
-        return f'The tool call has no "tool_name". {form}'
+        raise NotACall(f'The tool call has no "tool_name". {form}')
     return call_of({**value, "name": value["tool_name"]}, form)
 
 
-def _by_name(value: Json, form: str) -> Action | str:
+def _by_name(value: Json, form: str) -> Action:
     """The call that is an object with one key, the tool's name."""
     if not isinstance(value, dict) or len(value) != 1:
-        return f"The tool call is not an object with the tool's name as its only key. {form}"
+        raise NotACall(
+            f"The tool call is not an object with the tool's name as its only key. {form}"
+        )
     [(name, arguments)] = value.items()
     return call_of({"name": name, "arguments": arguments}, form)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.call_object import ARGUMENT_KEYS, call_of
+from rollq_worker.toolcalls.call_object import ARGUMENT_KEYS, NotACall, call_of
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut
 from rollq_worker.toolcalls.schema_types import is_tool
 
@@ -68,9 +68,10 @@ def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Pi
     """
     pieces: list[Piece] = []
     while True:
-        call, end = _call(text, at)
-        if isinstance(call, str):
-            return [*pieces, Piece(Kind.BROKEN, start, len(text), errors=(call,))]
+        try:
+            call, end = _call(text, at)
+        except NotACall as e:
+            return [*pieces, Piece(Kind.BROKEN, start, len(text), errors=(str(e),))]
         more = skip(text, end)
         if more < len(text) and text[more] in ";,":
             more = skip(text, more + 1)
@@ -83,13 +84,15 @@ def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Pi
             return [*pieces, Piece(Kind.TEXT, at, len(text))]
 
 
-def _call(text: str, at: int) -> tuple[Action | str, int]:
-    """Reads the call at `at`. Returns it, or a sentence about what is wrong, and its end."""
+def _call(text: str, at: int) -> tuple[Action, int]:
+    """Reads the call at `at`. Returns it and its end. Raises NotACall."""
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:
-        return f"The tool call is {e} {_FORM}", at
-    return problem or call_of(value, _FORM), end
+        raise NotACall(f"The tool call is {e} {_FORM}") from None
+    if problem:
+        raise NotACall(problem)
+    return call_of(value, _FORM), end
 
 
 LLAMA3 = Reader(_pieces)

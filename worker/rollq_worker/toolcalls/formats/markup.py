@@ -25,11 +25,13 @@ from rollq.job import Json
 from rollq_worker.text.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.pieces import (
     THINK,
-    Kind,
+    BrokenCall,
+    Open,
     Piece,
     Reader,
     block_reader,
     broken,
+    call_block,
     first,
     unclosed,
 )
@@ -67,118 +69,96 @@ class Markup:
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
-        blocks = {tags[0]: partial(self._block, tags) for tags in self.blocks}
-        function = self._without_block if blocks else self._alone
-        return block_reader({**blocks, self.function[0]: function}, self.think, self.frames)
-
-    def _block(
-        self, tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]
-    ) -> Sequence[Piece]:
-        calls, error, end = self._calls(text, start + len(tags[0]), tags[1], tools)
-        if error:
-            return [broken(text, start, end, tags, error)]
-        return [Piece(Kind.CALL, start, end, calls=tuple(calls))]
+        openers: dict[str, Open] = {}
+        for tags in self.blocks:
+            openers[tags[0]] = call_block(tags, partial(self._calls, tags[1]))
+        if self.blocks:
+            openers[self.function[0]] = self._without_block
+        else:
+            openers[self.function[0]] = call_block(self.function, self._one_call)
+        return block_reader(openers, self.think, self.frames)
 
     def _without_block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         begin, end = self.blocks[0]
         error = f"The function call does not stand between {begin} and {end}. {self.form}"
         return [broken(text, start, start + 1, (begin, self.function[1]), error)]
 
-    def _alone(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        call, error, end = self._call(text, start, tools)
-        if call is None:
-            return [broken(text, start, end, self.function, error)]
-        return [Piece(Kind.CALL, start, end, calls=(call,))]
+    def _one_call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
+        call, end = self._call(text, at, tools)
+        return [call], end
 
     def _calls(
-        self, text: str, at: int, close: str, tools: Sequence[Json]
-    ) -> tuple[Sequence[Action], str, int]:
-        """Reads the calls of a block.
-
-        Returns them, a sentence about what is wrong or "", and where reading ended.
-        """
+        self, close: str, text: str, at: int, tools: Sequence[Json]
+    ) -> tuple[Sequence[Action], int]:
+        """Reads the calls of a block that ends with `close`."""
         calls: list[Action] = []
         at = skip(text, at)
         while text.startswith(self.function[0], at):
-            call, error, at = self._call(text, at, tools)
-            if call is None:
-                return [], error, at
+            call, end = self._call(text, at + len(self.function[0]), tools)
             calls.append(call)
-            at = skip(text, at)
+            at = skip(text, end)
         if not calls:
-            return [], f"The tool call holds no function. {self.form}", at
-        if at == len(text) and self.may_end_open:
-            return unclosed(calls), "", at
+            raise BrokenCall(f"The tool call holds no function. {self.form}", at)
         if text.startswith(close, at):
-            return calls, "", at + len(close)
-        if at == len(text):
-            return [], "The tool call was not closed with its end tag.", at
-        return [], f"The tool call holds more than functions. {self.form}", at
+            return calls, at + len(close)
+        if at < len(text):
+            raise BrokenCall(f"The tool call holds more than functions. {self.form}", at)
+        if not self.may_end_open:
+            raise BrokenCall("The tool call was not closed with its end tag.", at)
+        return unclosed(calls), at
 
-    def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
-        """Reads the call of the function at `at`.
-
-        Returns it, or a sentence about what is wrong, and where reading ended.
-        """
-        at += len(self.function[0])
+    def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Action, int]:
+        """Reads the call whose name stands at `at`. Returns it and its end. Raises BrokenCall."""
         name = self.name.match(text, at)
         if name is None:
-            return None, f"The tool call has no function name. {self.form}", at
-        arguments, error, at = self._arguments(text, name.end(), name[1], tools)
-        if error:
-            return None, error, at
-        return Action(name[1], arguments), "", at
+            raise BrokenCall(f"The tool call has no function name. {self.form}", at)
+        arguments, at = self._arguments(text, skip(text, name.end()), name[1], tools)
+        close = self.function[1]
+        if text.startswith(close, at):
+            return Action(name[1], arguments), at + len(close)
+        this = f"The call of {name[1]!r}"
+        if at == len(text):
+            raise BrokenCall(f"{this} is cut off: it was not closed with {close}.", at)
+        raise BrokenCall(f"{this} holds more than parameters. {self.form}", at)
 
     def _arguments(
         self, text: str, at: int, name: str, tools: Sequence[Json]
-    ) -> tuple[dict[str, Json], str, int]:
-        """Reads the arguments of the call of `name`.
-
-        Returns them, a sentence about what is wrong or "", and where reading ended.
-        """
+    ) -> tuple[dict[str, Json], int]:
+        """Reads the arguments of the call of `name`. Returns them and their end."""
         schema = parameters(tools, name)
         arguments: dict[str, Json] = {}
         tag = self.parameter[0]
-        at = skip(text, at)
         while text.startswith(tag, at):
-            key = self.name.match(text, at + len(tag))
+            inside = at + len(tag)
+            key = self.name.match(text, inside)
             if key is None:
-                error = f"A parameter of the call of {name!r} has no name. {self.form}"
-                return {}, error, at + len(tag)
-            value, error, end = self._argument(text, key, schema, name)
-            if not error and key[1] in arguments:
-                error = f"The tool call names the parameter {key[1]!r} twice."
-            if error:
-                return {}, error, end
+                problem = f"A parameter of the call of {name!r} has no name. {self.form}"
+                raise BrokenCall(problem, inside)
+            value, end = self._argument(text, key, schema, name)
+            if key[1] in arguments:
+                raise BrokenCall(f"The tool call names the parameter {key[1]!r} twice.", end)
             arguments[key[1]] = value
             at = skip(text, end)
-        close = self.function[1]
-        if text.startswith(close, at):
-            return arguments, "", at + len(close)
-        if at == len(text):
-            return {}, f"The call of {name!r} is cut off: it was not closed with {close}.", at
-        return {}, f"The call of {name!r} holds more than parameters. {self.form}", at
+        return arguments, at
 
     def _argument(
         self, text: str, key: re.Match[str], schema: Parameters, name: str
-    ) -> tuple[Json, str, int]:
-        """Reads the value behind the tag `key`.
-
-        Returns it, a sentence about what is wrong or "", and where reading ended.
-        """
+    ) -> tuple[Json, int]:
+        """Reads the value behind the tag `key`. Returns it and its end. Raises BrokenCall."""
         this = f"The parameter {key[1]!r} of the call of {name!r}"
+        at = key.end()
         if self.marks_text and key[2] is None:
-            return None, f"{this} does not say whether it is text. {self.form}", key.end()
-        if self.cdata and text.startswith("<![CDATA[", key.end()):
-            value, end = self._cdata(text, key.end())
-        else:
-            value, end = self._between_tags(text, key.end())
-            if value is not None:
-                typed, error = _typed(value, key, schema, this)
-                return typed, error, end
+            raise BrokenCall(f"{this} does not say whether it is text. {self.form}", at)
+        is_cdata = self.cdata and text.startswith("<![CDATA[", at)
+        value, end = self._cdata(text, at) if is_cdata else self._between_tags(text, at)
         if value is None:
-            return None, f"{this} was not closed with {self.parameter[1]}.", end
-        return value, "", end
+            raise BrokenCall(f"{this} was not closed with {self.parameter[1]}.", end)
+        if is_cdata:
+            return value, end
+        typed, problem = _typed(value, key, schema, this)
+        if problem:
+            raise BrokenCall(problem, end)
+        return typed, end
 
     def _cdata(self, text: str, at: int) -> tuple[str | None, int]:
         """The text of the CDATA section at `at`, None without an end, and the end of its tag."""

@@ -20,6 +20,7 @@ from dataclasses import replace
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import NotJson, skip, strict_json
+from rollq_worker.toolcalls.call_object import NotACall
 from rollq_worker.toolcalls.formats.markup import QUOTED, Markup
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 
@@ -133,29 +134,30 @@ def _json_call(text: str, start: int, body: int, end: int, after: int) -> Piece:
     if after == end:
         error = f"The tool call was not closed with {_END}."
         return Piece(Kind.BROKEN, start, after, errors=(error,))
-    call = _call_of(text[body:end])
-    if isinstance(call, str):
-        return Piece(Kind.BROKEN, start, after, errors=(call,))
+    try:
+        call = _call_of(text[body:end])
+    except NotACall as e:
+        return Piece(Kind.BROKEN, start, after, errors=(str(e),))
     return Piece(Kind.CALL, start, after, calls=(call,))
 
 
-def _call_of(body: str) -> Action | str:
-    """Reads a call, or returns a sentence about what is wrong. null means no arguments."""
+def _call_of(body: str) -> Action:
+    """Reads a call. null means no arguments. Raises NotACall."""
     try:
         value, problem, end = strict_json(body)
     except NotJson as e:
-        return f"The tool call is {e} {_FORM}"
+        raise NotACall(f"The tool call is {e} {_FORM}") from None
     if problem:
-        return problem
+        raise NotACall(problem)
     if skip(body, end) < len(body):
-        return f"There is text behind the JSON of the tool call. {_FORM}"
+        raise NotACall(f"There is text behind the JSON of the tool call. {_FORM}")
     fields = value if isinstance(value, dict) else {}
     name = fields.get("name")
     arguments = fields.get("args")
     if not isinstance(name, str) or not name:
-        return f'The tool call has no "name". {_FORM}'
+        raise NotACall(f'The tool call has no "name". {_FORM}')
     if not isinstance(arguments, dict | None):
-        return f'The "args" of the call of {name!r} are not a JSON object.'
+        raise NotACall(f'The "args" of the call of {name!r} are not a JSON object.')
     return Action(name, arguments or {})
 
 

@@ -14,7 +14,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.toolcalls.call_object import call_of, read_arguments
 from rollq_worker.toolcalls.formats.json_lists import JsonLists
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
+from rollq_worker.toolcalls.pieces import BrokenCall, Kind, Piece, block_reader, broken
 
 _LISTS = JsonLists(
     tags=("[TOOL_CALLS]", ""),
@@ -29,9 +29,10 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     named = _NAMED.match(text, start + len(_LISTS.tags[0]))
     if named is None:
         return _LISTS.block(text, start, tools)
-    arguments, error, end = read_arguments(text, named.end(), named[1])
-    if error:
-        return [broken(text, start, end, _LISTS.tags, error)]
+    try:
+        arguments, end = read_arguments(text, named.end(), named[1])
+    except BrokenCall as e:
+        return [broken(text, start, e.at, _LISTS.tags, str(e))]
     call = Action(named[1], arguments)
     return [Piece(Kind.CALL, start, end, calls=(call,), ids=(named[2] or "",))]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import MAX_DEPTH, TOO_DEEP, skip
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
+from rollq_worker.toolcalls.pieces import BrokenCall, block_reader, call_block
 from rollq_worker.toolcalls.schema_types import Parameters, parameters, typed
 
 _MARK = "]<]minimax[>["
@@ -36,14 +36,6 @@ _FORM = (
 )
 
 
-class _BrokenCall(ValueError):
-    """A call cannot be read beyond `at`. The message is a sentence for the policy."""
-
-    def __init__(self, problem: str, at: int) -> None:
-        super().__init__(problem)
-        self.at = at
-
-
 @dataclass(slots=True)
 class _Node:
     """The content of a tag: a text, or other tags."""
@@ -52,27 +44,25 @@ class _Node:
     children: list[tuple[str, "_Node"]] = field(default_factory=list)
 
 
-def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+def _calls(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
+    """Reads the calls of a block."""
     calls: list[Action] = []
-    at = skip(text, start + len(_BLOCK[0]))
-    try:
-        while invoke := _INVOKE.match(text, at):
-            call, at = _call(text, invoke, tools)
-            calls.append(call)
-            at = skip(text, at)
-        if not calls:
-            raise _BrokenCall(f"The tool call holds no function. {_FORM}", at)
-        if at == len(text):
-            raise _BrokenCall("The tool call was not closed with its end tag.", at)
-        if not text.startswith(_BLOCK[1], at):
-            raise _BrokenCall(f"The tool call holds more than functions. {_FORM}", at)
-    except _BrokenCall as e:
-        return [broken(text, start, e.at, _BLOCK, str(e))]
-    return [Piece(Kind.CALL, start, at + len(_BLOCK[1]), calls=tuple(calls))]
+    at = skip(text, at)
+    while invoke := _INVOKE.match(text, at):
+        call, at = _call(text, invoke, tools)
+        calls.append(call)
+        at = skip(text, at)
+    if not calls:
+        raise BrokenCall(f"The tool call holds no function. {_FORM}", at)
+    if at == len(text):
+        raise BrokenCall("The tool call was not closed with its end tag.", at)
+    if not text.startswith(_BLOCK[1], at):
+        raise BrokenCall(f"The tool call holds more than functions. {_FORM}", at)
+    return calls, at + len(_BLOCK[1])
 
 
 def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Action, int]:
-    """Reads the call that this tag opens. Returns it and its end. Raises _BrokenCall."""
+    """Reads the call that this tag opens. Returns it and its end. Raises BrokenCall."""
     name = invoke[1]
     schema = parameters(tools, name)
     arguments: dict[str, Json] = {}
@@ -81,13 +71,13 @@ def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Acti
         tag = _TAG.match(text, at)
         if tag is None or tag[1]:
             problem = "is cut off" if at == len(text) else "holds more than parameters"
-            raise _BrokenCall(f"The call of {name!r} {problem}. {_FORM}", at)
+            raise BrokenCall(f"The call of {name!r} {problem}. {_FORM}", at)
         node, end = _node(text, tag, 1)
         if tag[2] in arguments:
-            raise _BrokenCall(f"The tool call names the parameter {tag[2]!r} twice.", end)
+            raise BrokenCall(f"The tool call names the parameter {tag[2]!r} twice.", end)
         arguments[tag[2]], error = _value(node, tag[2], schema, is_parameter=True)
         if error:
-            raise _BrokenCall(f"The parameter {tag[2]!r} of the call of {name!r} {error}", end)
+            raise BrokenCall(f"The parameter {tag[2]!r} of the call of {name!r} {error}", end)
         at = skip(text, end)
     return Action(name, arguments), at + len(_END)
 
@@ -95,22 +85,22 @@ def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Acti
 def _node(text: str, opener: re.Match[str], depth: int) -> tuple[_Node, int]:
     """Reads the content of a tag. Returns it and the place behind its end tag.
 
-    Raises _BrokenCall.
+    Raises BrokenCall.
     """
     node = _Node()
     key = opener[2]
     at = opener.end()
     if depth > MAX_DEPTH:
-        raise _BrokenCall(TOO_DEEP, at)
+        raise BrokenCall(TOO_DEEP, at)
     while True:
         tag = _TAG.search(text, at)
         if tag is None or not _may_follow(tag, key):
-            raise _BrokenCall(f"{key!r} was not closed with {_MARK}</{key}>.", at)
+            raise BrokenCall(f"{key!r} was not closed with {_MARK}</{key}>.", at)
         node.text += text[at : tag.start()]
         is_end_tag = bool(tag[1])
         if is_end_tag:
             if node.children and node.text.strip():
-                raise _BrokenCall(f"{key!r} holds text beside its tags. {_FORM}", at)
+                raise BrokenCall(f"{key!r} holds text beside its tags. {_FORM}", at)
             return node, tag.end()
         child, at = _node(text, tag, depth + 1)
         node.children.append((tag[2], child))
@@ -169,4 +159,4 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
     return values, ""
 
 
-MINIMAX_M3 = block_reader({_BLOCK[0]: _block})
+MINIMAX_M3 = block_reader({_BLOCK[0]: call_block(_BLOCK, _calls)})

@@ -27,6 +27,7 @@ from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import (
     THINK,
+    BrokenCall,
     Kind,
     Open,
     Piece,
@@ -90,9 +91,10 @@ class SectionFormat:
             return broken(text, start, inside, self.call, self.no_head)
         name = head["name"]
         groups = head.groupdict()
-        arguments, error, end = read_arguments(text, head.end(), name)
-        if error:
-            return broken(text, start, end, self.call, error)
+        try:
+            arguments, end = read_arguments(text, head.end(), name)
+        except BrokenCall as e:
+            return broken(text, start, e.at, self.call, str(e))
         end = skip(text, end)
         if groups.get("fence") and text.startswith(groups["fence"], end):
             end = skip(text, end + len(groups["fence"]))

@@ -255,6 +255,10 @@ class BridgeComparison:
                 return finding
         elif self._ends_with(continued.full, bridge, bridge_text):
             return Finding(Match.REWRITE, rewritten)
+        return self._explain_difference(exchange, continued)
+
+    def _explain_difference(self, exchange: Exchange, continued: Continuation) -> Finding:
+        """The finding of a bridge that the template does not write after this history."""
         if self._moves_the_prompt(exchange, continued):
             return Finding(Match.REWRITE, MOVED)
         if continued.rewritten and self._is_right_for_plainer(exchange):

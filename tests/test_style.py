@@ -1,0 +1,53 @@
+"""The rules of CONTRIBUTING.md that no linter knows."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(
+    path
+    for folder in ("producer", "worker", "integrations", "viewer")
+    for path in (ROOT / folder).rglob("*.py")
+)
+FOREIGN = re.compile(r"(What|Whether|How|Those|That|Which|Whose|Who)\b")
+
+
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_a_file_is_one_idea() -> None:
+    lengths = {path.relative_to(ROOT): path.read_text().count("\n") for path in FILES}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_no_ternary_holds_another() -> None:
+    nested = [
+        place
+        for place, node in nodes()
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(part, ast.IfExp) for part in (node.test, node.body, node.orelse))
+    ]
+    assert nested == []
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    foreign = []
+    for place, node in nodes():
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        text = node.value.value
+        if isinstance(text, str) and FOREIGN.match(text.strip()):
+            foreign.append(f"{place}: {text.strip()[:60]}")
+    assert foreign == []
+
+
+@pytest.mark.parametrize("text", ["What it does.", "Whether it is.", "How it is."])
+def test_the_rule_finds_such_a_docstring(text: str) -> None:
+    assert FOREIGN.match(text)

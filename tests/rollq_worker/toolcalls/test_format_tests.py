@@ -7,9 +7,8 @@ import pytest
 
 from rollq.env import Action
 from rollq.job import Json
+from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.format_tests import FormatTests, Write, reader_tests
-from rollq_worker.toolcalls.formats.json_lists import HERMES
-from rollq_worker.toolcalls.formats.markup import QWEN3_CODER
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader
 from tests.rollq_worker.toolcalls.written import WRITE
 
@@ -33,17 +32,24 @@ def failing(reader: Reader, write: Write) -> set[str]:
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_a_sound_reader_passes(name: str):
-    assert failing({"hermes": HERMES, "qwen3_coder": QWEN3_CODER}[name], WRITE[name]) == set()
+    assert (
+        failing(
+            {"hermes": PARSERS["hermes"], "qwen3_coder": PARSERS["qwen3_coder"]}[name], WRITE[name]
+        )
+        == set()
+    )
 
 
 def test_values_that_stay_text_are_found():
-    untyped = Reader(lambda text, thinking, tools: QWEN3_CODER.pieces(text, thinking, ()))
+    untyped = Reader(
+        lambda text, thinking, tools: PARSERS["qwen3_coder"].pieces(text, thinking, ())
+    )
     assert failing(untyped, WRITE["qwen3_coder"]) >= {READ, TYPED}
 
 
 def test_a_mended_call_is_found():
     def mended(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
-        pieces = HERMES.pieces(text, thinking, tools)
+        pieces = PARSERS["hermes"].pieces(text, thinking, tools)
         return [
             replace(piece, kind=Kind.CALL, errors=(), calls=(Action("get_order", {}),))
             if piece.kind is Kind.BROKEN
@@ -56,7 +62,9 @@ def test_a_mended_call_is_found():
 
 def test_lost_text_is_found():
     without_text = Reader(
-        lambda *turn: [piece for piece in HERMES.pieces(*turn) if piece.kind is not Kind.TEXT]
+        lambda *turn: [
+            piece for piece in PARSERS["hermes"].pieces(*turn) if piece.kind is not Kind.TEXT
+        ]
     )
     assert failing(without_text, WRITE["hermes"]) == {TILED}
 
@@ -65,7 +73,7 @@ def test_a_reader_that_raises_is_found():
     def careless(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
         if "\ufffd" in text:
             raise ValueError(text)
-        return HERMES.pieces(text, thinking, tools)
+        return PARSERS["hermes"].pieces(text, thinking, tools)
 
     with pytest.raises(AssertionError, match=r"turns fail\. The shortest: .*ValueError"):
         reader_tests(
@@ -82,7 +90,7 @@ def test_another_types_value_is_found():
 
         return [
             replace(piece, calls=tuple(map(floats, piece.calls)))
-            for piece in HERMES.pieces(text, thinking, tools)
+            for piece in PARSERS["hermes"].pieces(text, thinking, tools)
         ]
 
     assert failing(Reader(as_float), WRITE["hermes"]) == {READ}

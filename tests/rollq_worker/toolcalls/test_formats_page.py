@@ -128,7 +128,7 @@ def test_doctor_names_this_page_for_a_format_that_no_reader_knows(
     assert found["status"] == "fail" and "docs/formats.md" in found["says"] + found["next"], found
 
 
-READER = "from rollq_worker.toolcalls.formats.json_lists import HERMES as READER\n"
+READER = "from rollq_worker.toolcalls import PARSERS\nREADER = PARSERS['hermes']\n"
 FAMILY = (
     "from rollq_worker.tokens.model_family import Family\nFAMILY = Family(name={!r}, "
     "stops=('x',), parser={!r})\n"

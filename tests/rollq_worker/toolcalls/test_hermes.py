@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollq.env import Action
 from rollq_worker.text.strict_json import MAX_DEPTH
-from rollq_worker.toolcalls.formats.json_lists import HERMES
+from rollq_worker.toolcalls import PARSERS
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Action("f", {"a": 1})
@@ -123,7 +123,7 @@ BROKEN: list[tuple[str, str, str]] = [
     ids=[row[0] for row in READ],
 )
 def test_a_turn_is_read(turn: str, content: str, calls: list[Action], reasoning: str):
-    read = HERMES(turn)
+    read = PARSERS["hermes"](turn)
     assert (read.content, list(read.calls), read.reasoning, list(read.errors)) == (
         content,
         calls,
@@ -136,7 +136,7 @@ def test_a_turn_is_read(turn: str, content: str, calls: list[Action], reasoning:
     ("turn", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
 )
 def test_a_broken_call_is_reported_and_its_text_is_kept(turn: str, says: str):
-    read = HERMES(turn)
+    read = PARSERS["hermes"](turn)
     assert read.calls == () and len(read.errors) == 1
     assert says in read.errors[0]
     assert len(read.errors[0]) < 240 and read.errors[0].endswith(".")
@@ -152,15 +152,15 @@ def test_a_broken_call_is_reported_and_its_text_is_kept(turn: str, says: str):
     ],
 )
 def test_a_broken_call_does_not_spoil_its_neighbours(bad: str):
-    read = HERMES(f"{GOOD} {bad} {GOOD}")
+    read = PARSERS["hermes"](f"{GOOD} {bad} {GOOD}")
     assert list(read.calls) == [F, F] and len(read.errors) == 1
     assert read.content == bad.strip()
 
 
 def test_a_turn_that_starts_inside_reasoning():
-    read = HERMES(f"well\n</think>\n\n{GOOD}", thinking=True)
+    read = PARSERS["hermes"](f"well\n</think>\n\n{GOOD}", thinking=True)
     assert (read.reasoning, list(read.calls), read.content) == ("well", [F], "")
-    assert HERMES("well", thinking=True).errors
+    assert PARSERS["hermes"]("well", thinking=True).errors
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -185,5 +185,5 @@ def test_every_spelling_of_a_call_is_read(
     name: str, arguments: dict[str, Any], ascii: bool, indent: int | None, space: str
 ):
     inside = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii, indent=indent)
-    read = HERMES(f"<tool_call>{space}{inside}{space}</tool_call>")
+    read = PARSERS["hermes"](f"<tool_call>{space}{inside}{space}</tool_call>")
     assert list(read.calls) == [Action(name, arguments)] and not read.errors and not read.content

@@ -12,7 +12,7 @@ from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import END, FakeRenderer
 from rollq_worker.protocols import ReadTurn
-from rollq_worker.toolcalls.formats.json_lists import HERMES
+from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -23,7 +23,7 @@ class Hermes(FakeRenderer):
     """The fake renderer, with calls in Hermes' format."""
 
     def read(self, ids: array[int]) -> ReadTurn:
-        return HERMES("".join(chr(id) for id in ids if id != END))
+        return PARSERS["hermes"]("".join(chr(id) for id in ids if id != END))
 
 
 def observed(trajectory: Trajectory) -> list[Observed]:

@@ -59,4 +59,6 @@ def _call(text: str, start: int, head: re.Match[str]) -> Piece:
     return Piece(Kind.CALL, start, after, calls=(Action(head[1], arguments),))
 
 
-FUNCTIONARY32 = Reader(_messages)
+READERS = {
+    "functionary_v32": Reader(_messages),
+}

@@ -46,6 +46,8 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], 
     raise BrokenCall(f"The call of {name[1]!r} has text behind its arguments.", at)
 
 
-GEMMA4 = block_reader(
-    {_TAGS[0]: call_block(_TAGS, _call)}, think=("<|channel>thought", "<channel|>")
-)
+READERS = {
+    "gemma4": block_reader(
+        {_TAGS[0]: call_block(_TAGS, _call)}, think=("<|channel>thought", "<channel|>")
+    ),
+}

@@ -108,11 +108,15 @@ def _inside(
     return text[inside : end.start()], skip(text, end.end())
 
 
-GLM45 = KeysAndValues().reader()
 _HUNYUAN = ":opensource"
-HUNYUAN3 = KeysAndValues(
-    mark=_HUNYUAN,
-    behind_name=f"<tool_sep{_HUNYUAN}>",
-    frames=(f"<tool_calls{_HUNYUAN}>", f"</tool_calls{_HUNYUAN}>"),
-    think=(f"<think{_HUNYUAN}>", f"</think{_HUNYUAN}>"),
-).reader()
+
+
+READERS = {
+    "glm45": KeysAndValues().reader(),
+    "hunyuan3": KeysAndValues(
+        mark=_HUNYUAN,
+        behind_name=f"<tool_sep{_HUNYUAN}>",
+        frames=(f"<tool_calls{_HUNYUAN}>", f"</tool_calls{_HUNYUAN}>"),
+        think=(f"<think{_HUNYUAN}>", f"</think{_HUNYUAN}>"),
+    ).reader(),
+}

@@ -117,4 +117,6 @@ def _call(text: str, start: int, body: int, end: int, name: str, to: str) -> Pie
     return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),))
 
 
-GPT_OSS = Reader(_pieces)
+READERS = {
+    "gpt_oss": Reader(_pieces),
+}

@@ -122,58 +122,62 @@ def _by_name(value: Json, form: str) -> Action:
     return call_of({"name": name, "arguments": arguments}, form)
 
 
-HERMES = JsonLists(
-    tags=("<tool_call>", "</tool_call>"),
-    call=call_of,
-    form='Write {"name": ..., "arguments": {...}} between the tool_call tags.',
-).reader()
-COHERE = JsonLists(
-    tags=("<|START_ACTION|>", "<|END_ACTION|>"),
-    call=_cohere,
-    form='Write [{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}] between '
-    "the action tokens.",
-    id="tool_call_id",
-    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-    think=("<|START_THINKING|>", "<|END_THINKING|>"),
-).reader()
-GRANITE3 = JsonLists(
-    tags=("<|tool_call|>", ""),
-    call=call_of,
-    form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].',
-).reader()
-NEMOTRON_V2 = JsonLists(
-    tags=("<TOOLCALL>", "</TOOLCALL>"),
-    call=call_of,
-    form='Write <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>.',
-).reader()
-APERTUS = JsonLists(
-    tags=("<|tools_prefix|>", "<|tools_suffix|>"),
-    call=_by_name,
-    form="Write [{name: {...}}], each call an object with the tool's name as its key, "
-    "between the tools tokens.",
-    stops=True,
-    think=("<|inner_prefix|>", "<|inner_suffix|>"),
-).reader()
 _OBJECTS = '{"name": ..., "arguments": {...}}'
-APRIEL = JsonLists(
-    tags=("<tool_calls>", "</tool_calls>"),
-    call=call_of,
-    form=f"Write [{_OBJECTS}] between the tool_calls tags.",
-    frames=("[END FINAL RESPONSE]",),
-    think=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-).reader()
-MINIMAX_M1 = JsonLists(
-    tags=("<tool_calls>", "</tool_calls>"),
-    call=call_of,
-    form=f"Write {_OBJECTS}, one a line, between the tool_calls tags.",
-    lines=True,
-).reader()
-GIGACHAT3 = JsonLists(
-    tags=("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
-    call=call_of,
-    form=f"Write {_OBJECTS} as a function call.",
-    frames=("<|message_sep|>\n\n",),
-).reader()
-GIGACHAT31 = JsonLists(
-    tags=("<|function_call|>", ""), call=call_of, form=f"Write <|function_call|>{_OBJECTS}."
-).reader()
+
+
+READERS = {
+    "hermes": JsonLists(
+        tags=("<tool_call>", "</tool_call>"),
+        call=call_of,
+        form='Write {"name": ..., "arguments": {...}} between the tool_call tags.',
+    ).reader(),
+    "cohere": JsonLists(
+        tags=("<|START_ACTION|>", "<|END_ACTION|>"),
+        call=_cohere,
+        form='Write [{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}] between '
+        "the action tokens.",
+        id="tool_call_id",
+        frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        think=("<|START_THINKING|>", "<|END_THINKING|>"),
+    ).reader(),
+    "granite3": JsonLists(
+        tags=("<|tool_call|>", ""),
+        call=call_of,
+        form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].',
+    ).reader(),
+    "nemotron_v2": JsonLists(
+        tags=("<TOOLCALL>", "</TOOLCALL>"),
+        call=call_of,
+        form='Write <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>.',
+    ).reader(),
+    "apertus": JsonLists(
+        tags=("<|tools_prefix|>", "<|tools_suffix|>"),
+        call=_by_name,
+        form="Write [{name: {...}}], each call an object with the tool's name as its key, "
+        "between the tools tokens.",
+        stops=True,
+        think=("<|inner_prefix|>", "<|inner_suffix|>"),
+    ).reader(),
+    "apriel": JsonLists(
+        tags=("<tool_calls>", "</tool_calls>"),
+        call=call_of,
+        form=f"Write [{_OBJECTS}] between the tool_calls tags.",
+        frames=("[END FINAL RESPONSE]",),
+        think=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ).reader(),
+    "minimax_m1": JsonLists(
+        tags=("<tool_calls>", "</tool_calls>"),
+        call=call_of,
+        form=f"Write {_OBJECTS}, one a line, between the tool_calls tags.",
+        lines=True,
+    ).reader(),
+    "gigachat3": JsonLists(
+        tags=("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+        call=call_of,
+        form=f"Write {_OBJECTS} as a function call.",
+        frames=("<|message_sep|>\n\n",),
+    ).reader(),
+    "gigachat31": JsonLists(
+        tags=("<|function_call|>", ""), call=call_of, form=f"Write <|function_call|>{_OBJECTS}."
+    ).reader(),
+}

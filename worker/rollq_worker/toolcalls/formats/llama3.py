@@ -95,4 +95,6 @@ def _call(text: str, at: int) -> tuple[Action, int]:
     return call_of(value, _FORM), end
 
 
-LLAMA3 = Reader(_pieces)
+READERS = {
+    "llama3": Reader(_pieces),
+}

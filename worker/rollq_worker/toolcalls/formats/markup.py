@@ -210,49 +210,53 @@ _CODER = Markup(
     line=True,
     may_end_open=True,
 )
-QWEN3_CODER = _CODER.reader()
-SEED = replace(
-    _CODER,
-    blocks=(("<seed:tool_call>", "</seed:tool_call>"),),
-    line=False,
-    think=("<seed:think>", "</seed:think>"),
-).reader()
-MINIMAX_M2 = Markup(
-    blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
-    function=('<invoke name="', "</invoke>"),
-    parameter=('<parameter name="', "</parameter>"),
-    name=QUOTED,
-    form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between '
-    "the tool_call tags.",
-).reader()
 _DSML = "｜DSML｜"
-DEEPSEEK_V32 = Markup(
-    blocks=tuple(
-        (f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")
-    ),
-    function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
-    parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
-    name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
-    marks_text=True,
-    form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
-    'string="true" or "false".',
-).reader()
-KIMI_K3 = Markup(
-    blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
-    function=('<|open|>call tool="', "<|close|>call<|sep|>"),
-    parameter=('<|open|>argument key="', "<|close|>argument<|sep|>"),
-    name=re.compile(r'([^"<\n]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
-    form="Write a call with its tool and index in the tools; in it, for each argument, its "
-    "key, type and value.",
-    may_end_open=True,
-    frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-).reader()
-MINICPM5 = Markup(
-    blocks=(),
-    function=('<function name="', "</function>"),
-    parameter=('<param name="', "</param>"),
-    name=QUOTED,
-    form='Write <function name="name"><param name="key">value</param></function>.',
-    cdata=True,
-).reader()
+
+
+READERS = {
+    "qwen3_coder": _CODER.reader(),
+    "seed": replace(
+        _CODER,
+        blocks=(("<seed:tool_call>", "</seed:tool_call>"),),
+        line=False,
+        think=("<seed:think>", "</seed:think>"),
+    ).reader(),
+    "minimax_m2": Markup(
+        blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
+        function=('<invoke name="', "</invoke>"),
+        parameter=('<parameter name="', "</parameter>"),
+        name=QUOTED,
+        form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between '
+        "the tool_call tags.",
+    ).reader(),
+    "deepseek_v32": Markup(
+        blocks=tuple(
+            (f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")
+        ),
+        function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
+        parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
+        name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
+        marks_text=True,
+        form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
+        'string="true" or "false".',
+    ).reader(),
+    "kimi_k3": Markup(
+        blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
+        function=('<|open|>call tool="', "<|close|>call<|sep|>"),
+        parameter=('<|open|>argument key="', "<|close|>argument<|sep|>"),
+        name=re.compile(r'([^"<\n]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
+        form="Write a call with its tool and index in the tools; in it, for each argument, its "
+        "key, type and value.",
+        may_end_open=True,
+        frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ).reader(),
+    "minicpm5": Markup(
+        blocks=(),
+        function=('<function name="', "</function>"),
+        parameter=('<param name="', "</param>"),
+        name=QUOTED,
+        form='Write <function name="name"><param name="key">value</param></function>.',
+        cdata=True,
+    ).reader(),
+}

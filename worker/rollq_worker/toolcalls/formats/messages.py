@@ -161,5 +161,7 @@ def _call_of(body: str) -> Action:
     return Action(name, arguments or {})
 
 
-MUSE = Reader(_muse)
-INKLING = Reader(_inkling, (_THINKING, _END))
+READERS = {
+    "muse": Reader(_muse),
+    "inkling": Reader(_inkling, (_THINKING, _END)),
+}

@@ -37,4 +37,6 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     return [Piece(Kind.CALL, start, end, calls=(call,), ids=(named[2] or "",))]
 
 
-MISTRAL = block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]"))
+READERS = {
+    "mistral": block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]")),
+}

@@ -159,4 +159,6 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
     return values, ""
 
 
-MINIMAX_M3 = block_reader({_BLOCK[0]: call_block(_BLOCK, _calls)})
+READERS = {
+    "minimax_m3": block_reader({_BLOCK[0]: call_block(_BLOCK, _calls)}),
+}

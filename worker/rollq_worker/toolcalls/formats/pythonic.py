@@ -113,5 +113,9 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 _LLAMA4 = ("<|python_start|>", "<|python_end|>")
-LFM2 = block_reader({_LFM2[0]: partial(_block, _LFM2)})
-PYTHONIC = Reader(_pieces)
+
+
+READERS = {
+    "lfm2": block_reader({_LFM2[0]: partial(_block, _LFM2)}),
+    "pythonic": Reader(_pieces),
+}

@@ -120,41 +120,43 @@ def _mark_unclosed(pieces: list[Piece], turn_ended: bool) -> None:
     pieces[last] = replace(pieces[last], calls=unclosed(pieces[last].calls))
 
 
-DEEPSEEK_V31 = SectionFormat(
-    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    call=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    heads=(
-        re.compile(r"\s*function<｜tool▁sep｜>\s*(?P<name>[^\s<]+)\s*(?P<fence>```)json\s*"),
-        re.compile(r"\s*(?P<name>[^\s<]+)\s*<｜tool▁sep｜>"),
-    ),
-    no_head="The tool call has no function name.",
-).reader()
-KIMI_K2 = SectionFormat(
-    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    call=("<|tool_call_begin|>", "<|tool_call_end|>"),
-    heads=(
-        re.compile(
-            r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+):\d+)\s*<\|tool_call_argument_begin\|>"
+READERS = {
+    "deepseek_v31": SectionFormat(
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        call=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+        heads=(
+            re.compile(r"\s*function<｜tool▁sep｜>\s*(?P<name>[^\s<]+)\s*(?P<fence>```)json\s*"),
+            re.compile(r"\s*(?P<name>[^\s<]+)\s*<｜tool▁sep｜>"),
         ),
-    ),
-    no_head="The id of the tool call cannot be read. Write functions.name:number "
-    "between the tokens.",
-).reader()
-SOLAR = SectionFormat(
-    section=("<|tool_calls|>", ""),
-    call=("<|tool_call:begin|>", "<|tool_call:end|>"),
-    heads=(
-        re.compile(
-            r"\s*(?P<id>[\w-]+)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*<\|tool_call:args\|>"
+        no_head="The tool call has no function name.",
+    ).reader(),
+    "kimi_k2": SectionFormat(
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        call=("<|tool_call_begin|>", "<|tool_call_end|>"),
+        heads=(
+            re.compile(
+                r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+):\d+)\s*<\|tool_call_argument_begin\|>"
+            ),
         ),
-    ),
-    no_head="The head of the tool call cannot be read. Write "
-    "id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
-    frames=("<|content|>", "<|end|>", "<|begin|>assistant"),
-    think=("<|think|>", "<|end|>"),
-).reader()
-FUNCTIONARY31 = SectionFormat(
-    call=("<function=", "</function>"),
-    heads=(re.compile(r"(?P<name>[^\s<>](?:[^<>\n]*[^\s<>])?)>"),),
-    no_head="The tool call has no function name. Write <function=name>{...}</function>.",
-).reader()
+        no_head="The id of the tool call cannot be read. Write functions.name:number "
+        "between the tokens.",
+    ).reader(),
+    "solar": SectionFormat(
+        section=("<|tool_calls|>", ""),
+        call=("<|tool_call:begin|>", "<|tool_call:end|>"),
+        heads=(
+            re.compile(
+                r"\s*(?P<id>[\w-]+)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*<\|tool_call:args\|>"
+            ),
+        ),
+        no_head="The head of the tool call cannot be read. Write "
+        "id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
+        frames=("<|content|>", "<|end|>", "<|begin|>assistant"),
+        think=("<|think|>", "<|end|>"),
+    ).reader(),
+    "functionary_v31": SectionFormat(
+        call=("<function=", "</function>"),
+        heads=(re.compile(r"(?P<name>[^\s<>](?:[^<>\n]*[^\s<>])?)>"),),
+        no_head="The tool call has no function name. Write <function=name>{...}</function>.",
+    ).reader(),
+}

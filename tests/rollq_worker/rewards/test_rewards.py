@@ -14,9 +14,10 @@ from rollq.events import Closed, Stop
 from rollq.job import Job
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
+from rollq_worker import rewards
 from rollq_worker.extensions import plug_ins
 from rollq_worker.fakes import FakeEnvironment
-from rollq_worker.remote import chat_model, rewards
+from rollq_worker.remote import chat_model
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes

@@ -81,9 +81,8 @@ class FakeEngine:
         self.requests.append(array("I", ids))
         self.images.append(request.images)
         if self._rest is None:
-            self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array(
-                "I", [END]
-            )
+            text = self.texts[min(self._sampled, len(self.texts) - 1)]
+            self._rest = char_ids(text) + array("I", [END])
             self._sampled += 1
         cut = room
         if self.interrupts:

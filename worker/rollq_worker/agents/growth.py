@@ -46,9 +46,9 @@ class Growth:
         text = json.dumps(texts, ensure_ascii=False)
         # An element of a list or of an object takes about 64 bytes in memory, a token with its
         # logprob 12.
-        self._size += (
-            len(text) + 64 * sum(map(text.count, "[{,")) + 12 * len(getattr(event, "ids", ()))
-        )
+        elements = sum(map(text.count, "[{,"))
+        tokens = len(getattr(event, "ids", ()))
+        self._size += len(text) + 64 * elements + 12 * tokens
 
     def check(self) -> None:
         """Raises Spent when it has no room."""

@@ -116,10 +116,12 @@ class EnginePool:
         """Use of each engine."""
         loads = self._loads
         placement = self._placement
-        return [
-            Usage(e, loads.idle(e.url), placement.episodes(e.url), loads.load(e.url))
-            for e in self._engines
-        ]
+        usages = []
+        for engine in self._engines:
+            url = engine.url
+            episodes = placement.episodes(url)
+            usages.append(Usage(engine, loads.idle(url), episodes, loads.load(url)))
+        return usages
 
     def update(self, urls: Collection[str]) -> None:
         """The engines are now those at these addresses. One that is no longer among them gets no
@@ -133,13 +135,16 @@ class EnginePool:
             )
             undo.pop_all()
         gone = [engine for engine in self._engines if engine not in engines]
-        for engine in engines:
-            if engine.url not in current:
-                self._shared.away.count(1)
+        new = [engine for engine in engines if engine.url not in current]
+        self._shared.away.count(len(new))
         self._engines = engines
         for engine in gone:
             engine.retire()
-            self._shared.away.count(-1)
+        self._shared.away.count(-len(gone))
+        self._forget_retired(gone)
+
+    def _forget_retired(self, gone: Sequence[SGLangEngine]) -> None:
+        """Close the retired engines that have answered, and keep the others."""
         retired = (*self._retired, *gone)
         self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
         for engine in retired:
@@ -278,9 +283,12 @@ class EnginePool:
             return True  # it was removed
         if here.available and url not in call.avoided:
             return False
-        for engine in engines:
-            if engine is here or engine.url in call.avoided:
-                continue
-            if engine.available and engine.policies.suit(call):
-                return True
+        others = [engine for engine in engines if engine is not here]
+        return any(_suits(engine, call) for engine in others)
+
+
+def _suits(engine: SGLangEngine, call: Call) -> bool:
+    """True if the engine is up, has not failed the call, and has weights that it accepts."""
+    if engine.url in call.avoided:
         return False
+    return engine.available and engine.policies.suit(call)

@@ -51,8 +51,9 @@ def _rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Clo
     """The end with the function's grade. Its info also has the environment's, as `env_reward`."""
     before = Grade(closed.reward or 0.0, closed.info)
     with errors_become(RewardFailure, f"the reward {played.job.reward!r}"):
-        found = reward(played, before)
-        grade = found if isinstance(found, Grade) else Grade(found)
+        grade = reward(played, before)
+        if not isinstance(grade, Grade):
+            grade = Grade(grade)
         _check_reward(grade.reward)
         info = {**before.info, **grade.info, "env_reward": before.reward}
         json.dumps(info, allow_nan=False)

@@ -127,7 +127,8 @@ class JobRunner:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         with self._counting:
-            self.ended[summary["stop"], summary.get("failure", ""), summary.get("then", "")] += 1
+            failure = summary.get("failure", "")
+            self.ended[summary["stop"], failure, summary.get("then", "")] += 1
         return summary
 
     def _has_weights(self, run: str) -> bool:

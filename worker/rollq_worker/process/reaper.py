@@ -180,7 +180,8 @@ class Reaper:
         lost = self._lost_run(names)
         if lost is not None:
             names.append(lost)
-        self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
+        before = self._runs
+        self._runs = {name: before.get(name) or _Run(self.connection, name) for name in names}
 
     def _lost_run(self, active: Sequence[str]) -> str | None:
         """A run that has jobs and is not on the list; one of all runs is looked at in each tick."""
@@ -206,24 +207,25 @@ class Reaper:
             try:
                 if run.idle(self._active):
                     continue
-                waiting = self._outbox.waiting
-                empty_queues = [queue for queue, count in waiting.items() if not count]
-                messages = run.ledger.reap(LIMIT, empty_queues)
-                played = self._played(run, messages) if messages else []
+                messages = run.ledger.reap(LIMIT, self._empty_queues())
+                playable = self._playable(run, messages) if messages else []
             except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn(f"run {run.name}", e)
                 if not isinstance(e, Unwritable):
                     run.left_until = time.monotonic() + LOOK_EVERY_S
                 continue
-            if played:
-                due.append((run.ledger, played))
+            if playable:
+                due.append((run.ledger, playable))
             if len(messages) == LIMIT and run.playable:
                 more.append(run)
         if not self._has_room():
             return [], []
         return sorted(due, key=lambda item: item[1][0].priority), more
 
-    def _played(self, run: "_Run", messages: Sequence[JobMessage]) -> list[JobMessage]:
+    def _empty_queues(self) -> list[str]:
+        return [queue for queue, count in self._outbox.waiting.items() if not count]
+
+    def _playable(self, run: "_Run", messages: Sequence[JobMessage]) -> list[JobMessage]:
         """Messages that a live worker can play. The others stay in the ledger until there is such a
         worker.
         """

@@ -46,9 +46,8 @@ def missing_at_broker(client: Any, part: Part, queue: str) -> list[str]:
         ("PUBLISH", f"/{pool.connection_kwargs.get('db') or 0}.celeryev/worker.heartbeat", ""),
     ]
     takes: list[Command] = [("BRPOP", queue, 1), ("LLEN", queue), ("TYPE", queue)]
-    return refused(
-        client, {Part.WORKER: sends + takes, Part.PRODUCER: sends, Part.TRAINER: []}[part]
-    )
+    commands = {Part.WORKER: sends + takes, Part.PRODUCER: sends, Part.TRAINER: []}
+    return refused(client, commands[part])
 
 
 _SCRIPTS: Sequence[Command] = (

@@ -69,7 +69,8 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
     """
     with ThreadPoolExecutor(max(1, len(engines))) as pool:
         # at once, because one that hangs answers late
-        states = list(zip(engines, pool.map(check_engine, engines, repeat(tokenizer)), strict=True))
+        checks = pool.map(check_engine, engines, repeat(tokenizer))
+        states = list(zip(engines, checks, strict=True))
     away = [engine for engine, state in states if not state.ready]
     if len(away) == len(engines):
         then = "nothing is claimed before there is one"

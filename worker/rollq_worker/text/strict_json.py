@@ -56,7 +56,8 @@ class _Decoder(threading.local):
     def _unique(self, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counts.items() if count > 1)
             self.problems.append(f"The tool call names the key {twice!r} twice.")
         return fields
 
@@ -74,18 +75,20 @@ _DECODER = _Decoder()
 
 
 def read_number(word: str) -> tuple[int | float, str]:
-    """The number that `word` writes, and what is wrong with it ("": nothing)."""
+    """The number that `word` writes, and its problem ("": none)."""
     if re.fullmatch(r"[+-]?\d+", word):
-        if len(word) <= 20 and -(2**63) <= (whole := int(word)) < 2**63:
-            return whole, ""
+        number = int(word) if len(word) <= 20 else 2**63
+        if -(2**63) <= number < 2**63:
+            return number, ""
         return 0, "The tool call holds an integer of more than 64 bits."
     value = float(word)
-    return value, "" if math.isfinite(value) else "The tool call holds a number that is too large."
+    if math.isfinite(value):
+        return value, ""
+    return value, "The tool call holds a number that is too large."
 
 
 def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
-    """The JSON value at `at`, what is wrong with it though it parses ("": nothing), and where it
-    ends.
+    """The JSON value at `at`, its problem though it parses ("": none), and its end.
 
     Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all
     its text for each error, so it only gets windows of the text.

@@ -272,11 +272,7 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
     else:
         yield "--unshare-user"
     yield from ("--as-pid-1", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr")
-    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        if os.path.islink(folder):
-            yield from ("--symlink", os.readlink(folder), folder)
-        elif os.path.isdir(folder):
-            yield from ("--ro-bind", folder, folder)
+    yield from _programs()
     for folder in ("/etc", "/opt"):
         yield from ("--perms", "0755", "--dir", folder)
     for file in ("/etc/ld.so.cache", "/etc/alternatives"):
@@ -299,6 +295,15 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         ("PYTHONHASHSEED", "0"),  # the order of sets is the same when the episode is played again
     ):
         yield from ("--setenv", name, value)
+
+
+def _programs() -> Iterator[str]:
+    """The arguments of bwrap for the folders of the system's programs."""
+    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(folder):
+            yield from ("--symlink", os.readlink(folder), folder)
+        elif os.path.isdir(folder):
+            yield from ("--ro-bind", folder, folder)
 
 
 def _interpreter() -> Iterator[str]:

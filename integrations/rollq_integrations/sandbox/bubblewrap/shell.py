@@ -75,7 +75,8 @@ def main() -> None:
 
 
 def _reply(reply: dict[str, Any], output: bytes) -> None:
-    sys.stdout.buffer.write(json.dumps({**reply, "size": len(output)}).encode() + b"\n" + output)
+    head = json.dumps({**reply, "size": len(output)})
+    sys.stdout.buffer.write(head.encode() + b"\n" + output)
     sys.stdout.buffer.flush()
 
 

@@ -64,7 +64,8 @@ def failures(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except docker.errors.BuildError as e:
-        log = "".join(str(line.get("stream") or line.get("error") or "") for line in e.build_log)
+        lines = [line.get("stream") or line.get("error") or "" for line in e.build_log]
+        log = "".join(map(str, lines))
         raise EnvironmentFailure(f"{what}: {e}; its log ends with:\n{log.strip()[-2000:]}") from e
     # Those of requests are OSErrors. The streams of builds, and damaged archives, have errors of
     # their own.

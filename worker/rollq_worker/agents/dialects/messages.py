@@ -65,21 +65,13 @@ def read(body: Any) -> TurnRequest:
         )
     if fields.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
-    options: dict[str, Json] = {}
-    for name, value in object_of(fields.pop("output_config", {}), "output_config").items():
-        if name == "format":
-            form = object_of(value, "output_config.format")
-            options |= grammar(form.get("type"), form.get("schema"), "output_config.format")
-        elif name != "effort":
-            raise refused_value(f"output_config.{name}", value)
-    if flag_of(
-        choice.get("disable_parallel_tool_use", False), "tool_choice.disable_parallel_tool_use"
-    ):
+    options = _output_options(object_of(fields.pop("output_config", {}), "output_config"))
+    several = "tool_choice.disable_parallel_tool_use"
+    if flag_of(choice.get("disable_parallel_tool_use", False), several):
         options[ONE_CALL] = True
+    shown: list[Message] = []
     if system:
-        shown = [{"role": "system", "content": text_of(system, "system")}]
-    else:
-        shown = []
+        shown.append({"role": "system", "content": text_of(system, "system")})
     for n, message in enumerate(messages):
         shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
     return TurnRequest(
@@ -88,6 +80,17 @@ def read(body: Any) -> TurnRequest:
         options=PARAMETERS.read(fields, options),
         stream=stream,
     )
+
+
+def _output_options(config: dict[str, Any]) -> dict[str, Json]:
+    options: dict[str, Json] = {}
+    for name, value in config.items():
+        if name == "format":
+            form = object_of(value, "output_config.format")
+            options |= grammar(form.get("type"), form.get("schema"), "output_config.format")
+        elif name != "effort":
+            raise refused_value(f"output_config.{name}", value)
+    return options
 
 
 def _function(tool: dict[str, Any]) -> Json:

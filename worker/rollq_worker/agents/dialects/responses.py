@@ -145,7 +145,7 @@ def _function(tool: dict[str, Any]) -> Json:
 
 
 def _messages(items: Any) -> list[Message]:
-    """The items in normal form. What the model said in one turn, its reasoning and calls, is one
+    """The items in normal form. A turn of the model, with its reasoning and calls, is one
     message.
     """
     if items is None or isinstance(items, str):
@@ -156,41 +156,38 @@ def _messages(items: Any) -> list[Message]:
     for n, one in enumerate(list_of(items, "input")):
         where = f"input[{n}]"
         item = object_of(one, where)
-        role = ROLES.get(str(item.get("role")))
-        match item.get("type", "message"):
-            case "message" if role == "assistant":
-                _model_turn(messages)["content"] += text_of(item.get("content"), where, TEXTS)
-            case "message" if role:
-                messages.append(
-                    {"role": role, "content": text_of(item.get("content"), where, TEXTS)}
-                )
-            case "reasoning":
-                text = text_of(item.get("content"), where, ("reasoning_text",))
-                if text:
-                    turn = _model_turn(messages)
-                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
-            case "function_call":
-                function = {
-                    "name": text_at(item, "name", where),
-                    "arguments": text_at(item, "arguments", where),
-                }
-                call = {
-                    "id": text_at(item, "call_id", where),
-                    "type": "function",
-                    "function": function,
-                }
-                _model_turn(messages).setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                text = text_of(item.get("output"), where, TEXTS)
-                id = text_at(item, "call_id", where)
-                messages.append({"role": "tool", "tool_call_id": id, "content": text})
-            case kind:
-                raise RequestRefused(
-                    f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is not "
-                    "supported here",
-                    param=where,
-                )
+        _add_item(messages, item, where)
     return messages
+
+
+def _add_item(messages: list[Message], item: dict[str, Any], where: str) -> None:
+    role = ROLES.get(str(item.get("role")))
+    match item.get("type", "message"):
+        case "message" if role == "assistant":
+            _model_turn(messages)["content"] += text_of(item.get("content"), where, TEXTS)
+        case "message" if role:
+            text = text_of(item.get("content"), where, TEXTS)
+            messages.append({"role": role, "content": text})
+        case "reasoning":
+            text = text_of(item.get("content"), where, ("reasoning_text",))
+            if text:
+                turn = _model_turn(messages)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+        case "function_call":
+            function = {key: text_at(item, key, where) for key in ("name", "arguments")}
+            id = text_at(item, "call_id", where)
+            call = {"id": id, "type": "function", "function": function}
+            _model_turn(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            text = text_of(item.get("output"), where, TEXTS)
+            id = text_at(item, "call_id", where)
+            messages.append({"role": "tool", "tool_call_id": id, "content": text})
+        case kind:
+            raise RequestRefused(
+                f"{where} is a {kind!s:.80} of {item.get('role')!s:.80}, which is not supported "
+                "here",
+                param=where,
+            )
 
 
 def _model_turn(messages: list[Message]) -> Message:

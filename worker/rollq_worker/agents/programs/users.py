@@ -52,7 +52,8 @@ def agent_users() -> AgentUsers | None:
     if not text:
         return None
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 31):
+    are_numbers = first.isdecimal() and last.isdecimal()
+    if not are_numbers or not 0 < int(first) <= int(last) < 1 << 31:
         raise SettingsError(
             f"{VARIABLE} must be numbers of users, as in 300000-300999, not {text!r}"
         )

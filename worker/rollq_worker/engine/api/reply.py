@@ -128,15 +128,7 @@ def read_reply(
     for a reason of its own, EngineUnavailable or JobFailure; for routed experts what
     `read_routed_experts` raises.
     """
-    try:
-        reply = _parse(body)
-        meta = reply["meta_info"]
-        finish = Finish(meta["finish_reason"]["type"])
-        ids = _ids(reply["output_ids"])
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise RequestFailed(
-            f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}"
-        ) from e
+    reply, meta, finish, ids = _parts(body)
     if meta.get("id", rid) != rid:
         raise RequestFailed(f"this answers another request: {_clip(meta['id'])}")
     if not ids:
@@ -161,6 +153,19 @@ def read_reply(
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
         routed_experts=experts,
     )
+
+
+def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish, array[int]]:
+    """The reply, its `meta_info`, its finish reason and its ids. Raises RequestFailed."""
+    try:
+        reply = _parse(body)
+        meta = reply["meta_info"]
+        finish = Finish(meta["finish_reason"]["type"])
+        return reply, meta, finish, _ids(reply["output_ids"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise RequestFailed(
+            f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}"
+        ) from e
 
 
 def _nothing_sampled() -> Generated:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollq.client.client import internals
 from rollq.errors import RollqError
 from rollq.export.record import record
 from rollq.ledger.replies import JobState, State
 from rollq.processes.child import Child
 from tests.chaos.processes import RUN, Processes
+from tests.ledger_of import reader_of
 from tests.rollback.redis_file import append_only_file
 
 LEASE_S = 15.0
@@ -142,7 +142,7 @@ class FaultRun(Processes):
     def state(self, job: str) -> JobState | None:
         """None for an unknown job and for an unreadable record."""
         try:
-            return internals(self.client).reader.job(job)
+            return reader_of(self.client).job(job)
         except RollqError:
             return None
 

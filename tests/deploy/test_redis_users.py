@@ -14,7 +14,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from rollq import cli
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.producing.broker import Broker
 from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
@@ -30,6 +30,7 @@ from rollq_view.redis_place import RedisPlace
 from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
+from tests.ledger_of import ledger_of
 from tests.rollq.samples import group, play, reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.waiting import until
@@ -161,7 +162,7 @@ def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis
             play(ledger, f"taken/{name}/{sample}")
     worker.lset(ledger.keys.journal("taken/g0/0"), 1, "junk")
     with Client(server.url("trainer"), run="taken") as trainer:
-        assert live_workers(internals(trainer).ledger.redis) == []
+        assert live_workers(ledger_of(trainer).redis) == []
         for batch in trainer.batches(1):
             batch.ack()
         stats = trainer.stats()

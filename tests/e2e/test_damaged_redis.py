@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from rollq import Client, Job
-from rollq.client.client import internals
 from rollq.errors import PullTimeout, RollqError
 from rollq.ledger.keys import Keys
 from rollq.ledger.replies import State
 from tests.e2e.stack import JOBS, Stack, check_all_delivered, submit_groups
+from tests.ledger_of import ledger_of
 
 GROUP = "shop.train.0"
 KEYS: dict[str, Callable[[Keys], str]] = {
@@ -68,7 +68,7 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
     clients = {name: Client(stack.redis_url, run=f"bad-{name}") for name in KEYS}
     for name, client in clients.items():
         client.submit([Job(env="shop", task=0, size=2, min_viable=1)])
-        key, redis = KEYS[name](internals(client).ledger.keys), internals(client).ledger.redis
+        key, redis = KEYS[name](ledger_of(client).keys), ledger_of(client).redis
         kind = redis.type(key)
         if content == "garbage inside" and kind in FILL:
             FILL[kind](redis, key)
@@ -83,7 +83,7 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
         for text in use(client):
             assert f"bad-{name}" in text, f"{name}: an error that does not say which run: {text}"
         if name not in ("count", "group", "job"):  # what these held is lost
-            counts = internals(client).ledger.redis.hkeys(internals(client).ledger.keys.count)
+            counts = ledger_of(client).redis.hkeys(ledger_of(client).keys.count)
             assert not [count for count in counts if count.startswith(b"failures:")], (
                 f"{name}: damage cost a budget"
             )
@@ -112,7 +112,7 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
     submit_groups(stack, "journals")
     first = stack.worker(8)
     with Client(stack.redis_url, run="journals") as client:
-        keys, redis = internals(client).ledger.keys, internals(client).ledger.redis
+        keys, redis = ledger_of(client).keys, ledger_of(client).redis
 
         def grown() -> list[str]:
             ids = (

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rollq import Client, Job
-from rollq.client.client import internals
 from rollq.client.waits import explain
 from rollq.job import Purpose
 from tests.e2e.stack import Stack
 from tests.e2e.test_staleness import load_weights
+from tests.ledger_of import reader_of
 
 TASKS = [
     Job(env="shop", split="test", task=task, queue="eval", weight_version="5") for task in range(3)
@@ -31,7 +31,7 @@ def test_every_token_is_of_the_pinned_version(stack: Stack) -> None:
     with Client(stack.redis_url, run="r") as client:
         client.publish(5)
         evaluation = client.evaluate(TASKS, 2)
-        reader = internals(client).reader
+        reader = reader_of(client)
         stack.wait(
             lambda: "jobs are pinned to" in explain(reader, Purpose.EVAL), 60, "what is waited for"
         )

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from rollq import Budget, Client, Job
-from rollq.client.client import internals
 from rollq.ledger.constants import LEASE_S
 from rollq.servers.connection import connect
 from tests.conftest import free_port
@@ -20,6 +19,7 @@ from tests.deploy.monitoring import named_metrics
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.scrapes import Scrapes
 from tests.e2e.stack import FAULTY_SHOP, Stack
+from tests.ledger_of import ledger_of
 
 LONG_S = 150
 
@@ -128,7 +128,7 @@ def lose_workers(
 
 
 def leased(client: Client) -> list[str]:
-    held = internals(client).ledger.redis.zrange(internals(client).ledger.keys.leased, 0, -1)
+    held = ledger_of(client).redis.zrange(ledger_of(client).keys.leased, 0, -1)
     return [entry.decode().partition("#")[0] for entry in held]
 
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from rollq import Client, Job
-from rollq.client.client import internals
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.stack import Stack, check_all_delivered, submit_singles
+from tests.ledger_of import ledger_of
 
 
 class TestRedis:
@@ -44,11 +44,11 @@ def test_a_worker_outlives_a_redis_that_takes_no_writes(stack: Stack, busy: bool
         if busy:
             client.submit([Job(env="shop", task=task, size=2) for task in range(4)])
             stack.wait(lambda: client.stats()["claims"], 150, "a claim")
-        internals(client).ledger.redis.replicaof("127.0.0.1", "1")
+        ledger_of(client).redis.replicaof("127.0.0.1", "1")
         try:
             time.sleep(3.0)
         finally:
-            internals(client).ledger.redis.replicaof("NO", "ONE")
+            ledger_of(client).redis.replicaof("NO", "ONE")
         client.submit([Job(env="shop", task=9)])
         stack.wait(lambda: client.stats()["done"] == 1 + 4 * 2 * busy, 150, "the end")
         assert not client.stats()["failures"]

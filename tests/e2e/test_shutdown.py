@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from rollq import Budget, Client
-from rollq.client.client import internals
 from rollq.events import Finish, Sampled
 from rollq.ledger.constants import NEW, SENDING_S
 from rollq.ledger.keys import QUEUE, Keys
@@ -20,6 +19,7 @@ from tests.conftest import free_port
 from tests.e2e.hanging_server import HangingServer
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.stack import Stack, stop, submit_singles
+from tests.ledger_of import ledger_of
 
 
 class TestStop:
@@ -56,7 +56,7 @@ class TestStop:
             pieces = [
                 event
                 for task in range(72)
-                for blob in internals(client).ledger.journal(f"many/g{task}/0")[1:]
+                for blob in ledger_of(client).journal(f"many/g{task}/0")[1:]
                 if isinstance(event := decode_event(blob, f"many/g{task}/0"), Sampled)
             ]
         partial = [piece for piece in pieces if piece.finish is Finish.ABORT]

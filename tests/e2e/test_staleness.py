@@ -12,10 +12,10 @@ from contextlib import suppress
 import pytest
 
 from rollq import Client, Job
-from rollq.client.client import internals
 from rollq.errors import LedgerError
 from tests.conftest import free_port
 from tests.e2e.stack import Stack
+from tests.ledger_of import dead_letters_of
 
 BATCH, STEPS = 4, 5
 RESTARTS, MISSES, COMES = 1, 2, 3
@@ -90,7 +90,7 @@ def test_no_token_is_older_than_the_bound(stack: Stack, bound: int) -> None:
         thread.start()
         with client.consumer() as consumer:
             for step in range(STEPS):
-                if step % 2 and (unfinished := internals(client).dead_letters.open_groups()):
+                if step % 2 and (unfinished := dead_letters_of(client).open_groups()):
                     client.cancel(group=random.choice(unfinished))
                 batch = consumer.next(BATCH, timeout=150)
                 assert batch and batch.policy_step == step

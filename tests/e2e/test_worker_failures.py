@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from rollq import Budget, Client
-from rollq.client.client import internals
 from rollq.ledger.keys import QUEUE, Keys
 from tests.e2e.stack import CALM_S, JOBS, Stack, check_all_delivered, submit_groups, submit_singles
+from tests.ledger_of import ledger_of
 from tests.stalls import Stalls
 
 LEASE_S = 15.0
@@ -20,7 +20,7 @@ LEASE_S = 15.0
 def written(stack: Stack, run: str) -> int:
     """Entries in the journals of the leased jobs."""
     with Client(stack.redis_url, run=run) as client:
-        keys, redis = internals(client).ledger.keys, internals(client).ledger.redis
+        keys, redis = ledger_of(client).keys, ledger_of(client).redis
         jobs = [member.decode().partition("#")[0] for member in redis.zrange(keys.leased, 0, -1)]
         return sum(redis.llen(keys.journal(job)) for job in jobs)
 

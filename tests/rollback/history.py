@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rollq import Client
-from rollq.client.client import internals
 from rollq.errors import Gap
+from tests.ledger_of import ledger_of, reader_of
 from tests.rollback.actors import RUN, SIZE, Player, Producer, SourcelessProducer, Trainer, group
 from tests.rollback.redis_file import Record, RollbackRedis
 
@@ -115,8 +115,8 @@ class History:
     def expire_leases(self, of: Callable[[str], bool]) -> str:
         """What time does to leases that nobody renews."""
         redis, leased = (
-            internals(self.client).ledger.redis,
-            internals(self.client).ledger.keys.leased,
+            ledger_of(self.client).redis,
+            ledger_of(self.client).keys.leased,
         )
         over = [
             member
@@ -125,7 +125,7 @@ class History:
         ]
         if over:
             redis.zadd(leased, dict.fromkeys(over, 1), xx=True)
-            redis.hset(internals(self.client).ledger.keys.meta, "grace", 0)
+            redis.hset(ledger_of(self.client).keys.meta, "grace", 0)
             self.reap()
         return "expire" if over else ""
 
@@ -135,8 +135,8 @@ class History:
             one.id for trainer in self.trainers for batch in trainer.held for one in batch.groups
         }
         redis, held = (
-            internals(self.client).ledger.redis,
-            f"{internals(self.client).ledger.keys.prefix}held:train",
+            ledger_of(self.client).redis,
+            f"{ledger_of(self.client).keys.prefix}held:train",
         )
         over = [name for name in redis.zrange(held, 0, -1) if name.decode() not in ours]
         if over:
@@ -163,16 +163,11 @@ class History:
             self.sourceless.client,
             *(t.client for t in self.trainers),
         ):
-            internals(
-                client
-                # else each waits a while before it connects again
-            ).ledger.redis.connection_pool.disconnect()
+            ledger_of(client).redis.connection_pool.disconnect()
         for player in self.players:
             player.ledger.redis.connection_pool.disconnect()
         acked = self.acked()
-        states = dict(
-            zip(acked, internals(self.client).reader.group_states(list(acked)), strict=True)
-        )
+        states = dict(zip(acked, reader_of(self.client).group_states(list(acked)), strict=True))
         for name, times in acked.items():
             if states[name] != "acked" and times > self.ack_lost[name]:
                 self.ack_lost[name] += 1
@@ -189,9 +184,9 @@ class History:
         return [jobs[0].group for groups in self.groups for jobs in groups]
 
     def over(self) -> bool:
-        if not internals(self.client).reader.standing().sealed:
+        if not reader_of(self.client).standing().sealed:
             return False
-        return set(internals(self.client).reader.group_states(self.names)) == {"acked"}
+        return set(reader_of(self.client).group_states(self.names)) == {"acked"}
 
     def settle(self) -> list[str]:
         """Let everybody go on, then time pass, then the producers and trainers be started again.
@@ -205,11 +200,9 @@ class History:
                     return []
                 if not remedy() or time.monotonic() > until:
                     break
-        states = dict(
-            zip(self.names, internals(self.client).reader.group_states(self.names), strict=True)
-        )
+        states = dict(zip(self.names, reader_of(self.client).group_states(self.names), strict=True))
         return [
-            f"the run does not end: {states}, {internals(self.client).reader.standing()}, "
+            f"the run does not end: {states}, {reader_of(self.client).standing()}, "
             f"errors {self.producer.errors}"
         ]
 

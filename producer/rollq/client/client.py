@@ -8,13 +8,18 @@ from __future__ import annotations  # most names are not there before there is a
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
-from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
-from rollq.client.closing import Closed
-from rollq.client.operations import Operations
-from rollq.errors import ClientClosed, ContractError, FailureClass, SettingsError
+from rollq.client.arguments import (
+    Order,
+    check_ahead,
+    check_client,
+    check_days,
+    check_ids,
+    check_wanted,
+)
+from rollq.errors import ClientClosed, ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.numbers import whole_number
@@ -26,11 +31,11 @@ if TYPE_CHECKING:
     from rollq.client.consuming.functions import Reward, Where
     from rollq.client.episodes import Episodes
     from rollq.client.evaluation import Evaluation
-    from rollq.client.internals import Internals
     from rollq.client.solve_rates import SolveRates
     from rollq.client.tracking import Tracker
     from rollq.job import Job
-    from rollq.ledger.replies import Published, Submission
+    from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
+    from rollq.trajectory import Trajectory
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill
@@ -38,7 +43,7 @@ Redis.
 """
 
 
-class Client(Operations):
+class Client:
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context
     manager.
 
@@ -65,26 +70,29 @@ class Client(Operations):
         wrong address or value.
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
-        from rollq.client.internals import Internals
         from rollq.client.producing.broker import Broker
         from rollq.client.producing.producer import Producer
         from rollq.client.tracking import Trackers
+        from rollq.ledger.dead_letters import DeadLetters
+        from rollq.ledger.ledger import Ledger
+        from rollq.ledger.reader import LedgerReader
+        from rollq.ledger.versions import Versions
         from rollq.servers.connection import connect
         from rollq.servers.retry import RetryLoop
 
         check_client(run, hold_s)
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self._internals = Internals.of(connect(settings.redis_url, patience_s=0), run)
+        connection = connect(settings.redis_url, patience_s=0)
+        self._ledger, self._reader = Ledger(connection, run), LedgerReader(connection, run)
+        self._versions, self._dead_letters = Versions(connection, run), DeadLetters(connection, run)
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closing = Event()
         self._retry = RetryLoop(wait=self._pause)
-        self._trackers = Trackers(self._internals.reader, self._retry)
-        self._producer = Producer(
-            self._internals.ledger, self._broker, dict(budgets or {}), self._pause
-        )
+        self._trackers = Trackers(self._reader, self._retry)
+        self._producer = Producer(self._ledger, self._broker, dict(budgets or {}), self._pause)
 
     @property
     def broker_error(self) -> str | None:
@@ -147,7 +155,7 @@ class Client(Operations):
                     f"the tokenizer and the chat template are pinned by their hashes, not {text!r}"
                 )
         self._producer.pin(
-            "tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash)
+            "tokenizer", lambda: self._ledger.pin_tokenizer(tokenizer_hash, template_hash)
         )
 
     def forget_after(self, days: float) -> None:
@@ -157,7 +165,7 @@ class Client(Operations):
         A group that is submitted again later is a new one. Raises SettingsError.
         """
         check_days(days)
-        self._producer.pin("forget_after", lambda: self._internals.ledger.forget_after(days))
+        self._producer.pin("forget_after", lambda: self._ledger.forget_after(days))
 
     def limit_staleness(
         self, groups_per_batch: int, max_staleness: int, max_running: int | None = None
@@ -172,7 +180,7 @@ class Client(Operations):
         SettingsError.
         """
         bound = partial(
-            self._internals.versions.limit_staleness, groups_per_batch, max_staleness, max_running
+            self._versions.limit_staleness, groups_per_batch, max_staleness, max_running
         )
         self._producer.pin("admission", bound)
 
@@ -187,13 +195,13 @@ class Client(Operations):
         step or version, SettingsError when it was published for another step.
         """
         version = str(step) if weight_version is None else weight_version
-        from rollq.client.producing.policy_publication import PolicyPublication
+        from rollq.client.producing.producer import PolicyPublication
 
-        self._producer.publish(PolicyPublication(self._internals.versions, step, version))
+        self._producer.publish(PolicyPublication(self._versions, step, version))
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
-        return self._retry(self._internals.versions.published)
+        return self._retry(self._versions.published)
 
     def batches(
         self,
@@ -278,7 +286,7 @@ class Client(Operations):
 
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
-        deliveries = Deliveries(self._internals.ledger.redis, self.run)
+        deliveries = Deliveries(self._ledger.redis, self.run)
         consumer = Consumer(
             deliveries,
             Purpose(purpose),
@@ -305,7 +313,7 @@ class Client(Operations):
         """
         from rollq.client.episodes import Episodes
 
-        episodes = Episodes(self._internals, self._producer, keep_steps)
+        episodes = Episodes(self._ledger, self._producer, keep_steps)
         self._open.add(episodes)
         return episodes
 
@@ -337,7 +345,7 @@ class Client(Operations):
 
         tracking = self._trackers.use(track)
         evaluation = begin(
-            self._internals, self._producer, self.published, list(tasks), k, version, name, tracking
+            self._reader, self._producer, self.published, list(tasks), k, version, name, tracking
         )
         self._open.add(evaluation)
         return evaluation
@@ -348,7 +356,87 @@ class Client(Operations):
         """
         from rollq.client.solve_rates import SolveRates
 
-        return SolveRates(self._internals, self._producer, self._retry)
+        return SolveRates(self._ledger, self._producer, self._retry)
+
+    def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
+        """A job's episode as far as it was played. The episode of a dead job ends with its failure.
+
+        With `attempt`: the journal that was set aside under that attempt. Raises LedgerError when
+        the job is unknown or was acknowledged.
+        """
+        return self._retry(lambda: self._reader.trajectory(job_id, attempt))
+
+    def job(self, job_id: str) -> JobState:
+        """A job's state. Raises LedgerError when it is unknown."""
+        state = self._retry(lambda: self._reader.job(job_id))
+        if state is None:
+            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
+        return state
+
+    def group_states(self, groups: Sequence[str]) -> list[str]:
+        """The state of each group: open, ready, held, acked or dropped; empty for one that is
+        unknown.
+        """
+        return self._retry(lambda: self._reader.group_states(groups))
+
+    def explain(self, wanted: int) -> str:
+        """Who waits for whom while a consumer waits for so many groups, and what to do; empty while
+        they are only being played.
+        """
+        from rollq.client.waits import explain
+
+        return explain(self._reader, Purpose.TRAIN, wanted=wanted)
+
+    def set_engines(self, name: str, urls: Iterable[str]) -> None:
+        """Make these the engines of workers that were started with `--engine redis:NAME`, in every
+        run.
+        """
+        from rollq.ledger.workers.engine_addresses import set_addresses
+
+        self._retry(lambda: set_addresses(self._ledger.redis, name, {*urls}))
+
+    def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
+        """The jobs that ended without a grade, the latest first."""
+        return self._retry(lambda: self._reader.dead(limit))
+
+    def requeue(self, job_ids: Iterable[str]) -> None:
+        """Queue dead jobs again, without their failures. Groups that were dropped for them come
+        back.
+
+        Raises LedgerError for the first job that is not dead, or whose group is handed out without
+        it.
+        """
+        for job_id in check_ids(job_ids):
+            self._retry(partial(self._dead_letters.requeue, job_id))
+
+    def cancel(
+        self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False
+    ) -> None:
+        """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished
+        members of a group, or those of the whole run, which takes no more groups then.
+
+        Workers stop playing them within seconds. A group is then ready if it has `min_viable`
+        graded members, else dropped. Raises LedgerError for the first of `job_ids` that has already
+        ended, and for an unknown group; ContractError when nothing is named.
+        """
+        if job_ids is None and group is None and not run:
+            raise ContractError(
+                f"run {self.run}: cancel what? Give ids of jobs, group=, or run=True for all of it"
+            )
+        for job_id in check_ids(job_ids or ()):
+            self._retry(partial(self._dead_letters.cancel, job_id))
+        if group is not None:
+            self._retry(lambda: self._dead_letters.cancel_group(group))
+        if run:
+            self._retry(self._ledger.seal)
+            for name in self._retry(self._dead_letters.open_groups):
+                self._retry(partial(self._dead_letters.cancel_group, name))
+
+    def stats(self) -> dict[str, Any]:
+        """How many jobs and groups are in each state, and totals since the run began
+        (docs/ledger.md). All are 0 for a run that is not `known`.
+        """
+        return self._retry(self._reader.stats)
 
     def close(self) -> None:
         """Close its consumers, evaluations and trackers, too. A closed client refuses every call
@@ -362,9 +450,10 @@ class Client(Operations):
         self._trackers.close()
         self._producer.close()
         self._broker.close()
-        self._internals.ledger.redis.close()
-        closed: Any = Closed(f"the client of run {self.run}")
-        self._internals = self._producer = closed
+        self._ledger.redis.close()
+        closed: Any = Closed(self.run)
+        self._ledger = self._reader = self._versions = self._dead_letters = closed
+        self._producer = closed
 
     def _pause(self, seconds: float) -> None:
         if self._closing.wait(seconds):
@@ -386,6 +475,11 @@ class Client(Operations):
             consumer.stop_renewing()
 
 
-def internals(client: Client) -> Internals:
-    """For rollq's own commands and tests. They may change in any version."""
-    return client._internals
+class Closed:
+    """Takes the place of what a closed client worked with: each use of it raises ClientClosed."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClientClosed(f"the client of run {self._run} is closed: make another")

@@ -16,8 +16,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rollq.client.closing import briefly
-from rollq.client.internals import Internals
 from rollq.client.producing.producer import Producer
 from rollq.errors import (
     ClientClosed,
@@ -29,7 +27,9 @@ from rollq.errors import (
 )
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
-from rollq.servers.retry import RetryLoop
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
+from rollq.servers.retry import RetryLoop, try_briefly
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 
@@ -55,9 +55,9 @@ class Episodes:
     may use a run.
     """
 
-    def __init__(self, internals: Internals, producer: Producer, keep_steps: int) -> None:
-        """What `Client.episodes` says."""
-        ledger, self._reader, self._producer = internals.ledger, internals.reader, producer
+    def __init__(self, ledger: Ledger, producer: Producer, keep_steps: int) -> None:
+        """`keep_steps`: see `Client.episodes`."""
+        self._reader, self._producer = LedgerReader(ledger.redis, ledger.run), producer
         self._run_name = ledger.run
         self._deliveries = Deliveries(ledger.redis, ledger.run)
         self._keep_steps = keep_steps
@@ -101,7 +101,7 @@ class Episodes:
         """
         self._closing.set()
         self._new.put(None)
-        briefly(self._thread.join)  # Redis may be away
+        try_briefly(self._thread.join)  # Redis may be away
 
     @property
     def _closed(self) -> ClientClosed:

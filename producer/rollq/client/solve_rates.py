@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from rollq.batch import Group
 from rollq.client.consuming.functions import Filter, Where
-from rollq.client.internals import Internals
 from rollq.client.producing.producer import Producer
+from rollq.ledger.ledger import Ledger
 from rollq.ledger.solve_rates import Rate, Store
 from rollq.servers.retry import RetryLoop
 
@@ -17,9 +17,9 @@ class SolveRates:
     calls it.
     """
 
-    def __init__(self, internals: Internals, producer: Producer, retry: RetryLoop) -> None:
+    def __init__(self, ledger: Ledger, producer: Producer, retry: RetryLoop) -> None:
         self._retry = retry
-        self._store = Store(internals.ledger.scripts)
+        self._store = Store(ledger.scripts)
         self._producer = producer
         self._known: dict[int, Mapping[str, Rate]] = {}
         """What became known before each step that was asked for here."""

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import redis
 
-from rollq.client.client import Client, internals
-from rollq.client.internals import Internals
+from rollq.client.client import Client
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import PATIENCE_S, connect
@@ -94,36 +93,32 @@ def open_client(
 
     With `known`, raises SettingsError when the run does not exist.
     """
-    found = settings(args)
-    ping_redis(found.redis_url)
-    with (
-        explain_lost_redis(found.redis_url),
-        Client(
-            found.redis_url,
-            run=run,
-            broker_url=found.broker_url,
-            budgets=budgets,
-        ) as connected,
-    ):
-        reader = internals(connected).reader
+    addresses = settings(args)
+    with open_redis(args) as connection:
         if warn:
-            retry(reader.exists)  # waits for a Redis that is busy, as the command itself does
-        if warn and (wrong := check_redis(reader.redis)):
-            print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
+            # waits for a Redis that is busy, as the command itself does
+            retry(LedgerReader(connection, run).exists)
+            warnings = check_redis(connection)
+            if warnings:
+                print(f"rollq: warning: {'; '.join(warnings)}", file=sys.stderr)
         if known:
-            check_run(reader.redis, run, found.redis_url)
-        yield connected
+            check_run(connection, run, addresses.redis_url)
+    with (
+        explain_lost_redis(addresses.redis_url),
+        Client(
+            addresses.redis_url, run=run, broker_url=addresses.broker_url, budgets=budgets
+        ) as client,
+    ):
+        yield client
 
 
 @contextlib.contextmanager
-def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Iterator[Internals]:
-    """The run in Redis, for what needs no client. With `known`, raises SettingsError when it does
-    not exist.
-    """
+def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Iterator[LedgerReader]:
+    """A reader of the run. With `known`, raises SettingsError when the run does not exist."""
     with open_redis(args) as connection:
         if known:
             check_run(connection, run, settings(args).redis_url)
-        yield Internals.of(connection, run)
+        yield LedgerReader(connection, run)
 
 
 def check_run(connection: "redis.Redis", run: str, url: str) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 
-from rollq.client.client import Client, internals
-from rollq.client.collector import Collector
+from rollq.client.client import Client
+from rollq.client.evaluation import Collector
 from rollq.client.waits import WaitLog, explain
 from rollq.commands.connect import open_client, open_run
 from rollq.commands.flags import keys, plan
@@ -93,15 +93,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    with open_run(args, args.show[0]) as of:
-        other = _other(args, of.reader)
-        if not args.show[1] and (
-            names := [name for name in Store(of.reader.scripts).names() if name]
-        ):
-            return _show_series(args, of.reader, names, other)
-        result = _stored(of.reader, args.show)
+    with open_run(args, args.show[0]) as reader:
+        other = _other(args, reader)
+        if not args.show[1] and (names := [name for name in Store(reader.scripts).names() if name]):
+            return _show_series(args, reader, names, other)
+        result = _stored(reader, args.show)
         _report(
-            args, of.reader, result, compare(result, other, report.title(other)) if other else None
+            args, reader, result, compare(result, other, report.title(other)) if other else None
         )
     return 0 if result.complete else 1
 
@@ -155,7 +153,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         stack.enter_context(plan.explain_interrupt())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
-        reader = internals(client).reader
+        reader = stack.enter_context(open_run(args, args.run_name, known=False))
         if out:
             out.run_began = reader.began
         tasks = list(what.jobs())

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollq.client.internals import Internals
 from rollq.commands.connect import check_run, open_run, settings
 from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_json, add_redis
@@ -16,6 +15,8 @@ from rollq.commands.tables import age, columns, first_line
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import DeadLetter
 from rollq.servers.retry import retry
 
@@ -149,8 +150,8 @@ def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _list(args: argparse.Namespace) -> int:
     run, _ = _named(args)
-    with open_run(args, run) as of:
-        dead = [job for job in of.reader.dead(None) if args.failure in (None, job.failure)]
+    with open_run(args, run) as reader:
+        dead = [job for job in reader.dead(None) if args.failure in (None, job.failure)]
     if args.json:
         print(json.dumps([_record(job) for job in dead]))
     elif dead:
@@ -162,8 +163,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _requeue(args: argparse.Namespace) -> int:
     run, jobs = _named(args)
-    with open_run(args, run) as of:
-        letters = of.dead_letters
+    with open_run(args, run) as reader:
+        letters = DeadLetters(reader.redis, run)
         return _act_on_each(
             args, run, jobs or letters.ids(args.failure), letters.requeue, "requeued"
         )
@@ -174,27 +175,27 @@ def _drop(args: argparse.Namespace) -> int:
     if args.whole_run and (jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
     # Deleting a run that was deleted half-way goes on, although it is not listed any more.
-    with open_run(args, run, known=not (args.whole_run and args.yes)) as of:
+    with open_run(args, run, known=not (args.whole_run and args.yes)) as reader:
         if args.whole_run:
-            return _whole_run(args, of)
-        letters = of.dead_letters
+            return _whole_run(args, reader)
+        letters = DeadLetters(reader.redis, run)
         return _act_on_each(
             args, run, jobs or letters.ids(args.failure), letters.discard, "dropped"
         )
 
 
-def _whole_run(args: argparse.Namespace, of: Internals) -> int:
-    run = of.ledger.run
+def _whole_run(args: argparse.Namespace, reader: LedgerReader) -> int:
+    run = reader.run
     if not args.yes:
-        counts = of.reader.stats()
+        counts = reader.stats()
         raise SettingsError(
             f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being "
             f"played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes "
             "to delete them all"
         )
-    if not (keys := retry(of.dead_letters.forget_run)):
-        check_run(of.reader.redis, run, settings(args).redis_url)
+    if not (keys := retry(DeadLetters(reader.redis, run).forget_run)):
+        check_run(reader.redis, run, settings(args).redis_url)
     print(
         json.dumps({"run": run, "keys": keys}) if args.json else f"run {run}: {keys} keys deleted"
     )
@@ -207,8 +208,8 @@ def _cancel(args: argparse.Namespace) -> int:
         raise SettingsError(
             f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all"
         )
-    with open_run(args, run) as of:
-        letters = of.dead_letters
+    with open_run(args, run) as reader:
+        letters = DeadLetters(reader.redis, run)
         if args.all:
             return _act_on_each(args, run, letters.open_groups(), letters.cancel_group, "cancelled")
         return _act_on_each(args, run, jobs, letters.cancel, "cancelled")

@@ -15,11 +15,11 @@ from math import fsum, inf
 from typing import Any
 
 from rollq.batch import Batch
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.consuming.functions import Filter, RewardFunction
 from rollq.client.tracking import parts
 from rollq.client.waits import explain
-from rollq.commands.connect import open_client
+from rollq.commands.connect import open_client, open_run
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import (
     add_json,
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
         client = stack.enter_context(
             open_client(args, args.run_name, warn=True, known=not args.wait)
         )
-        reader = internals(client).reader
+        reader = stack.enter_context(open_run(args, args.run_name, known=False))
         if out:
             out.run_began = reader.began
         progress = stack.enter_context(open_progress(sys.stderr))

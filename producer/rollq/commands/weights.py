@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rollq.client.client import Client, internals
-from rollq.commands.connect import open_client, open_redis, settings
+from rollq.commands.connect import open_client, open_redis, open_run, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
 from rollq.commands.flags.types import name, one_of, whole, words
@@ -20,7 +19,7 @@ from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.job import LONGEST_VERSION
 from rollq.ledger.replies import Published
-from rollq.ledger.versions import LAST_STEP
+from rollq.ledger.versions import LAST_STEP, Versions
 from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode
@@ -116,7 +115,7 @@ def sync(args: argparse.Namespace) -> int:
             else None
         )
         if client:
-            _check_run(client, args)
+            _check_run(args)
         try:
             with open_progress(sys.stderr) as display:
                 report = _reporter(display)
@@ -136,11 +135,14 @@ def sync(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_run(client: Client, args: argparse.Namespace) -> None:
+def _check_run(args: argparse.Namespace) -> None:
     """Raises SettingsError when the run has another adapter, or this version's name for another
     step.
     """
-    versions = internals(client).versions
+    with open_run(args, args.run_name) as reader:
+        versions = Versions(reader.redis, reader.run)
+        versions.check_name(args.step, args.version)
+        of_run = versions.adapter()
     if (of_run := versions.adapter()) not in (None, args.adapter or ""):
         remedy = (
             f"name it with --adapter {of_run}"
@@ -150,7 +152,6 @@ def _check_run(client: Client, args: argparse.Namespace) -> None:
         raise SettingsError(
             f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}"
         )
-    versions.check_name(args.step, args.version)
 
 
 def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) -> None:

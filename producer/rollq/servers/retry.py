@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
@@ -108,6 +109,25 @@ class RetryLoop:
 def retry(call: Callable[[], T], for_s: float = inf) -> T:
     """A RetryLoop for a single call."""
     return RetryLoop()(call, for_s)
+
+
+CLOSE_S = 2.0
+"""Seconds that closing waits for Redis."""
+
+
+def try_briefly(call: Callable[[], object]) -> bool:
+    """True if the call returned within CLOSE_S. Raises nothing."""
+    done = threading.Event()
+
+    def run() -> None:
+        with suppress(Exception):
+            call()
+            done.set()
+
+    thread = threading.Thread(target=run, name="rollq-close", daemon=True)
+    thread.start()
+    thread.join(CLOSE_S)
+    return done.is_set()
 
 
 class Address:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from rollq.client.client import internals
 from rollq.job import QUEUE
 from rollq.processes.child import Child
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.junk_messages import JUNK, send_junk_messages
 from tests.chaos.rows import row
+from tests.ledger_of import ledger_of
 
 
 @row("broker-junk")
@@ -29,7 +29,7 @@ def broker(run: FaultRun) -> None:
         all(worker.exit_code is None for worker in workers),
         "messages that mean nothing took a worker down",
     )
-    redis = internals(run.client).ledger.redis
+    redis = ledger_of(run.client).redis
     for junk in JUNK:
         redis.rpush(QUEUE, junk)
         (ended,) = wait_for_ends(run, workers, 1)
@@ -83,7 +83,7 @@ def journal(run: FaultRun) -> None:
     run.submit(8, 3, "--set", "min_viable=1")
     run.wait_for_leases(victim, 4)
     run.wait_for_progress()
-    redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
+    redis, keys = ledger_of(run.client).redis, ledger_of(run.client).keys
     held = run.freeze_with_leases(victim)
     damaged = [job for job, _ in held if redis.llen(keys.journal(job))][:3]
     for job in damaged:
@@ -121,7 +121,7 @@ def record(run: FaultRun) -> None:
     """
     run.start_processes(workers=())
     run.submit(8, 3, "--set", "min_viable=1")
-    redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
+    redis, keys = ledger_of(run.client).redis, ledger_of(run.client).keys
     run.expected_dead = set(bad := run.rng.sample(sorted(run.expected), 3))
     for job in bad:
         redis.hset(keys.job(job), "body", b"garbage")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from redis import OutOfMemoryError
 
-from rollq.client.client import internals
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.rows import row
+from tests.ledger_of import ledger_of
 
 
 @row("redis-restart")
@@ -140,7 +140,7 @@ def full(run: FaultRun) -> None:
     """Out of memory for some seconds: new work waits, and what is being played goes on."""
     run.start_processes(workers=(8, 4))
     run.submit(10)
-    redis = internals(run.client).ledger.redis
+    redis = ledger_of(run.client).redis
     for _ in range(2):
         run.wait_for_progress()
         redis.config_set("maxmemory", 1)
@@ -153,7 +153,7 @@ def full(run: FaultRun) -> None:
 
 def _refuses_a_write(run: FaultRun) -> bool:
     try:
-        internals(run.client).ledger.redis.set("memory", 1)
+        ledger_of(run.client).redis.set("memory", 1)
     except OutOfMemoryError:
         return True
     return False
@@ -196,7 +196,7 @@ def set_clock(run: FaultRun, at: Path, jump: int) -> None:
     """Move the clock of this Redis, and check that it moved."""
 
     def ahead() -> float:
-        seconds, micros = internals(run.client).ledger.redis.time()
+        seconds, micros = ledger_of(run.client).redis.time()
         return float(seconds + micros / 1e6 - time.time())
 
     before = ahead()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rollq import Batch, Client, Job
-from rollq.client.client import internals
 from rollq.errors import (
     ContractError,
     JobConflict,
@@ -21,6 +20,7 @@ from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import JobMessage, State
+from tests.ledger_of import ledger_of
 from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import closed, group, job, play, prompt
 from tests.waiting import until
@@ -69,10 +69,8 @@ class TestSubmit:
         monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
         with Client(redis_url, run="r") as client:
             assert client.submit(group()).new
-            internals(client).ledger.redis.zadd(
-                internals(client).ledger.keys.queued, {"r/g/0": 0}, xx=True
-            )
-            assert internals(client).ledger.reap() == [JobMessage("r/g/0", "rollq", NEW)]
+            ledger_of(client).redis.zadd(ledger_of(client).keys.queued, {"r/g/0": 0}, xx=True)
+            assert ledger_of(client).reap() == [JobMessage("r/g/0", "rollq", NEW)]
 
     def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(
         self, client: Client

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rollq import Client, ContractError, Job, PullTimeout, Purpose, RollqError, SettingsError
-from rollq.client.client import internals
 from rollq.client.evaluation import evaluation_jobs
 from rollq.errors import LedgerError
 from rollq.ledger.evaluations import Store
 from rollq.ledger.ledger import Ledger
+from tests.ledger_of import ledger_of
 from tests.rollq.groups import ack, finish_groups, play_when_submitted, take
 from tests.rollq.samples import group, play, reader
 from tests.waiting import until
@@ -55,7 +55,7 @@ def test_it_takes_no_room_from_admission(client: Client, ledger: Ledger) -> None
 
 def test_the_call_returns_before_anything_is_submitted(redis_url: str, client: Client) -> None:
     """A Redis that does not answer holds up the evaluation, not the trainer."""
-    internals(client).ledger.redis.execute_command("CLIENT", "PAUSE", 1500, "ALL")
+    ledger_of(client).redis.execute_command("CLIENT", "PAUSE", 1500, "ALL")
     evaluation = client.evaluate(TASKS, 1, "1")
     with pytest.raises(PullTimeout, match="run r: 0 of 2 tries were graded within 0 s"):
         evaluation.result(0)

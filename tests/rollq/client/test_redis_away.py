@@ -15,7 +15,6 @@ import redis
 
 from rollq import Client
 from rollq.client import tracking
-from rollq.client.client import internals
 from rollq.errors import ClientClosed, PullTimeout, RollqError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
@@ -23,6 +22,7 @@ from rollq.servers import retry
 from rollq.servers.retry import NoRedis
 from rollq.snapshot.run import read_run
 from tests.conftest import free_port
+from tests.ledger_of import ledger_of
 from tests.rollq.client.test_tracking import Notes
 from tests.rollq.groups import names, play_groups
 from tests.rollq.samples import group
@@ -61,7 +61,7 @@ def over_an_outage(server: Server, *calls: Callable[[], Any]) -> list[Any]:
 
 
 def test_batches_submissions_and_acknowledgements_wait(server: Server, client: Client) -> None:
-    play_groups(internals(client).ledger, "a")
+    play_groups(ledger_of(client), "a")
     with client.consumer() as consumer:
         batch, submitted = over_an_outage(
             server, lambda: consumer.next(1), lambda: client.submit(group("b"))
@@ -102,7 +102,7 @@ def test_a_timeout_is_kept(server: Server, client: Client) -> None:
 def test_a_batch_that_was_taken_keeps_the_timeout_too(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play_groups(internals(client).ledger, "a")
+    play_groups(ledger_of(client), "a")
     with client.consumer() as consumer:
         with monkeypatch.context() as patch:
             patch.setattr(LedgerReader, "read", lambda *args: server.kill() or server.client.ping())
@@ -140,7 +140,7 @@ def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
 def test_a_step_is_told_to_its_tracker_once_redis_is_back(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play_groups(internals(client).ledger, "a")
+    play_groups(ledger_of(client), "a")
     away, notes = threading.Event(), Notes()
 
     def read(*args: Any) -> Any:

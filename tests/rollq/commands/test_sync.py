@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, cli
-from rollq.client.client import internals
 from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import add_address
 from tests.conftest import free_port
+from tests.ledger_of import ledger_of
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.weights.fake_engines import FakeEngine, serving
@@ -139,7 +139,7 @@ def test_engines_in_a_file_and_in_redis(redis_url: str, tmp_path: Path) -> None:
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
     with serving(*engines) as urls, Client(redis_url, run="r") as client:
         (file := tmp_path / "engines").write_text(f"# two\n{urls[0]}\n{urls[1]}/\n")
-        add_address(internals(client).ledger.redis, "big", urls[2])
+        add_address(ledger_of(client).redis, "big", urls[2])
         sources = engine_flags(f"file:{file}", "redis:big", urls[0])
         assert cli.main([*LINE, *sources, "--redis", redis_url]) == 0
     assert [engine.version for engine in engines] == ["v7"] * 3

@@ -16,7 +16,7 @@ import redis
 import trustme
 
 from rollq import cli
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.producing.broker import Broker, require_certificate
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
@@ -25,6 +25,7 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
 from tests.conftest import free_port, redis_binary, started_redis
+from tests.ledger_of import dead_letters_of, ledger_of
 from tests.rollq.samples import group, play
 from tests.rollq_worker.engine.engine_servers import replaying
 
@@ -116,7 +117,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def use(url: str) -> None:
     """All that a producer and a trainer do, the broker included."""
     with Client(url, run="r") as client:
-        internals(client).ledger.redis.delete(
+        ledger_of(client).redis.delete(
             QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW))
         )
         client.submit(group())
@@ -125,12 +126,12 @@ def use(url: str) -> None:
         assert broker.backlog() == {QUEUE: 3}
         broker.close()
         for sample in range(2):
-            play(internals(client).ledger, f"r/g/{sample}")
+            play(ledger_of(client), f"r/g/{sample}")
         client.seal()
         for batch in client.batches(1):
             batch.ack()
         assert client.stats()["delivered"] == 2
-        internals(client).dead_letters.forget_run()
+        dead_letters_of(client).forget_run()
 
 
 def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from rollq import Client
-from rollq.client.client import internals
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import read_addresses
 from rollq_integrations.slime import engines
+from tests.ledger_of import ledger_of
 from tests.rollq.groups import finish_groups, play_groups
 from tests.rollq.samples import group
 from tests.rollq.weights.fake_engines import FakeEngine, serving
@@ -117,7 +117,7 @@ def test_an_interval_that_train_py_does_not_keep_is_refused(
 def test_workers_are_told_slimes_engines(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
     finish_groups(ledger, *"ab")
     made = source(rollq_engines="pool")
-    redis = internals(made.client).ledger.redis
+    redis = ledger_of(made.client).redis
     redis.sadd("rollq:engines:pool", "http://gone:1")
     rollout(made, 0)
     assert read_addresses(redis, "pool") == [engine.url]

@@ -17,13 +17,10 @@ from functools import partial
 
 from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
-from rollq.client.closing import briefly
 from rollq.client.consuming.batch_wait import BatchWait
 from rollq.client.consuming.functions import Filter, Reward, RewardFunction, Where
 from rollq.client.consuming.hold_renewal import HoldRenewal
 from rollq.client.consuming.selection import Selection, UnreadableJob
-from rollq.client.consuming.shortfall import late, missing_groups
-from rollq.client.consuming.takeover import take_over
 from rollq.client.tracking import Tracking
 from rollq.client.waits import explain
 from rollq.errors import (
@@ -31,17 +28,18 @@ from rollq.errors import (
     ContractError,
     FunctionError,
     LedgerError,
+    MissingGroups,
     NotHeld,
     PullTimeout,
 )
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, STALE
-from rollq.ledger.deliveries import Deliveries, Taken, named_session
+from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
-from rollq.servers.retry import RetryLoop
+from rollq.servers.retry import RetryLoop, try_briefly
 from rollq.training.staleness import staleness, version_tokens
 
 log = logging.getLogger("rollq")
@@ -356,7 +354,7 @@ class Consumer:
         if (
             left
             and not self._owner
-            and not briefly(partial(self._deliveries.give_back, left, self._purpose))
+            and not try_briefly(partial(self._deliveries.give_back, left, self._purpose))
         ):
             log.warning(
                 "run %s: Redis did not answer a consumer that closes: others get its "
@@ -390,3 +388,67 @@ class Consumer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def take_over(
+    deliveries: Deliveries,
+    purpose: Purpose,
+    name: str,
+    hold_s: float,
+    step: int | None,
+    retry: RetryLoop,
+) -> Opened:
+    """Opens the name, and acknowledges the batches up to `step`, which a checkpoint holds. `steps`
+    are the others.
+    """
+    text = uuid.uuid4().hex[:16]
+    opened: Opened = retry(lambda: deliveries.open(name, purpose, text, hold_s, step))
+    left = []
+    for held in opened.steps:
+        if step is not None and held <= step:
+            token = f"{named_session(purpose, name)}/{held}"
+            retry(partial(deliveries.ack, token, owner=opened.owner))
+        else:
+            left.append(held)
+    if 0 < opened.known < opened.next:
+        log.warning(
+            "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows "
+            "only %d batches. Redis has"
+            " lost its last writes, or this is another run: groups of the steps in "
+            "between may come again",
+            deliveries.run,
+            name,
+            step,
+            opened.known,
+        )
+    return replace(opened, steps=left)
+
+
+def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGroups:
+    """The error of an exact batch that stays short; `kept` of its groups are held already."""
+    ready = taken.ready + kept
+    missing = groups - ready
+    remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
+    if taken.sealed:
+        remedy = f"The run is sealed and takes no more groups: ask for at most {ready}"
+    dropped = f"{taken.dropped} dropped" + (
+        " (`rollq jobs list` says why)" if taken.dropped else ""
+    )
+    error = MissingGroups(
+        f"run {run}: {missing} of {groups} groups missing: {ready} ready, none being "
+        f"played, {dropped}. {remedy}."
+    )
+    error.missing, error.ready, error.dropped = missing, ready, taken.dropped
+    return error
+
+
+def late(run: str, taken: Taken, groups: int, timeout: float, held: int, why: str) -> str:
+    """The text of a timeout. `held`: groups that the consumer holds itself; `why`: the explanation
+    of its wait.
+    """
+    text = (
+        f"run {run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} "
+        f"ready, {taken.open} open,"
+        f" {taken.others + held} held"
+    )
+    return f"{text}; {why.removeprefix(f'run {run}: ')}" if why else text

@@ -8,25 +8,53 @@ again from its beginning.
 
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from rollq.client.closing import briefly
 from rollq.client.producing.broker import Broker
-from rollq.client.producing.policy_publication import PolicyPublication
 from rollq.client.producing.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, FailureClass, Gap
-from rollq.job import Job, Purpose
+from rollq.job import LONGEST_VERSION, Job, Purpose
 from rollq.ledger.constants import EVAL, NEW, SENDING_S
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, JobMessage, Submission
-from rollq.servers.retry import RetryLoop
+from rollq.ledger.versions import LAST_STEP, Versions
+from rollq.numbers import whole_number
+from rollq.servers.retry import RetryLoop, try_briefly
 
 log = logging.getLogger("rollq")
+
+
+def check_version(run: str, weight_version: object) -> None:
+    """Raises ContractError for what is no weight version's name."""
+    if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_VERSION:
+        raise ContractError(
+            f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, "
+            f"not {weight_version!r:.300}"
+        )
+
+
+class PolicyPublication:
+    """One publication. Each call says it; the ledger counts it once. Threads may call it."""
+
+    def __init__(self, versions: Versions, step: int, weight_version: str) -> None:
+        """Raises ContractError for a wrong step or version."""
+        whole_number(f"run {versions.run}: the step of a policy", step, 0, LAST_STEP - 1)
+        check_version(versions.run, weight_version)
+        self.step, self.number = step, 0
+        """`number`: how many publications the run had with this one; 0: it was not said yet."""
+        self._versions, self._version, self._token = versions, weight_version, uuid.uuid4().hex
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Raises what `Versions.publish` raises."""
+        with self._lock:
+            self.number = self._versions.publish(self.step, self._version, self._token, self.number)
 
 
 class Producer:
@@ -153,7 +181,7 @@ class Producer:
         """
         self._look_for_fork()
         if self._own.name in self._sources:
-            briefly(partial(self._ledger.forget_source, self._own.name))
+            try_briefly(partial(self._ledger.forget_source, self._own.name))
 
     def _look_for_fork(self) -> None:
         """A forked process goes on as a producer of its own, because its parent submits too."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from rollq import Batch, Client, Group, Trajectory
-from rollq.client.client import internals
 from rollq.errors import FunctionError, MissingGroups, PullTimeout, SettingsError
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
+from tests.ledger_of import ledger_of
 from tests.rollq.groups import end_holds
 from tests.rollq.samples import group, is_over, play, reader
 
@@ -21,9 +21,9 @@ def finish(client: Client, learnable: str, **changes: object) -> None:
     """Groups of two, a, b, c, ...: those of a capital letter have equal rewards."""
     for letter in learnable:
         name = letter.lower()
-        internals(client).ledger.submit(group(name, **changes))
-        play(internals(client).ledger, f"r/{name}/0", 1.0)
-        play(internals(client).ledger, f"r/{name}/1", 1.0 if letter.isupper() else 0.0)
+        ledger_of(client).submit(group(name, **changes))
+        play(ledger_of(client), f"r/{name}/0", 1.0)
+        play(ledger_of(client), f"r/{name}/1", 1.0 if letter.isupper() else 0.0)
 
 
 def names(batch: Batch | None) -> str:

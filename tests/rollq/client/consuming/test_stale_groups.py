@@ -7,18 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.consuming import batch_wait
 from rollq.errors import MissingGroups, PullTimeout
 from rollq.ledger.ledger import Ledger
 from rollq.servers.retry import RetryLoop
+from tests.ledger_of import ledger_of, reader_of
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import group, reader
 
 
 def finish(client: Client, name: str, version: str) -> None:
     client.submit(group(name))
-    play_groups(internals(client).ledger, name, version=version)
+    play_groups(ledger_of(client), name, version=version)
 
 
 def names(client: Client, groups: int = 1) -> str:
@@ -75,7 +76,7 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client, ledger: Ledg
 def _replacements(client: Client) -> Iterator[list[str]]:
     from rollq.client.producing.submission import replacements
 
-    for jobs in replacements(internals(client).reader, [group("a")], 1, retry=RetryLoop()):
+    for jobs in replacements(reader_of(client), [group("a")], 1, retry=RetryLoop()):
         yield [job.id for job in jobs]
 
 

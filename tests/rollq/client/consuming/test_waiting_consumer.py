@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from rollq import Batch, Client
-from rollq.client.client import internals
 from rollq.client.consuming import batch_wait
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from tests.conftest import free_port
+from tests.ledger_of import ledger_of
 from tests.rollq.groups import (
     deliveries,
     drop_group,
@@ -33,11 +33,11 @@ class Waiting:
 
     def __init__(self, client: Client, groups: int) -> None:
         self.batches: list[Batch | None] = []
-        waiting = f"{internals(client).ledger.keys.prefix}waiting:train"
-        before = internals(client).ledger.redis.hlen(waiting)
+        waiting = f"{ledger_of(client).keys.prefix}waiting:train"
+        before = ledger_of(client).redis.hlen(waiting)
         self.thread = threading.Thread(target=self.run, args=(client, groups), daemon=True)
         self.thread.start()
-        until(lambda: internals(client).ledger.redis.hlen(waiting) > before)
+        until(lambda: ledger_of(client).redis.hlen(waiting) > before)
 
     def run(self, client: Client, groups: int) -> None:
         with client.consumer() as consumer:

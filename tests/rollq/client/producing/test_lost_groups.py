@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from rollq import cli
-from rollq.client.client import Client, internals
+from rollq.client.client import Client
 from rollq.client.producing import submission
 from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
+from tests.ledger_of import ledger_of, reader_of
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import job, reader
@@ -154,7 +155,7 @@ def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
     tail = Tail(ledger.redis)
     client.submit(Jobs({2: tail.begin}), source=source)
     tail.lose()
-    own = internals(client).ledger
+    own = ledger_of(client)
     submit, calls = own.submit, itertools.count()
 
     def cut_off(*args: Any, **options: Any) -> Any:
@@ -227,7 +228,7 @@ def test_several_producers_together_stay_within_their_limit(redis_url: str, ledg
                 name.decode()
                 for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)
             ]
-            most = max(most, internals(client).reader.standing().unacknowledged)
+            most = max(most, reader_of(client).standing().unacknowledged)
             play_groups(ledger, *names, size=1)
             for batch in itertools.islice(client.batches(1, timeout=60), len(names)):
                 batch.ack()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rollq import Batch, Client, ContractError, Job
-from rollq.client.client import internals
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.solve_rates import Store
 from rollq.training.mixture import Mixture, Part, Rest
+from tests.ledger_of import ledger_of
 from tests.rollq.client.producing.test_lost_groups import Tail
 from tests.rollq.client.producing.test_producer_killed import MOST, Death, Killed
 from tests.rollq.samples import play, reader
@@ -120,7 +120,7 @@ def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
         Mixture(made.parts, GROUPS, STEPS, 3, Rest(watched, steps=2)), source="mixture"
     )
     assert len(done.new) == 2 * GROUPS * STEPS
-    with Client(internals_url(client), run="r") as other:
+    with Client(url_of(client), run="r") as other:
         again = other.submit(mixture(other), source="mixture")
     assert not again.new
     assert rates(3)
@@ -128,8 +128,8 @@ def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
     assert sorted(seen, key=seen.__getitem__) == names(made)
 
 
-def internals_url(client: Client) -> str:
-    to = internals(client).ledger.redis.connection_pool.connection_kwargs
+def url_of(client: Client) -> str:
+    to = ledger_of(client).redis.connection_pool.connection_kwargs
     return f"redis://{to['host']}:{to['port']}/{to.get('db', 0)}"
 
 

@@ -27,7 +27,6 @@ from rollq.snapshot.fleet import read_fleet
 from rollq.snapshot.late import late_groups
 from rollq.snapshot.rollouts import RolloutReader
 from rollq_view.redis_place import RedisPlace
-from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
 from tests.ledger_of import ledger_of
@@ -95,21 +94,6 @@ def test_nobody_comes_in_without_a_password(server: Server) -> None:
         url = f"redis://{user}127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
-
-
-@pytest.mark.parametrize("part", list(Part))
-def test_a_user_has_the_rights_that_its_part_asks_for(server: Server, part: Part) -> None:
-    with connect(server.url(part)) as client:
-        assert missing(client, part) == missing_at_broker(client, part, "rollq") == []
-        assert missing_at_broker(client, part, "rollq.big") == []
-
-
-def test_the_rights_of_a_trainer_are_not_those_of_a_worker(server: Server) -> None:
-    with connect(server.url("trainer")) as client:
-        assert any(
-            lacking.startswith("LPUSH rollq:")
-            for lacking in missing_at_broker(client, Part.WORKER, "rollq") or ()
-        )
 
 
 REFUSED = re.compile(r"(?i)permission|can't (access|run)")

@@ -106,7 +106,7 @@ def sync(args: argparse.Namespace) -> int:
             "--run and --step go together: the version is published as the policy of that step"
         )
     fleet = Fleet(
-        _addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums
+        engine_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums
     )
     with contextlib.ExitStack() as stack:
         client = (
@@ -166,20 +166,18 @@ def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) ->
         )
 
 
-def _addresses(args: argparse.Namespace) -> list[str]:
-    """The engines' addresses, those in files and in Redis included."""
-    sources = settings(args).engine_urls
-    with contextlib.ExitStack() as stack:
-        redis = (
-            stack.enter_context(open_redis(args))
-            if any(source.startswith(REDIS) for source in sources)
-            else None
-        )
-        lists = [
-            read_list(source, redis) if source.startswith((FILE, REDIS)) else (source,)
-            for source in sources
-        ]
-    return list(dict.fromkeys(url for urls in lists for url in urls))
+def engine_addresses(args: argparse.Namespace) -> list[str]:
+    """The engines' addresses, those in files and in Redis included. Raises SettingsError."""
+    urls: dict[str, None] = {}
+    for source in settings(args).engine_urls:
+        if source.startswith(FILE):
+            urls |= dict.fromkeys(read_list(source, None))
+        elif source.startswith(REDIS):
+            with open_redis(args) as redis:
+                urls |= dict.fromkeys(read_list(source, redis))
+        else:
+            urls[source] = None
+    return [*urls]
 
 
 def _reporter(display: ProgressDisplay) -> Callable[[str, str], None]:

@@ -1,13 +1,10 @@
-"""Whether a Redis can be trusted with a run: version, eviction, persistence, memory, replicas, and
-how fast it answers.
+"""Checks of a Redis that holds runs: version, eviction, persistence, memory, replication.
 
 A worker warns of it when it starts, commands warn of it when they submit, and `rollq doctor` prints
 it. It only reads, and knows nothing of what is stored.
 """
 
 import re
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,9 +16,6 @@ OLDEST = (6, 2)
 """The oldest Redis that rollq works with."""
 SHORT = 0.8
 """Share of its memory limit from which a Redis is short of memory."""
-CALLS = 20
-SLOW_MS = 5.0
-"""Milliseconds from which a Redis is slow to answer. A turn waits for one answer or two."""
 
 
 class Level(StrEnum):
@@ -82,30 +76,6 @@ def server_info(connection: Any) -> dict[str, Any]:
         return info
     except redis.ResponseError:
         return {}
-
-
-def latency(connection: Any) -> Finding:
-    """How long Redis takes to answer: the median of some calls. PING is refused while its disk is
-    full.
-    """
-    took_ms = []
-    for _ in range(CALLS):
-        began = time.monotonic()
-        connection.time()
-        took_ms.append(1e3 * (time.monotonic() - began))
-    median_ms, most_ms = statistics.median(took_ms), max(took_ms)
-    says = (
-        f"answers in {median_ms:.2f} ms (median of {CALLS} calls; the longest took "
-        f"{most_ms:.2f} ms)"
-    )
-    details = {"median_ms": round(median_ms, 3), "longest_ms": round(most_ms, 3)}
-    if median_ms < SLOW_MS:
-        return Finding("redis latency", Level.OK, says, details=details)
-    remedy = (
-        "put Redis near the workers, and look for a busy machine or slow commands "
-        "(redis-cli --latency)"
-    )
-    return Finding("redis latency", Level.WARN, f"Redis {says}", remedy, details=details)
 
 
 def _version(info: Mapping[str, Any]) -> Finding:

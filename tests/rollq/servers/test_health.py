@@ -3,16 +3,14 @@ here.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.servers import health
 from rollq.servers.connection import connect
-from rollq.servers.health import Level, check_redis, findings, latency, server_info
+from rollq.servers.health import Level, check_redis, findings, server_info
 from tests.servers import Server
 
 GOOD: dict[str, Any] = {
@@ -50,9 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_good_server(server: Server) -> None:
     with connect(server.url) as client:
         assert check_redis(client) == []
-        found = [*findings(client), latency(client)]
+        found = findings(client)
         assert {finding.level for finding in found} == {Level.OK}, found
-        names = ["version", "eviction", "persistence", "memory", "replication", "latency"]
+        names = ["version", "eviction", "persistence", "memory", "replication"]
         assert [finding.name for finding in found] == [f"redis {name}" for name in names]
         info = server_info(client)
         assert info.get("valkey_version", info["redis_version"]) in found[0].says
@@ -118,10 +116,3 @@ def test_a_server_that_does_not_say(server: Server) -> None:
         (found,) = findings(client)
         assert found.level is Level.WARN and "does not show how it is configured" in found.says
         assert "+info" in found.remedy and server_info(client) == {}
-
-
-def test_a_slow_server(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(health, "SLOW_MS", 0.0)
-    with connect(server.url) as client:
-        found = latency(client)
-    assert found.level is Level.WARN and "put Redis near the workers" in found.remedy

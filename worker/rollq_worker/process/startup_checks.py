@@ -21,11 +21,13 @@ from rollq_worker.agents.programs.users import VARIABLE, agent_users
 from rollq_worker.engine.api.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import names
-from rollq_worker.process import redis_rights
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("rollq.worker")
+
+UNKNOWN_RUN = "rollq-start"
+"""A run that does not exist."""
 
 
 def check(settings: Settings, connection: Any) -> None:
@@ -49,7 +51,7 @@ def check(settings: Settings, connection: Any) -> None:
     _check_open_files(settings.concurrency)
     for warning in check_redis(connection):
         log.warning("%s", warning)
-    _check_permissions(connection, settings.redis_url)
+    check_permissions(connection, settings.redis_url)
 
 
 def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
@@ -141,21 +143,15 @@ def _check_open_files(slots: int) -> None:
         )
 
 
-def _check_permissions(connection: Any, url: str) -> None:
-    """Ask for every right that a worker needs, and run a script that changes nothing."""
-    lacking = redis_rights.missing(connection, redis_rights.Part.WORKER)
-    if lacking:
-        more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
-        raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {lacking[0]}{more} "
-            f"({redis_rights.REMEDY})"
-        )
-    unknown = redis_rights.UNKNOWN_RUN
+def check_permissions(connection: Any, url: str) -> None:
+    """Runs a script that changes nothing. Raises RollqError when the user may not."""
     try:
-        Ledger(connection, unknown).resend(f"{unknown}/x/0")
+        Ledger(connection, UNKNOWN_RUN).resend(f"{UNKNOWN_RUN}/x/0")
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {e} ({redis_rights.REMEDY})"
+            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the "
+            "keys rollq* and _kombu.*, all channels, and all commands but the administrative "
+            "ones; docs/deploy.md)"
         ) from e

@@ -24,7 +24,7 @@ def nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr("rollq.settings.REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     monkeypatch.setattr("rollq.settings.ENGINE_URL", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr("rollq_worker.commands.doctor.environments.names", lambda: ["shop"])
+    monkeypatch.setattr("rollq_worker.commands.doctor.checks.names", lambda: ["shop"])
 
 
 @pytest.fixture

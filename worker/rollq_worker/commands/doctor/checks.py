@@ -1,43 +1,58 @@
-"""All checks of `rollq doctor`, in turn, each under its time limit. What a check needs is checked
-before it.
-"""
+"""Checks of `rollq doctor`: the parts that a worker's start checks, and environments."""
 
 import argparse
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rollq.commands.connect import ping_redis
-from rollq.errors import RollqError
+from rollq.commands.weights import engine_addresses
+from rollq.errors import RollqError, SettingsError
+from rollq.servers import health
+from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
 from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
-from rollq_worker.commands.doctor import broker, engines, environments, redis_server, user_models
-from rollq_worker.commands.doctor.limited import Limited
-from rollq_worker.commands.doctor.tokenizer import check_tokenizer
+from rollq_worker.commands.doctor.tokenizer import LOAD_TOKENIZER, check_tokenizer
+from rollq_worker.commands.env.check import check_environment, chosen, opened
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
+from rollq_worker.environments import domain, names, origins
+from rollq_worker.process.celery_app import bare_app, check_broker
+from rollq_worker.process.startup_checks import check_engine, check_permissions
 from rollq_worker.tokens.tokenizer import Tokenizer
 
-REDIS_S = 20.0
+Check = Callable[[], Sequence[Finding]]
+TASKS = 4
+"""Tasks of an environment that are played, from all over its first split."""
 ENVIRONMENT_S = 120.0
-AWAY = "not checked: Redis does not answer"
+START_REDIS = "start one with `rollq redis`, or pass --redis URL (ROLLQ_REDIS_URL)"
+START_ENGINE = (
+    "start it, wait until it is loaded, continue it if it is paused, or pass --engine URL "
+    "(ROLLQ_ENGINE_URL)"
+)
 
 
 def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
-    """What a worker with these settings would meet, from its tokenizer to the users that
-    it asks.
-    """
-    tokenizer, checked = _tokenizer(args, settings)
-    checked += _redis(args, settings, tokenizer)
-    checked += _engines(args, settings, tokenizer)
-    checked += _environments(args.env)
-    checked += _users(settings)
-    return checked
+    """Runs all checks in turn, from the tokenizer to the environments."""
+    tokenizer, findings = _tokenizer(args, settings)
+    of_redis = _redis(args, settings)
+    findings += of_redis
+    if of_redis[0].level is Level.OK or settings.broker_url != settings.redis_url:
+        remedy = "start it, or correct ROLLQ_BROKER_URL (--broker)"
+        findings += Limited("broker", partial(_broker, settings), 20.0, remedy).findings()
+    findings += _engines(args, tokenizer)
+    findings += _environments(args.env)
+    return findings
 
 
-def named(given: object, variable: str) -> bool:
-    """Whether a flag or a variable names what the default would name else."""
-    return bool(given) or any(
+def is_named(value: object, variable: str) -> bool:
+    """True if a flag or a variable takes the place of the default."""
+    return bool(value) or any(
         os.environ.get(name, "").strip() for name in (variable, f"{variable}_FILE")
     )
 
@@ -48,107 +63,163 @@ def _tokenizer(
     loaded: list[Tokenizer | None] = [None]
 
     def check() -> list[Finding]:
-        tools = next(filter(None, map(environments.tools_of, [*args.env, "shop"])), ())
-        loaded[0], checked = check_tokenizer(
+        tools = next(filter(None, map(_tools_of, [*args.env, "shop"])), ())
+        loaded[0], finding = check_tokenizer(
             settings.tokenizer, settings.template, args.template_kwargs, tools
         )
-        return [checked]
+        return [finding]
 
-    remedy = "give --tokenizer the directory of a model's tokenizer"
     # A hub may send the tokenizer first.
-    checked = list(Limited("tokenizer", check, 120.0, remedy).findings())
-    return loaded[0], checked
+    findings = Limited("tokenizer", check, 120.0, LOAD_TOKENIZER).findings()
+    return loaded[0], [*findings]
 
 
-def _redis(
-    args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer | None
-) -> list[Finding]:
-    """Redis, the broker and the workers that Redis tells of."""
-    if not named(args.redis, "ROLLQ_REDIS_URL"):
+def _redis(args: argparse.Namespace, settings: Settings) -> list[Finding]:
+    def check() -> list[Finding]:
         try:
             ping_redis(settings.redis_url)
         except RollqError as e:
-            if remedy := no_answer(e.__cause__):
-                return [Finding("redis", Level.FAIL, str(e), remedy)]
-            says = (
-                "not checked: none is named, and none is at the default address "
-                f"{mask_url(settings.redis_url)}"
-            )
-            return [Finding("redis", Level.WARN, says, redis_server.START)]
-    check = partial(redis_server.check_redis, settings)
-    checked = list(Limited("redis", check, REDIS_S, redis_server.START).findings())
-    answers = any(finding.name == "redis latency" for finding in checked)
-    if not answers and settings.broker_url == settings.redis_url:
-        return [
-            *checked,
-            *(Finding(name, Level.WARN, AWAY, "see redis") for name in ("broker", "workers")),
-        ]
-    reach = "start it, or correct ROLLQ_BROKER_URL (--broker)"
-    checked += Limited("broker", partial(broker.check, settings), 20.0, reach).findings()
-    if not answers:
-        return [*checked, Finding("workers", Level.WARN, AWAY, "see redis")]
-    check = partial(redis_server.check_workers, settings, tokenizer)
-    return [*checked, *Limited("workers", check, REDIS_S, "see redis").findings()]
+            remedy = no_answer(e.__cause__)
+            is_needed = remedy or is_named(args.redis, "ROLLQ_REDIS_URL")
+            level = Level.FAIL if is_needed else Level.WARN
+            return [Finding("redis", level, str(e), remedy or START_REDIS)]
+        client = connect(settings.redis_url, patience_s=0)
+        try:
+            check_permissions(client, settings.redis_url)
+            answers = Finding("redis", Level.OK, f"{mask_url(settings.redis_url)} answers")
+            return [answers, *health.findings(client)]
+        finally:
+            client.close()
+
+    return [*Limited("redis", check, 20.0, START_REDIS).findings()]
 
 
-def _engines(
-    args: argparse.Namespace, settings: Settings, tokenizer: Tokenizer | None
-) -> list[Finding]:
+def _broker(settings: Settings) -> list[Finding]:
+    check_broker(bare_app(settings))
+    return [Finding("broker", Level.OK, f"{mask_url(settings.broker_url)} takes messages")]
+
+
+def _engines(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Finding]:
     """All engines at once, because one that hangs answers late."""
     urls: list[str] = []
 
-    def listed() -> list[Finding]:
-        here, problems = engines.addresses(settings)
-        urls.extend(here)
-        return problems
+    def read_lists() -> list[Finding]:
+        urls.extend(engine_addresses(args))
+        return [] if urls else [Finding("engine list", Level.FAIL, "no engine is listed", remedy)]
 
-    checked = list(Limited("engine list", listed, REDIS_S, engines.CORRECT).findings())
-    chosen = named(args.engines, "ROLLQ_ENGINE_URL")
-    names = [f"engine {number}" if urls[1:] else "engine" for number in range(1, len(urls) + 1)]
-    running = [
-        # An engine may take 20 s for the first token, and is then asked for some more.
-        Limited(
-            name, partial(engines.check, url, tokenizer, name, named=chosen), 90.0, engines.START
-        )
-        for name, url in zip(names, urls, strict=True)
-    ]
-    for check in running:
-        checked += check.findings()
-    old = Limited("weights", partial(engines.too_old, settings, checked), REDIS_S, "see redis")
-    return [*checked, *engines.versions_differ(checked), *old.findings()]
+    remedy = "correct the list, or pass --engine URL"
+    findings = [*Limited("engine list", read_lists, 20.0, remedy).findings()]
+    named = is_named(args.engines, "ROLLQ_ENGINE_URL")
+    running = []
+    for number, url in enumerate(urls, 1):
+        name = f"engine {number}" if urls[1:] else "engine"
+        check = partial(check_one_engine, url, tokenizer, name, named)
+        # An engine may take 20 s for the first token.
+        running.append(Limited(name, check, 90.0, START_ENGINE))
+    for limited in running:
+        findings += limited.findings()
+    return findings
 
 
-def _environments(asked: Sequence[str]) -> list[Finding]:
-    names: list[str] = []
+def check_one_engine(
+    url: str, tokenizer: Tokenizer | None, name: str = "engine", named: bool = True
+) -> list[Finding]:
+    """Asks the engine for a token, as a worker's start does. The default one may be missing."""
+    engine = SGLangEngine(url, proof=VocabularyProof(tokenizer) if tokenizer else None)
+    try:
+        state = check_engine(engine, tokenizer.name if tokenizer else "")
+        if not state.ready:
+            says = f"{engine.name} takes no requests: {state.why}"
+            return [Finding(name, Level.FAIL if named else Level.WARN, says, START_ENGINE)]
+        info = engine.control.get_json("/model_info")
+        model = info.get("model_path") if isinstance(info, dict) else None
+    except SettingsError as e:
+        remedy = "pass --engine URL of a server with this model, or --tokenizer of its model"
+        return [Finding(name, Level.FAIL, str(e), remedy)]
+    finally:
+        engine.close()
+    serves = f"{engine.name} serves {model or 'a model that it does not name'}"
+    if state.why:
+        says = f"{serves}, but generated nothing: {state.why}"
+        return [Finding(name, Level.FAIL, says, "its log says why")]
+    says = f"{serves}; it samples tokens with logprobs, and has the tokenizer's ids"
+    if engine.vocabulary.shows_ids:
+        return [Finding(name, Level.OK, says)]
+    says = f"{serves}; its token ids were not compared with a tokenizer's"
+    return [Finding(name, Level.WARN, says, "compare the two models yourself")]
 
-    def findings() -> list[Finding]:
-        here, absent = environments.played_here(asked)
-        names.extend(here)
-        says = (
-            f"{', '.join(here)}; not installed: {', '.join(absent)}" if absent else ", ".join(here)
-        )
-        return [] if asked else [Finding("environments", Level.OK, says)]
 
-    remedy = environments.INSTALL
-    checked = list(Limited("environments", findings, ENVIRONMENT_S, remedy).findings())
-    for name in names:
-        checked += Limited(
-            f"environment {name}", partial(environments.check, name), ENVIRONMENT_S, remedy
-        ).findings()
-    return checked
+def _environments(names_or_files: Sequence[str]) -> list[Finding]:
+    findings: list[Finding] = []
+    for name in dict.fromkeys(names_or_files or names()):
+        is_optional = not names_or_files and origins().get(name, "").startswith("rollq[")
+        if is_optional and _tools_of(name) is None:
+            continue  # its extra is not installed
+        check, title = partial(_environment, name), f"environment {name}"
+        remedy = "check the name, and that its package is installed; see `rollq env check NAME`"
+        findings += Limited(title, check, ENVIRONMENT_S, remedy).findings()
+    return findings
 
 
-def _users(settings: Settings) -> list[Finding]:
-    if not settings.user_endpoints:
-        says = "none is named in ROLLQ_USER_ENDPOINTS; scripted users and oracles need none"
-        return [Finding("user model", Level.OK, says)]
-    running = [
-        Limited(
-            f"user model {name}",
-            partial(user_models.check, name, endpoint),
-            30.0,
-            user_models.ADDRESS,
-        )
-        for name, endpoint in settings.user_endpoints.items()
-    ]
-    return [finding for check in running for finding in check.findings()]
+def _environment(name: str) -> list[Finding]:
+    """Plays some tasks by their ground truth, which must earn 1.0. Raises RollqError."""
+    title, environment = f"environment {name}", domain(name)
+    split, count = next(iter(environment.splits().items()))
+    report = check_environment(environment, split, chosen(count, TASKS))
+    details = {"environment": name, "tools": next(iter(report.tools), None)}
+    what = f"{environment.version}, {report.played} of {count} tasks of {split}"
+    if report.problems:
+        remedy = f"correct the environment; `rollq env check {name}` plays more tasks"
+        first, *more = report.problems
+        return [Finding(title, Level.FAIL, f"{what}: {first}", remedy, more[:5], details)]
+    if not report.rewards:
+        says = f"{what}: no ground truth, so it is not known whether a perfect agent earns 1.0"
+        return [Finding(title, Level.WARN, says, "give its tasks moves", report.notes[1:], details)]
+    says = f"{what}: the ground truth earns 1.0"
+    return [Finding(title, Level.OK, says, "", report.notes, details)]
+
+
+def _tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
+    """The tools of its first task; None when it cannot be opened, which its own check says."""
+    try:
+        environment = domain(name)
+        with opened(environment, next(iter(environment.splits())), 0) as first:
+            return list(first.tools)
+    except (Exception, SystemExit):  # other people's code
+        return None
+
+
+class Limited:
+    """A check that runs in a thread of its own from now on."""
+
+    def __init__(self, name: str, check: Check, limit_s: float, remedy: str) -> None:
+        """`name` and `remedy` are those of the finding if the check fails."""
+        self._name, self._check, self._limit_s, self._remedy = name, check, limit_s, remedy
+        self._deadline = time.monotonic() + limit_s
+        self._findings: Sequence[Finding] = ()
+        self._error: BaseException | None = None
+        # A daemon, because one that hangs must not keep the command from ending.
+        self._thread = threading.Thread(target=self._run, name=f"rollq-doctor-{name}", daemon=True)
+        self._thread.start()
+
+    def findings(self) -> Sequence[Finding]:
+        """Waits for the findings, but not longer than the limit. Raises ModuleNotFoundError."""
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return [self._failed(f"not checked: the check did not end within {self._limit_s:g} s")]
+        if isinstance(self._error, ModuleNotFoundError):
+            raise self._error
+        if self._error is None:
+            return self._findings
+        text = mask_url(str(self._error))
+        is_foreseen = isinstance(self._error, RollqError | OSError)
+        return [self._failed(text if is_foreseen else f"{type(self._error).__name__}: {text}")]
+
+    def _run(self) -> None:
+        try:
+            self._findings = self._check()
+        except (Exception, SystemExit) as e:  # of Redis, Celery, and other people's environments
+            self._error = e
+
+    def _failed(self, says: str) -> Finding:
+        return Finding(self._name, Level.FAIL, says, self._remedy)

@@ -1,4 +1,4 @@
-"""What a client and its consumers may be asked for. It is checked once, where it enters."""
+"""Checks arguments of the client and its consumers, once, where they enter."""
 
 from collections.abc import Iterable
 from typing import Literal

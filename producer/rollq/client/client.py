@@ -351,9 +351,7 @@ class Client:
         return evaluation
 
     def solve_rates(self) -> SolveRates:
-        """How well the run's tasks are solved, by which a `rollq.training.mixture.Mixture` rests
-        tasks.
-        """
+        """Solve rates of tasks, by which a `rollq.training.mixture.Mixture` rests them."""
         from rollq.client.solve_rates import SolveRates
 
         return SolveRates(self._ledger, self._producer, self._retry)
@@ -380,8 +378,8 @@ class Client:
         return self._retry(lambda: self._reader.group_states(groups))
 
     def explain(self, wanted: int) -> str:
-        """Who waits for whom while a consumer waits for so many groups, and what to do; empty while
-        they are only being played.
+        """Explain the wait for so many groups, with a remedy; empty while they are only being
+        played.
         """
         from rollq.client.waits import explain
 
@@ -433,8 +431,8 @@ class Client:
                 self._retry(partial(self._dead_letters.cancel_group, name))
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are in each state, and totals since the run began
-        (docs/ledger.md). All are 0 for a run that is not `known`.
+        """Counts of jobs and groups by state, and totals since the run began (docs/ledger.md). All
+        are 0 for a run that is not `known`.
         """
         return self._retry(self._reader.stats)
 

@@ -223,7 +223,7 @@ class Collector:
         return stored.tasks
 
     def result(self) -> Result:
-        """What was found so far."""
+        """The result so far."""
         dead = 0
         if self._left_out:
             dead = sum(
@@ -269,7 +269,7 @@ def begin(
     name: str | None,
     tracking: Tracking | None,
 ) -> "Evaluation":
-    """What `Client.evaluate` says."""
+    """Submits an evaluation, as `Client.evaluate` describes it."""
     run = reader.run
     version = _version(run, published, tasks, version)
     name = version if name is None else name
@@ -321,7 +321,7 @@ class Evaluation:
         self._thread.start()
 
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """True if `result` returns at once."""
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Result:

@@ -1,5 +1,5 @@
-"""How well each task is solved: the trainer says it of the groups that it gets, and a mixture rests
-tasks by it.
+"""Solve rates of tasks: the trainer adds each group that it gets, and a mixture rests tasks by
+them.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class SolveRates:
         self._store = Store(ledger.scripts)
         self._producer = producer
         self._known: dict[int, Mapping[str, Rate]] = {}
-        """What became known before each step that was asked for here."""
+        """The rates that became known before each step that was asked for here."""
         self._seen: dict[str, Rate] = {}
         """All of it, by task."""
 

@@ -1,6 +1,4 @@
-"""What a tracker is told of a training step or of an evaluation: numbers, and a few rollouts as
-text.
-"""
+"""Metrics of a training step or an evaluation for trackers: numbers, and a few rollouts as text."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -40,7 +40,7 @@ class Tracker(Protocol):
     """An experiment tracker. Its methods are called in one thread; what they raise is logged."""
 
     rollouts: int
-    """How many rollouts of each step it wants as text."""
+    """Number of rollouts of each step that it wants as text."""
 
     def log(self, metrics: StepMetrics, /) -> None:
         """Send the metrics of a step. After a restart a step may come a second time."""
@@ -146,7 +146,7 @@ class Tracking:
             self._give_up()
 
     def _give_up(self) -> None:
-        """What waits is not sent: who waited once for a tracker that hangs does not wait again."""
+        """The steps that wait are not sent: a tracker that hung once is not waited for again."""
         self._closed = self._gave_up = True
         log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
 
@@ -187,7 +187,7 @@ class Tracking:
 
 
 def named(text: str) -> Callable[[str], Tracker]:
-    """What opens the tracker `NAME[:PROJECT[:ROLLOUTS]]` for the id of a run. Raises
+    """A function that opens the tracker `NAME[:PROJECT[:ROLLOUTS]]` for the id of a run. Raises
     SettingsError.
     """
     name, project, rollouts = parts(text)

@@ -26,10 +26,10 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What changed from one evaluation to another. Positive differences are improvements."""
+    """The changes from one evaluation to another. Positive differences are improvements."""
 
     before: str
-    """Which evaluation it is compared with."""
+    """Name of the evaluation that it is compared with."""
     reward: Estimate
     """The difference of mean rewards, paired by task."""
     pass_hat_k: dict[int, Estimate]

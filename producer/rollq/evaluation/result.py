@@ -93,7 +93,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an evaluation found. Every mean is over tasks."""
+    """The result of an evaluation. Every mean is over tasks."""
 
     run: str
     name: str

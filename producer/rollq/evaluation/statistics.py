@@ -54,7 +54,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def resamples(n: int) -> int:
-    """How often n tasks are drawn. Fewer times above 100 tasks, where an evaluation with many tries
+    """Number of resamples of n tasks. Fewer above 100 tasks, where an evaluation with many tries
     has many intervals to compute; 1,000 resamples put the ends within a few percent of the
     interval's width.
     """

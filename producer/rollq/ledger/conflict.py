@@ -1,4 +1,4 @@
-"""What differs between a job and the one that was submitted before under its id."""
+"""Names the differences between a job and the one that was submitted before under its id."""
 
 from collections.abc import Sequence
 from dataclasses import fields

@@ -1,5 +1,5 @@
-"""How finished groups leave the ledger: taken and held, then acknowledged, skipped or rejected by a
-consumer.
+"""Finished groups on their way out of the ledger: a consumer takes and holds them, then
+acknowledges, skips or rejects them.
 
 Every change is one Lua script, atomic and safe to repeat with the same arguments. A hold's token is
 `session/number` (lua/holds.lua); consumers choose it. `owner` is what `open` gave the process that
@@ -38,7 +38,7 @@ class Taken:
     at: float = 0.0
     """Unix time on Redis's clock, when there are no groups."""
     known: bool = True
-    """Whether the run exists."""
+    """True if the run exists."""
     sealed: bool = False
     open: int = 0
     ready: int = 0
@@ -59,7 +59,7 @@ class Taken:
     policy_step: int | None = None
     """The published step; None: nothing was published, and the run has no admission."""
     published: int | None = None
-    """How many times a policy was published; None: the reply does not say."""
+    """Number of publications of a policy; None: the reply does not say."""
     max_staleness: int | None = None
     """The bound that groups for training must keep; None: the run has no admission, or nothing was
     published.

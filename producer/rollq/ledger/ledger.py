@@ -144,7 +144,7 @@ class Ledger:
         self.scripts.guard(RUNS, pipe.execute)
 
     def cursor(self, source: str) -> Cursor:
-        """How far the source's producer got. Groups before that count as submitted again."""
+        """The cursor of a source's producer. Groups before that count as submitted again."""
         return _cursor(self.scripts.call("submission_cursor", source, uuid.uuid4().hex))
 
     def forget_source(self, source: str) -> None:

@@ -77,16 +77,16 @@ class LedgerReader:
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def exists(self) -> bool:
-        """Whether a producer has submitted to the run or pinned something for it."""
+        """True if a producer has submitted to the run or pinned something for it."""
         return bool(self.scripts.guard(self.keys.meta, lambda: self.redis.exists(self.keys.meta)))
 
     def began(self) -> float:
-        """When the run was first submitted to, Unix seconds; inf for an unknown run."""
+        """Unix time of the run's first submission; inf for an unknown run."""
         found = self.scripts.guard(RUNS, lambda: self.redis.zscore(RUNS, self.run))
         return inf if found is None else float(found)
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
-        """Where the run's jobs and its groups of that purpose are, all at the same instant."""
+        """The run's jobs and its groups of that purpose, counted at one instant."""
         return _standing(purpose, self.scripts.call("snapshot", 0))
 
     def snapshot(self) -> tuple[dict[Purpose, Standing], dict[str, Any]]:
@@ -96,7 +96,7 @@ class LedgerReader:
         return standings, self._counts(reply)
 
     def forgets(self) -> bool:
-        """Whether the run forgets acknowledged groups."""
+        """True if the run forgets acknowledged groups."""
         key = self.keys.meta
         return self.scripts.guard(key, lambda: self.redis.hget(key, "forget_after_s")) is not None
 
@@ -185,7 +185,7 @@ class LedgerReader:
         )
 
     def job(self, job_id: str) -> JobState | None:
-        """All that the ledger knows of a job; None when it is unknown."""
+        """Everything the ledger knows of a job; None when it is unknown."""
         try:
             raw, journal, of_group = self._read_job(job_id, transaction=True)
         except Unwritable:  # a Redis that is out of memory refuses even to read in MULTI
@@ -214,9 +214,7 @@ class LedgerReader:
         return raw, joined(entries, prompts, job_id), [*of_group, acked]
 
     def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
-        """What is left of a member of an acknowledged group; None when there is no such group or
-        member.
-        """
+        """The rest of a member of an acknowledged group; None without such a group or member."""
         _, sample = self.scripts.parse(job_id)
         if record is None:
             return None
@@ -304,7 +302,7 @@ class LedgerReader:
         )
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are in each state, and the totals since the run began (keys:
+        """Counts of jobs and groups by state, and totals since the run began (keys:
         docs/ledger.md).
         """
         return self._counts(self.scripts.call("snapshot", 1))
@@ -366,7 +364,7 @@ _GONE = {
     State.DEAD: "dropped",
     State.SURPLUS: "ended as surplus (its group had enough graded members)",
 }
-"""Why the trajectory of a job in that state is gone."""
+"""The end of a job whose trajectory is gone, by its state."""
 
 
 def _with_extras(

@@ -1,4 +1,4 @@
-"""What a group's jobs have in common: the ledger stores their body and their first prompt once."""
+"""The parts that a group's jobs share: the ledger stores their body and their first prompt once."""
 
 import json
 from collections.abc import Mapping, Sequence

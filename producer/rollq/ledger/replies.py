@@ -9,7 +9,9 @@ from rollq.job import Job, Purpose
 
 
 class State(StrEnum):
-    """Where a job is. It leaves `leased` only through its own attempt or when the lease expires."""
+    """The state of a job. It leaves `leased` only through its own attempt or when the lease
+    expires.
+    """
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -23,7 +25,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What happened to submitted jobs."""
+    """The result of a submission."""
 
     new: Sequence[str] = ()
     """Ids that were not there before."""
@@ -52,7 +54,7 @@ class JobMessage:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a source's producer has got. It moves in the script that enters the group."""
+    """The position of a source's producer. It moves in the script that enters the group."""
 
     groups: int = 0
     jobs: int = 0
@@ -72,7 +74,7 @@ class Claim:
     two workers may hold the same attempt, but never the same lease.
     """
     set_aside: bool
-    """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty
+    """True if an earlier attempt's journal was set aside, so that this attempt starts with an empty
     one.
     """
     journal: int = 0
@@ -105,7 +107,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a failed attempt led to."""
+    """The state of a job after a failed attempt."""
 
     status: State
     """`queued` or `dead`."""
@@ -127,7 +129,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How many groups for training may run ahead of the trainer (docs/ledger.md)."""
+    """The bound on how far groups for training may run ahead of the trainer (docs/ledger.md)."""
 
     groups_per_batch: int
     max_staleness: int
@@ -140,12 +142,12 @@ class Admission:
     acknowledged, skipped by the trainer, or left out of a published step.
     """
     capacity: int
-    """How many groups may enter now; 0 or less: none."""
+    """Number of groups that may enter now; 0 or less: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run's groups of one purpose are, and its jobs of both purposes."""
+    """Counts of a run's groups of one purpose, and of its jobs of both purposes."""
 
     open: int
     ready: int
@@ -156,7 +158,7 @@ class Standing:
     leased: int = 0
     """Jobs, of either purpose."""
     known: bool = True
-    """Whether the run exists: a producer has submitted to it or pinned something for it."""
+    """True if the run exists: a producer has submitted to it or pinned something for it."""
     full: int | None = None
     """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for
     admission. None: no producer waits.

@@ -1,7 +1,7 @@
-"""How well tasks are solved, in Redis: the latest group of each task, and what was known at each
-step (docs/wire.md).
+"""Solve rates of tasks in Redis: the latest group of each task, and the rates known at each step
+(docs/wire.md).
 
-What was known at a step is stored once, when a producer first gets there, and never changes.
+The rates known at a step are stored once, when a producer first gets there, and never changes.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Store:
         return {task: (group, rate) for task, (group, rate) in rates.items()}
 
     def known(self, step: int) -> dict[str, Rate] | None:
-        """What was stored for this step; None when nothing was."""
+        """The rates stored for this step; None when nothing was."""
         blob = self._scripts.guard(self._known, lambda: self._redis.hget(self._known, step))
         if blob is None:
             return None

@@ -1,4 +1,4 @@
-"""What a record of the ledger holds, read. Another program may have written anything there."""
+"""Reads values of the ledger's records. Another program may have written anything there."""
 
 from math import isfinite
 

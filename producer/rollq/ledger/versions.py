@@ -1,5 +1,5 @@
-"""Which policy a run's engines serve, the order of its versions, and how many groups may run ahead
-of the trainer.
+"""The policies of a run: the published one, the steps of its versions, and the admission of groups
+ahead of the trainer.
 
 Every change is one Lua script, atomic and safe to repeat with the same arguments. docs/ledger.md
 says what holds.
@@ -61,7 +61,7 @@ class Versions:
         )
 
     def published(self) -> Published | None:
-        """What was published last; None when nothing was."""
+        """The last publication; None before the first."""
         key = self.keys.meta
         step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
         return Published(whole(step, key, "step"), text(version)) if step else None
@@ -121,7 +121,7 @@ class Versions:
         }
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
-        """Whether these weights are of the `oldest` step or a later one. When the trainer has gone
+        """True if these weights are of the `oldest` step or a later one. When the trainer has gone
         back to a checkpoint since, those that are published now are fresh, too.
         """
         step = self.steps([weight_version]).get(weight_version, -1)

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     COUNTER = "counter"
     """A total that only grows. Its name ends with `_total`."""
     GAUGE = "gauge"
-    """What is so at this moment."""
+    """The current values."""
 
 
 @dataclass(frozen=True, slots=True)

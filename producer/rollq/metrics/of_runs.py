@@ -130,7 +130,7 @@ class RunMetrics:
         """By run: the dead jobs that were looked up, when each died, and its class."""
 
     def read(self) -> list[Sample]:
-        """What is so now. Without Redis it says only that."""
+        """The current metrics. Without Redis, only that it is away."""
         try:
             fleet = read_fleet(self._redis, None, LOOKED_AT)
             self._dead = {run.run: self._dead.get(run.run, {}) for run in fleet.runs}

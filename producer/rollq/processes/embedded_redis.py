@@ -59,7 +59,8 @@ def binaries() -> Iterator[str]:
 
 
 FSYNC = ("everysec", "always")
-"""How often the server writes to its disk. A power cut loses at most the last second, or nothing.
+"""Intervals at which the server writes to its disk. A power cut loses at most the last second, or
+nothing.
 """
 
 
@@ -105,7 +106,7 @@ def mend(folder: Path) -> None:
 
 
 def _only_begun(file: Path, start: int) -> bool:
-    """Whether a transaction starts there that nothing follows: damage before the end has an EXEC
+    """True if a transaction starts there that nothing follows: damage before the end has an EXEC
     behind it.
     """
     with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -119,7 +120,7 @@ def free_port() -> int:
 
 
 def port_taken(port: int, host: str = HOST) -> bool:
-    """Whether a server listens there."""
+    """True if a server listens there."""
     with socket.socket() as s:
         s.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
@@ -191,7 +192,7 @@ class EmbeddedRedis:
         return False
 
     def _answers(self) -> bool:
-        """Whether this server has loaded its data and answers, and not another one that took the
+        """True if this server has loaded its data and answers, and not another one that took the
         port first.
         """
         with connect(f"{self.url}?socket_timeout=1", patience_s=0) as client:

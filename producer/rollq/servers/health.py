@@ -34,7 +34,7 @@ class Finding:
     level: Level
     says: str
     remedy: str = ""
-    """What to do; empty when there is nothing to do."""
+    """The remedy; empty when there is nothing to do."""
     lines: Sequence[str] = ()
     """More lines for people."""
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""What a refusal of Redis means, and the remedy: in a reply, and in what the server says of itself
-(INFO).
+"""Explains Redis errors and INFO, with a remedy.
 
 It only judges, and asks nothing. Only a damaged key has a remedy that deletes: whatever Redis
 refuses for another reason (memory, disk, rights) is whole.
@@ -24,11 +23,11 @@ REFUSING = re.compile(
     r"not allowed when used memory"
     r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|BUSY) "
 )
-"""What Redis answers, itself or through a script, when it takes no writes."""
+"""Errors of a Redis that takes no writes, its own or out of a script."""
 WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError)
 """Errors of this kind whose codes redis-py drops from the text."""
 DAMAGED = re.compile(r"DAMAGED (\S+) (.*?)(?: script:|$)")
-"""What a script says of a key that it cannot use."""
+"""The error of a script that cannot use a key."""
 MEMORY_REMEDY = (
     "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq jobs drop`"
 )
@@ -37,7 +36,7 @@ REMEDIES = {
     "READONLY": "Give the address of its primary, or of Sentinels",
     "NOREPLICAS": "Start its replicas again",
 }
-"""What to do about a refusal, by its code."""
+"""Remedies by error code."""
 KEY_REMEDY = (
     "Restore the key from a backup, or delete its run with `rollq jobs drop RUN "
     "--whole-run --yes`; docs/ledger.md"
@@ -64,7 +63,7 @@ def translated(error: Exception, what: str, remedy: str = KEY_REMEDY) -> LedgerE
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Whether Redis takes no writes at all for now. An error of a single write does not count."""
+    """True if Redis takes no writes at all for now. An error of a single write does not count."""
     if isinstance(error, WITHOUT_CODE):
         return True
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
@@ -93,7 +92,7 @@ def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
 
 
 def no_answer(error: BaseException | None) -> str:
-    """What to do about a Redis that is there and does not answer, or refuses the login; empty where
+    """The remedy for a Redis that is there and does not answer, or refuses the login; empty where
     none is there.
     """
     if isinstance(error, redis.AuthenticationError):
@@ -110,7 +109,7 @@ def no_answer(error: BaseException | None) -> str:
 
 
 def unreached(address: str, error: BaseException) -> str:
-    """That Redis was never reached at this address, why, and what to do about it."""
+    """The error text for an address where Redis was never reached, with the cause and a remedy."""
     if isinstance(error, MasterNotFoundError):
         error = of_sentinels(error)
     return f"no Redis at {address}: {str(error).rstrip('.')}. {_where_to_look(address, error)}"
@@ -172,9 +171,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:
-    """What is wrong with the server that says this of itself (INFO), and the remedy; empty when it
-    takes writes.
-    """
+    """The trouble and its remedy in a server's INFO; empty when it takes writes."""
     used, limit = info.get("used_memory"), info.get("maxmemory")
     if used and limit and used >= limit:
         return (

@@ -33,11 +33,11 @@ FLUSH_TRIES, FLUSH_PAUSE_S = 20, 0.5
 NOT_FOUND = 404
 REFUSED = 400
 SHAPE = ("version", "tp_size", "dp_size", "pp_size", "ep_size", "dtype", "quantization")
-"""What engines must have in common to hold the same tensors; fields of /server_info."""
+"""Fields of /server_info that engines must share to hold the same tensors."""
 
 
 class PauseMode(StrEnum):
-    """What a pause does with the requests that run."""
+    """The fate of running requests in a pause."""
 
     RETRACT = "retract"
     """They go on after the pause, and their prefix is computed again under the new weights."""
@@ -64,7 +64,7 @@ class Answer:
         return self.status == 200
 
     def refusal(self) -> str:
-        """Why it is not ok, in one line."""
+        """The reason why it is not ok, in one line."""
         if self.status in (401, 403):
             return (
                 f"HTTP {self.status}: the engine wants another API key: see "
@@ -78,12 +78,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What an engine says that it serves."""
+    """The weights that an engine says it serves."""
 
     version: str
     """Its weight version."""
     path: str
-    """Where its weights came from, without a slash at the end."""
+    """The folder of its weights, without a slash at the end."""
     paused: bool | None
     """None: a server without `/ready`, which cannot say."""
 
@@ -181,7 +181,7 @@ class Engine:
         return answer.body
 
     def look(self) -> Serving:
-        """What it serves now. Raises ControlFailure."""
+        """The weights that it serves now. Raises ControlFailure."""
         self.begin("look")
         info = self._connection.call("GET", "/server_info")
         found = info.body if info.ok and isinstance(info.body, dict) else {}

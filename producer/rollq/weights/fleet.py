@@ -43,7 +43,7 @@ raises is logged.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUpdate:
-    """What an update did on one engine."""
+    """The result of an update on one engine."""
 
     url: str
     """As it was given."""
@@ -312,7 +312,7 @@ class _Agreement:
         self._changed = threading.Condition()
 
     def reached(self, engine: Engine, checksum: str | None) -> bool:
-        """Whether this engine agrees with another one, or is the only one of its shape. Waits until
+        """True if this engine agrees with another one, or is the only one of its shape. Waits until
         that is known. An engine without a checksum agrees.
         """
         shape = engine.shape

@@ -221,7 +221,7 @@ def split_planes(raw: bytes, size: int) -> bytes:
 
 
 def join_planes(planes: bytes, size: int) -> bytearray:
-    """What `split_planes` split. Raises ValueError."""
+    """Reverses `split_planes`. Raises ValueError."""
     raw, count = bytearray(len(planes)), len(planes) // size
     for byte in range(size):
         raw[byte::size] = planes[byte * count : (byte + 1) * count]
@@ -254,7 +254,7 @@ _packed_before = lru_cache(KEPT)(pack_bytes)
 
 
 def unpack_bytes(packed: bytes) -> bytes:
-    """What `pack_bytes` packed. Raises ValueError or zlib.error."""
+    """Reverses `pack_bytes`. Raises ValueError or zlib.error."""
     if packed[:1] == b"\0":
         return packed[1:]
     if packed[:1] != b"\1":

@@ -109,7 +109,7 @@ def decode_event(blob: bytes, job_id: str) -> Event:
 
 
 def is_observed(blob: bytes) -> bool:
-    """Whether a blob is an `Observed`, which ends a turn. The event is not decoded."""
+    """True if a blob is an `Observed`, which ends a turn. The event is not decoded."""
     return bool(heading(blob)[1] == "observed")
 
 

@@ -96,7 +96,7 @@ class BatchWait:
                 return
 
     def is_in_vain(self, taken: Taken, lacking: int) -> bool:
-        """Whether the batch stays short by so many groups unless more are submitted."""
+        """True if the batch stays short by so many groups unless more are submitted."""
         if taken.open or taken.ready >= lacking:
             return False
         if taken.sealed:

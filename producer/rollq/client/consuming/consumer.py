@@ -176,7 +176,7 @@ class Consumer:
             wait.block(taken, exact)
 
     def _as_it_was(self, step: int) -> bool:
-        """Whether a trainer has seen this batch before the name was taken over."""
+        """True for a batch that the name's previous owner had delivered."""
         return step in self._takeover and step != self._filling
 
     def _take(self, groups: int, since: float, exact: bool) -> tuple[Taken, int]:

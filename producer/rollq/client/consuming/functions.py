@@ -49,7 +49,7 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def unequal_rewards(group: Group) -> bool:
-    """Whether the rewards differ, by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476,
+    """True if the rewards differ by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476,
     section 3.2).
     """
     return any(group.advantages)

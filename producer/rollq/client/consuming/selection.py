@@ -37,7 +37,7 @@ class Selection:
 
     @property
     def reason(self) -> str:
-        """Why groups are not kept."""
+        """The filter's name, under which groups that it leaves out are counted."""
         return self._where.name if self._where else ""
 
     def __len__(self) -> int:

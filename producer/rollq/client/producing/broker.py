@@ -47,7 +47,7 @@ class Broker:
 
     @property
     def available(self) -> bool:
-        """Whether Celery is installed."""
+        """True if Celery is installed."""
         return importlib.util.find_spec("celery") is not None
 
     def send(self, messages: Sequence[JobMessage]) -> list[str]:

@@ -80,7 +80,8 @@ class Producer:
         self._sources: dict[str, Source] = {}
         """All sources that were submitted here, by name."""
         self._settings: dict[str, Callable[[], None]] = {}
-        """What was pinned for the run here, to be pinned again when Redis has lost its last writes.
+        """Settings that were pinned for the run here, to be pinned again when Redis has lost its
+        last writes.
         """
         self._publication: PolicyPublication | None = None
         """The last one."""
@@ -91,7 +92,7 @@ class Producer:
         self._settings[what] = call
 
     def publish(self, publication: PolicyPublication) -> None:
-        """What `Client.publish` says."""
+        """Publishes a policy now, and again when Redis has lost it."""
         self.pin("publication", publication)
         self._publication = publication
 
@@ -116,7 +117,7 @@ class Producer:
             self._retry(pin)
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
-        """What `Client.submit` says."""
+        """Submits jobs, as `Client.submit` describes it."""
         if isinstance(jobs, Job):
             raise ContractError(
                 "submit takes a list of jobs, or another sequence of them, not one: submit([job])"
@@ -131,7 +132,7 @@ class Producer:
         return _total(self._submissions(jobs, ahead, self._sources[source]))
 
     def refill(self, jobs: Iterable[Job], times: int, ahead: int) -> Submission:
-        """What `Client.refill` says."""
+        """Replaces dropped groups, as `Client.refill` describes it."""
         self._look_for_fork()
         groups = list(whole_groups(jobs, self._ledger.run))
         wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
@@ -216,8 +217,8 @@ class Producer:
             source.check_end(self._ledger.run)
 
     def _known(self, groups: Sequence[Sequence[Job]]) -> Submission:
-        """What became of groups that were submitted before. An acknowledged group's record may have
-        expired.
+        """The submission of groups that were submitted before. An acknowledged group's record may
+        have expired.
         """
         known: list[str] = []
         acked: list[str] = []

@@ -1,5 +1,5 @@
-"""What a producer submits: whole groups, in the same order after a restart, and replacements of
-dropped groups.
+"""The groups of a producer: whole, in the same order after a restart, and replacements of dropped
+ones.
 
 Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the
 first replacement of group `g`, `g.r2` the next. This module submits nothing itself;
@@ -124,7 +124,7 @@ class Source:
         self.position = after
 
     def skip(self, group: Sequence[Job]) -> bool:
-        """Whether the next group was submitted before. Then it is passed over.
+        """True if the next group was submitted before, and is skipped.
 
         Raises JobConflict when the groups submitted before were others than those read so far.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import redis
 
 REMEDY = "Delete that key, and add the engines again with `rollq engines`"
-"""What an error names."""
+"""The remedy that an error names."""
 
 
 def read_addresses(client: "redis.Redis", name: str) -> list[str]:

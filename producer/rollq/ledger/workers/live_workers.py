@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import redis
 
 REMEDY = "Delete that key: live workers register again"
-"""What an error names."""
+"""The remedy that an error names."""
 REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""
 LIVE_S = 15
@@ -27,9 +27,9 @@ LIVE_S = 15
 SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
 READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "outdated"
-"""What a worker says of its engine. A paused one generates nothing until it is told to continue. A
-stalled one has requests, generates nothing, and does not say why. An outdated one serves weights
-that a run does not take, or lacks its adapter.
+"""States of an engine, as a worker sees it. A paused one generates nothing until it is told to
+continue. A stalled one has requests, generates nothing, and does not say why. An outdated one
+serves weights that a run does not take, or lacks its adapter.
 """
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
@@ -40,7 +40,7 @@ MAX_LEFT_ALONE = 20
 
 
 class Wait(NamedTuple):
-    """What one episode of a worker is waiting for."""
+    """The wait of one episode."""
 
     job_id: str
     what: str
@@ -52,8 +52,8 @@ class Wait(NamedTuple):
 
 
 class EngineUse(NamedTuple):
-    """What a worker says of one of its engines. The load is the engine's own, with the requests of
-    all workers; None where it is not known.
+    """One engine, as a worker sees it. The load is the engine's own, with the requests of all
+    workers; None where it is not known.
     """
 
     url: str
@@ -72,7 +72,7 @@ class EngineUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    """What a worker says of itself."""
+    """A live worker's entry."""
 
     name: str
     queues: tuple[str, ...]
@@ -105,7 +105,7 @@ class LiveWorker:
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
     def plays(self, tokenizer: str, template: str) -> bool:
-        """Whether it may play a run with these hashes; empty ones are not pinned yet, so every
+        """True if it may play a run with these hashes; empty ones are not pinned yet, so every
         worker may.
         """
         return tokenizer in ("", self.tokenizer) and template in ("", self.template)

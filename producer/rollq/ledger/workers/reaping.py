@@ -1,5 +1,4 @@
-"""What reapers share: the runs that have something to reap, and the role of the one worker that
-reaps.
+"""The reaper's runs, and the role of the one worker that reaps.
 
 A run is listed while it has queued jobs, which must be sent, or leased ones, which may expire. A
 submission and a requeue list their run after they gave it jobs. The reaper takes a run off the list

@@ -1,8 +1,8 @@
-"""Where the episodes of a run spend their time, by worker: an engine that is slow, a user that is,
-or rollq itself.
+"""Time that the episodes of a run spend, by worker: an engine that is slow, a user that is, or
+rollq itself.
 
-Each worker writes what it has seen since it started, again and again, so a write that is repeated
-changes nothing. No job's state depends on it.
+Each worker writes its totals since it started, again and again, so a write that is repeated changes
+nothing. No job's state depends on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from rollq.ledger.scripts import Scripts
 
 WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent")
-"""What an episode's thread is in: a wait for the engine (queue and slot included), the
+"""The states of an episode's thread: a wait for the engine (queue and slot included), the
 environment's code (its opening, its end and the reward included), the user, a call to Redis,
 rollq's own code (most of it turns messages into tokens and back), a wait for another thread that
 runs Python code, and an agent program's own work.

@@ -1,7 +1,6 @@
 """What a message leads to: its job is claimed and played, handed back, or left alone."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
-from rollq_worker.engine.pool import EnginePool
 from rollq_worker.episode import loop
 from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
-from tests.clock import Clock
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import FailsFirst, drain_at, running, submit
@@ -42,31 +39,26 @@ def test_jobs_that_cannot_be_claimed(runner: JobRunner, ledger: Ledger) -> None:
 
 
 def test_nothing_is_claimed_while_no_engine_is_up(
-    runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    runner: JobRunner, ledger: Ledger, engine_url: str
 ) -> None:
+    runner.engine.update([])
+    ended: list[str] = []
     job_id = submit(ledger)
-    pauses: list[float] = []
-    monkeypatch.setattr(EnginePool, "available", property(lambda pool: len(pauses) > 100))
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        assert reader(ledger).stats()["queued"] == 1
-
-    monkeypatch.setattr(runner.draining, "wait", pause)
-    assert runner.run(job_id)["stop"] == "done"
-    assert len(pauses) > 100
+    thread = threading.Thread(target=lambda: ended.append(runner.run(job_id)["stop"]))
+    thread.start()
+    thread.join(0.3)
+    assert not ended and reader(ledger).stats()["queued"] == 1
+    runner.engine.update([engine_url])
+    thread.join(60)
+    assert ended == ["done"]
 
 
-def test_messages_of_unknown_runs_leave_nothing_behind(
-    runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(job_task.LEDGERS_KEPT + 10):
+def test_messages_of_unknown_runs_leave_nothing_behind(runner: JobRunner, ledger: Ledger) -> None:
+    for n in range(300):
         assert runner.run(f"junk{n}/g/0") == {"stop": "refused: unknown"}
     assert ledger.redis.dbsize() == 0
-    assert runner.ledger.cache_info().currsize == job_task.LEDGERS_KEPT
-    assert (
-        runner.run(submit(ledger))["stop"] == "done"
-    )  # and the worker still pins a run's tokenizer
+    assert runner.run(submit(ledger))["stop"] == "done"
+    # the worker still pins a run's tokenizer
     assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash").decode() == runner.tokenizer.hash
 
 
@@ -132,15 +124,12 @@ def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(
     runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_task, "WEIGHTS_PAUSE_S", 0.0)
-    monkeypatch.setattr(EnginePool, "awaits_weights", lambda pool, run: run == "r")
     job_id = submit(ledger)
-    assert runner.run(job_id) == {"stop": "refused: no engine has the run's weights"}
+    with runner.engine.waits_for_weights("r/other/0"):
+        assert runner.run(job_id) == {"stop": "refused: no engine has the run's weights"}
     ledger.confirm([job_id])  # of the message that was just spent
-    assert (
-        constants.SENDING_S
-        < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now()
-        < 11
-    )
+    due_in_s = ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now()
+    assert constants.SENDING_S < due_in_s < 11
 
 
 class TestDraining:
@@ -236,11 +225,7 @@ class TestFailures:
         error: type[BaseException],
     ) -> None:
         summary = self.play(runner, monkeypatch, error("a bug"), submit(ledger))
-        assert (summary["stop"], summary["failure"], summary["then"]) == (
-            "failed",
-            "worker",
-            "queued",
-        )
+        assert (summary["failure"], summary["then"]) == ("worker", "queued")
         state = reader(ledger).job("r/g/0")
         assert state is not None and error.__name__ in state.reason and "Traceback" in state.reason
 
@@ -256,17 +241,12 @@ class TestFailures:
         monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: grade)
         job_id = submit(ledger, reward="mine")
         summary = runner.run(job_id)
-        assert (summary["stop"], summary["failure"], summary["then"]) == (
-            "failed",
-            "reward",
-            "queued",
-        )
+        assert (summary["failure"], summary["then"]) == ("reward", "queued")
         ledger.redis.hdel(ledger.keys.job(job_id), "not_before")  # its backoff
         assert runner.run(job_id)["reward"] == 0.5
         assert seen[0].tokens == seen[1].tokens
-        assert [event.at for event in seen[0].events] == [
-            event.at for event in seen[1].events
-        ]  # from the journal
+        times = [[event.at for event in trajectory.events] for trajectory in seen]
+        assert times[0] == times[1]  # from the journal
 
     def test_a_lost_lease_is_no_failure(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -275,27 +255,13 @@ class TestFailures:
         assert summary == {"job": "r/g/0", "stop": "fenced"}
         assert not reader(ledger).stats()["failures"]
 
-    def test_the_deadline_blames_the_engine_that_was_waited_for(
-        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("rollq_worker.process.attempts.attempt.time", clock := Clock())
+    def test_the_deadline_blames_the_engine_that_was_waited_for(self, ledger: Ledger) -> None:
         with replaying(latency=1000.0) as slow, running(ledger, slow) as runner:
-            [engine] = runner.engine.engines
-            send = engine._sample_once
-
-            def late(*args: Any) -> Any:
-                clock.ahead += 2000.0  # here: what comes next is the engine
-                return send(*args)
-
-            engine._sample_once = late  # type: ignore[method-assign]
             runner.leases.start()
-            start = time.monotonic()
-            summary = runner.run(submit(ledger, budget=Budget(deadline_s=1000.0)))
+            summary = runner.run(submit(ledger, budget=Budget(deadline_s=4.0)))
             runner.leases.stop()
-            runner.leases._thread.join(60)
         assert (summary["failure"], summary["then"]) == ("engine", "queued")
-        assert time.monotonic() - start < 100  # a tenth of a generation
         state = reader(ledger).job("r/g/0")
         assert state is not None and state.reason.startswith(
-            "past the deadline of 1000 s while waiting for the engine"
+            "past the deadline of 4 s while waiting for the engine"
         )

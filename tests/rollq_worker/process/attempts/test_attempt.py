@@ -147,10 +147,10 @@ class TestWriting:
         assert reader(ledger).stats()["queued"] == 1
 
     def test_its_thread_learns_that_another_one_was_fenced(
-        self, attempt: Attempt, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+        self, attempt: Attempt, ledger: Ledger, clock: Clock
     ) -> None:
-        monkeypatch.setattr(attempt_module, "HELD_BACK_S", -1.0)
         play(attempt, prompt(), sampled(0))
+        clock.ahead += 1.0
         ledger.release(JOB, attempt.lease)
         attempt.write_behind()
         for call in (attempt.check, lambda: attempt.append(observed(0))):
@@ -158,20 +158,20 @@ class TestWriting:
                 call()
 
     def test_its_thread_meets_the_error_that_another_one_met(
-        self, attempt: Attempt, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+        self, attempt: Attempt, ledger: Ledger, clock: Clock
     ) -> None:
-        monkeypatch.setattr(attempt_module, "HELD_BACK_S", -1.0)
         play(attempt, prompt(), sampled(0))
+        clock.ahead += 1.0
         ledger.redis.set(ledger.keys.journal(JOB), "junk")
         attempt.write_behind()
         with pytest.raises(LedgerError, match="is a string"):
             attempt.append(observed(0))
 
     def test_another_thread_does_not_wait_for_redis(
-        self, attempt: Attempt, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+        self, attempt: Attempt, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attempt_module, "HELD_BACK_S", -1.0)
         play(attempt, prompt(), sampled(0))
+        clock.ahead += 1.0
         monkeypatch.setattr(
             ledger, "append", FailsFirst(ledger.append, Unwritable("full"), redis.ConnectionError())
         )

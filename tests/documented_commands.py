@@ -43,6 +43,18 @@ class Command:
         return bool(re.search(r"(^|\s)[\[(]|\s\|\s", re.sub(r"'[^']*'|\"[^\"]*\"", "", self.line)))
 
 
+def write_files(folder: Path) -> None:
+    """Writes the files that pages have their reader write, but for those of `rollq env new`."""
+    (folder / "examples").symlink_to(REPO / "examples")
+    (folder / "solver.py").symlink_to(REPO / "examples/agents/openai_agent.py")
+    page = (REPO / "docs/environments.md").read_text()
+    [row] = re.findall(r"```json\n(\{\"question.*?)```", page, re.DOTALL)
+    rows = [row.replace('"question": "', f'"question": "{number}: ') for number in range(100)]
+    (folder / "maths.jsonl").write_text("".join(rows))
+    [code] = re.findall(r"```python\n((?:(?!```).)*maths\.jsonl.*?)```", page, re.DOTALL)
+    (folder / "maths.py").write_text(code)
+
+
 def commands() -> Iterator[Command]:
     for page in PAGES:
         text = page.read_text()

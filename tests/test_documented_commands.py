@@ -7,7 +7,7 @@ import pytest
 
 from rollq.cli import main, parser
 from rollq.commands.flags.parser import Parser
-from tests.documented_commands import REPO, Command, commands
+from tests.documented_commands import REPO, Command, commands, write_files
 
 ALL = list(commands())
 LINES = [command for command in ALL if not command.is_synopsis]
@@ -23,18 +23,12 @@ def name(command: Command) -> str:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that pages have their reader write."""
     folder = tmp_path_factory.mktemp("files")
-    (folder / "examples").symlink_to(REPO / "examples")
+    write_files(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["env", "new", "words"]) == 0
     for copy in ("words.py", "hard.py"):
         (folder / copy).write_text((folder / "words/words.py").read_text())
-    (folder / "solver.py").symlink_to(REPO / "examples/agents/openai_agent.py")
-    page = (REPO / "docs/environments.md").read_text()
-    [row] = re.findall(r"```json\n(\{\"question.*?)```", page, re.DOTALL)
-    (folder / "maths.jsonl").write_text(row * 100)
-    [code] = re.findall(r"```python\n((?:(?!```).)*maths\.jsonl.*?)```", page, re.DOTALL)
-    (folder / "maths.py").write_text(code)
     return folder
 
 

@@ -7,7 +7,6 @@
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
     │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
-    │   ├── Unreachable        Redis does not answer a page of `rollq view`
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
@@ -91,10 +90,6 @@ class Unwritable(LedgerError):
     """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was
     changed: try later.
     """
-
-
-class Unreachable(LedgerError):
-    """Redis does not answer. What it had on its disk is not lost."""
 
 
 class Fenced(LedgerError):

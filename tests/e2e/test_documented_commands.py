@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO, free_port
-from tests.documented_commands import commands
+from tests.documented_commands import commands, write_files
 from tests.e2e.stack import Stack
 
 TYPED = (
@@ -26,7 +26,9 @@ TYPED = (
     "docs/audit.md",
     "docs/commands.md",
 )
-"""The pages whose commands run here, but for those that the patterns below leave out."""
+"""Pages whose commands run here, but for those that the patterns below leave out."""
+TRIED = ("CONTRIBUTING.md", "docs/environments.md", "docs/agents.md")
+"""Pages of which only the commands run here that need nothing of theirs to serve."""
 LEFT_OUT = r"^pip |^make |sglang\.|MODEL|--versions step-40|train-run|eval-1"
 SERVES = {
     "redis": "Ready to accept connections",
@@ -92,7 +94,7 @@ class Reader:
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     for name in ("ROLLQ_BROKER_URL", "ROLLQ_TOKENIZER", "ROLLQ_CONCURRENCY"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "examples").symlink_to(REPO / "examples")
+    write_files(tmp_path)
     reader = Reader(tmp_path)
     yield reader
     reader.stack.close()
@@ -100,7 +102,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 
 def shown(page: str) -> list[str]:
     """The commands of a page that run here, in order."""
-    assert page in TYPED
+    assert page in (*TYPED, *TRIED)
     lines = [
         command.line for command in commands() if command.page == page and not command.is_synopsis
     ]
@@ -169,6 +171,17 @@ def test_audit(reader: Reader) -> None:
             line.replace("http://127.0.0.1:30000", reader.variables["ROLLQ_ENGINE_URL"])
         )
     assert "verdict: ok" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TRIED)
+def test_what_a_page_has_its_reader_try(page: str, reader: Reader) -> None:
+    """Environments and agents of files, in the demo and in their check."""
+    lines = [line.removeprefix(".venv/bin/") for line in shown(page)]
+    lines = [line for line in lines if re.match(r"rollq (demo|env|show) ", line)]
+    assert lines
+    for line in lines:
+        reader.type(line)
 
 
 def test_commands_with_a_run_file(reader: Reader) -> None:

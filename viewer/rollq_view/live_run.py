@@ -13,10 +13,11 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from rollq.errors import ContractError, LedgerError, Unreachable, Unwritable
+from rollq.errors import ContractError, LedgerError, Unwritable
 from rollq.snapshot.rollouts import (
     GroupRecord,
     Indexes,
+    RedisAway,
     Rollout,
     RolloutReader,
     group_of,
@@ -89,7 +90,7 @@ class LiveRun:
             try:
                 with reachable(self._where):
                     read()
-            except (Unreachable, Unwritable) as e:  # it is away, or busy
+            except (RedisAway, Unwritable) as e:  # it is away, or busy
                 return str(e)
             except LedgerError as e:
                 wrong.append(str(e))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollq.errors import ContractError, FailureClass, LedgerError, Unreachable
+from rollq.errors import ContractError, FailureClass, LedgerError
 from rollq.events import Closed
 from rollq.images import IMAGES, images_by_hash, references
 from rollq.job import Job, Purpose, parse_id
@@ -96,13 +96,17 @@ class Rollout:
     """Sampled tokens of a done job, where they are known."""
 
 
+class RedisAway(LedgerError):
+    """Redis does not answer. Its data on disk is not lost."""
+
+
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
-    """Raises Unreachable when Redis is away. `where`: its address, without a password."""
+    """Raises RedisAway when Redis is away. `where`: its address, without a password."""
     try:
         yield
     except CONNECTION_ERRORS as e:
-        raise Unreachable(f"Redis at {where} does not answer: {e}") from e
+        raise RedisAway(f"Redis at {where} does not answer: {e}") from e
 
 
 class RolloutReader:

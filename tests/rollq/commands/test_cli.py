@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -104,38 +103,18 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 
-WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
-    (("jobs", "lst"), "there is no command 'lst'; did you mean list?"),
-    (("dmeo",), "there is no command 'dmeo'; did you mean demo?"),
-    (("demo", "--group", "3"), "there is no flag --group; did you mean --groups"),
-    (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
-    (("demo", "--set", "mistakes=1.1"), "mistakes must be a probability, not 1.1"),
-    (("jobs", "list", "--run", "r"), "RUN is no flag of this command: write rollq jobs list RUN"),
-    (
-        ("jobs", "requeue", "--job", "r/g/0"),
-        "JOB is no flag of this command: write rollq jobs requeue JOB",
-    ),
-    (("demo", "--set", "tasks=5-2"), "--set: tasks: expected A-B with A not above B"),
-    (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
-    (
-        ("engine", "--port", "70000"),
-        "--port: expected a whole number of at least 0 and at most 65535, not '70000'",
-    ),
-    (("submit", "--run", "r", "--tasks", "0"), "--env is missing"),
-    ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
-    (
-        (*SUBMIT, "--tasks", "0-" + "9" * 20),
-        "--tasks: expected A-B with A not above B, both included",
-    ),
-    (("pull", "--run", "r"), "required: --groups"),
-]
-
-
 @pytest.mark.parametrize(
-    ("line", "said"), WRONG_LINES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+    ("line", "words"),
+    [
+        ("jobs lst", "there is no command 'lst'; did you mean list?"),
+        ("demo --group 3", "there is no flag --group; did you mean --groups"),
+        ("jobs list --run r", "RUN is no flag of this command: write rollq jobs list RUN"),
+        ("submit --run r --tasks 0", "--env is missing"),
+        ("pull --run r", "required: --groups"),
+    ],
 )
-def test_a_wrong_line_is_one_clear_line(fails: Fails, line: tuple[str, ...], said: str) -> None:
-    assert said in fails(*line)
+def test_a_wrong_line_is_one_clear_line(fails: Fails, line: str, words: str) -> None:
+    assert words in fails(*line.split())
 
 
 @pytest.mark.parametrize(

@@ -77,5 +77,12 @@ def test_a_key_need_not_be_one_word(name: str, key: str):
     assert [call.arguments for call in PARSERS[name](text, False, TOOLS).calls] == [{key: "a\n"}]
 
 
-for _name in sorted(PARSERS):
+def test_every_format_has_a_writer() -> None:
+    missing = sorted({*PARSERS} - {*WRITE})
+    assert not missing, (
+        f"add writers to WRITE in tests/rollq_worker/toolcalls/written.py: {missing}"
+    )
+
+
+for _name in sorted({*PARSERS} & {*WRITE}):
     globals()[f"Test_{_name}"] = reader_tests(PARSERS[_name], WRITE[_name])

@@ -114,22 +114,21 @@ class Episodes:
             raise self._closed
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
+        is_open = True
+        while is_open:
             try:
-                open_ = self._submit_new()
-                if open_:
+                is_open = self._submit_new()
+                if is_open:
                     self._look()
             except ClientClosed:
-                open_ = False
-            except (
-                Exception
-            ) as e:  # the episodes stay where they are, and the same job can be asked for again
+                is_open = False
+            except Exception as e:  # the same job can be asked for again
                 log.exception("run %s: waiting for episodes failed", self._run_name)
                 self._fail_all(e)
         self._fail_all(self._closed)
         while not self._new.empty():
-            if (wanted := self._new.get()) and wanted.future.set_running_or_notify_cancel():
+            wanted = self._new.get()
+            if wanted is not None and wanted.future.set_running_or_notify_cancel():
                 wanted.future.set_exception(self._closed)
 
     def _submit_new(self) -> bool:
@@ -143,9 +142,8 @@ class Episodes:
             if wanted is None:
                 return False
             if wanted.future.set_running_or_notify_cancel():
-                if error := self._submit(
-                    wanted.job
-                ):  # another may wait for the job as it was submitted before
+                error = self._submit(wanted.job)
+                if error:  # another may wait for the job as it was submitted before
                     wanted.future.set_exception(error)
                 else:
                     self._waiting.setdefault(wanted.job.group, []).append(wanted)
@@ -170,46 +168,55 @@ class Episodes:
         if step <= self._step:
             return
         self._step = step
-        old = [group for group, asked in self._fetched.items() if asked < step - self._keep_steps]
+        oldest = step - self._keep_steps
+        old = [group for group, of_step in self._fetched.items() if of_step < oldest]
         for groups in _parts(old):
-            try:
-                self._retry(partial(self._deliveries.ack, self._token, groups))
-            except NotHeld:  # another process acknowledged some of them, or they were lost
-                for group in groups:
-                    try:
-                        self._retry(partial(self._deliveries.ack, self._token, [group]))
-                    except NotHeld as e:
-                        log.info("it is not acknowledged here: %s", e)
+            self._ack(groups)
             for group in groups:
                 del self._fetched[group]
+
+    def _ack(self, groups: Sequence[str]) -> None:
+        try:
+            self._retry(partial(self._deliveries.ack, self._token, groups))
+            return
+        except NotHeld:  # another process acknowledged some of them, or they were lost
+            pass
+        for group in groups:
+            try:
+                self._retry(partial(self._deliveries.ack, self._token, [group]))
+            except NotHeld as e:
+                log.info("it is not acknowledged here: %s", e)
 
     def _look(self) -> None:
         """Hands on what has ended."""
         groups = list(self._waiting)
         states = self._retry(lambda: self._reader.group_states(groups))
-        ended = [
-            group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")
-        ]
-        for some in _parts(ended):
-            self._hand_on(some)
-        for group, state in zip(groups, states, strict=True):
+        state_of = dict(zip(groups, states, strict=True))
+        for part in _parts([group for group in groups if state_of[group] in ("ready", "held")]):
+            self._hand_on(part)
+        for group, state in state_of.items():
+            if state not in ("dropped", "", "acked"):
+                continue
+            job = self._waiting[group][0].job
             if state == "dropped":
-                self._fail(group, self._failure(self._waiting[group][0].job.id))
+                self._fail(group, self._failure(job.id))
+                continue
             # Redis came back without its last writes, or another process went on.
-            elif state in ("", "acked") and (error := self._submit(self._waiting[group][0].job)):
+            error = self._submit(job)
+            if error:
                 self._fail(group, error)
 
     def _hand_on(self, groups: Sequence[str]) -> None:
         jobs = [self._waiting[group][0].job for group in groups]
         extras = [ROUTED_EXPERTS] if any(job.routed_experts for job in jobs) else []
-        read = self._retry(lambda: self._reader.read([job.id for job in jobs], extras))
-        for group, found in zip(groups, read, strict=True):
-            if isinstance(found, ContractError):
-                self._fail(group, found)
+        trajectories = self._retry(lambda: self._reader.read([job.id for job in jobs], extras))
+        for group, trajectory in zip(groups, trajectories, strict=True):
+            if isinstance(trajectory, ContractError):
+                self._fail(group, trajectory)
                 continue
             for wanted in self._waiting.pop(group):
                 self._fetched[group] = wanted.step
-                wanted.future.set_result(found)
+                wanted.future.set_result(trajectory)
 
     def _fail_all(self, error: Exception) -> None:
         for group in list(self._waiting):

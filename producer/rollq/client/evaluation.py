@@ -147,14 +147,13 @@ class Collector:
 
         Raises LedgerError for a group that is gone without having been evaluated.
         """
-        pending = [
-            job
-            for job in self.jobs
-            if job.group not in self._results and job.group not in self._left_out
-        ]
+        over = {*self._results, *self._left_out}
+        pending = [job for job in self.jobs if job.group not in over]
         unknown = []
         states = self.reader.group_states([job.group for job in pending])
-        stored = {task.group: task for task in self._load()} if {"acked", ""} & {*states} else {}
+        stored: dict[str, TaskResult] = {}
+        if "acked" in states or "" in states:
+            stored = {task.group: task for task in self._load()}
         for job, state in zip(pending, states, strict=True):
             match state:
                 case "ready" | "held":
@@ -163,9 +162,9 @@ class Collector:
                     self._results[job.group] = stored[job.group]
                 case "acked":
                     raise LedgerError(
-                        f"group {job.run}/{job.group} was acknowledged before this "
-                        "evaluation had read it, for example"
-                        " by `rollq pull --purpose eval`. Evaluate again under another run or name"
+                        f"group {job.run}/{job.group} was acknowledged before this evaluation had "
+                        "read it, for example by `rollq pull --purpose eval`. Evaluate again under "
+                        "another run or name"
                     )
                 case "dropped":
                     self._left_out[job.group] = None
@@ -178,14 +177,16 @@ class Collector:
         return len(self._results) + len(self._left_out) == len(self.jobs)
 
     def _read(self, job: Job) -> None:
-        trajectories, ids = [], [f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]
-        for job_id, read in zip(ids, self.reader.read(ids), strict=True):
-            if isinstance(read, ContractError):
+        trajectories = []
+        ids = [f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]
+        for job_id, trajectory in zip(ids, self.reader.read(ids), strict=True):
+            if isinstance(trajectory, ContractError):
                 if self.reader.group_states([job.group]) == ["acked"]:
                     return  # by another consumer, since the look; the next look says so
-                return self._leave_out(job, job_id, read)
-            trajectories.append(read)
-        if refused := self._on_group(trajectories):
+                return self._leave_out(job, job_id, trajectory)
+            trajectories.append(trajectory)
+        refused = self._on_group(trajectories)
+        if refused:
             return self._leave_out(job, *refused)
         self._results[job.group] = task_result(trajectories)
 
@@ -195,10 +196,8 @@ class Collector:
         """
         log.error("group %s/%s is left out of the evaluation: %s", job.run, job.group, why)
         self._left_out[job.group] = None
-        deliveries, token = (
-            Deliveries(self.reader.redis, self.reader.run),
-            f"{uuid.uuid4().hex[:16]}/0",
-        )
+        deliveries = Deliveries(self.reader.redis, self.reader.run)
+        token = f"{uuid.uuid4().hex[:16]}/0"
         ready = self.reader.standing(Purpose.EVAL).ready
         with suppress(NotHeld):  # another consumer holds the group, and meets the same
             deliveries.take(max(1, ready), token, purpose=Purpose.EVAL)
@@ -211,14 +210,13 @@ class Collector:
         ours = {job.group for job in self.jobs}
         theirs = {*(task.group for task in stored.tasks), *stored.left_out}
         if (stored.size, theirs) != (self.jobs[0].size, ours):
-            there, another = (
-                (f"evaluation {self._name!r}", "name") if self._name else ("the evaluation", "run")
-            )
+            stored_name, another = "the evaluation", "run"
+            if self._name:
+                stored_name, another = f"evaluation {self._name!r}", "name"
             raise SettingsError(
-                f"{there} of run {self.reader.run} has other tasks or tries: "
-                f"{len(theirs)} tasks with {stored.size}"
-                f" tries each, and this one {len(ours)} with {self.jobs[0].size}. Use "
-                f"another {another}"
+                f"{stored_name} of run {self.reader.run} has other tasks or tries: {len(theirs)} "
+                f"tasks with {stored.size} tries each, and this one {len(ours)} with "
+                f"{self.jobs[0].size}. Use another {another}"
             )
         return stored.tasks
 
@@ -226,9 +224,8 @@ class Collector:
         """The result so far."""
         dead = 0
         if self._left_out:
-            dead = sum(
-                parse_id(letter.job_id)[1] in self._left_out for letter in self.reader.dead(None)
-            )
+            groups = [parse_id(letter.job_id)[1] for letter in self.reader.dead(None)]
+            dead = sum(group in self._left_out for group in groups)
         return Result(
             run=self.reader.run,
             name=self._name,
@@ -250,10 +247,8 @@ class Collector:
         """Acknowledges the groups that are in the stored result, so that Redis forgets their
         trajectories.
         """
-        deliveries, token = (
-            Deliveries(self.reader.redis, self.reader.run),
-            f"{uuid.uuid4().hex[:16]}/0",
-        )
+        deliveries = Deliveries(self.reader.redis, self.reader.run)
+        token = f"{uuid.uuid4().hex[:16]}/0"
         for group in self._results:
             with suppress(NotHeld):  # it was acknowledged before, or another consumer holds it
                 deliveries.ack(token, [group])

@@ -66,13 +66,10 @@ class SolveRates:
         return {task: rate for task, (_, rate) in self._known[step].items()}
 
     def _at(self, step: int) -> dict[str, Rate]:
-        while (known := self._store.known(step)) is None:
+        while True:
+            rates = self._store.at(step)
+            if rates is not None:
+                return rates
             latest = self._store.latest()
-            self._store.keep(
-                {
-                    step: {
-                        task: rate for task, rate in latest.items() if rate != self._seen.get(task)
-                    }
-                }
-            )
-        return known
+            new = {task: rate for task, rate in latest.items() if rate != self._seen.get(task)}
+            self._store.keep({step: new})

@@ -125,5 +125,5 @@ def _text(message: Message) -> str:
     if not isinstance(content, str):
         content = " ".join(part.get("text", f"({part.get('type')})") for part in content)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    said = [content, *(f"{call['name']} {call['arguments']}" for call in calls)]
-    return f"{message['role']}: " + "\n".join(filter(None, said))
+    lines = [content, *(f"{call['name']} {call['arguments']}" for call in calls)]
+    return f"{message['role']}: " + "\n".join(filter(None, lines))

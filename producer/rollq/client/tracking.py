@@ -54,7 +54,7 @@ class Trackers:
 
     def __init__(self, reader: LedgerReader, retry: RetryLoop) -> None:
         self._reader, self._retry = reader, retry
-        self._known: dict[object, Tracking] = {}
+        self._trackings: dict[object, Tracking] = {}
         self._lock = threading.Lock()
 
     def use(self, track: str | Tracker | None) -> "Tracking | None":
@@ -65,7 +65,7 @@ class Trackers:
             return None
         with self._lock:
             key = parts(track)[:2] if isinstance(track, str) else id(track)
-            tracking = self._known.setdefault(key, Tracking(track, self._reader, self._retry))
+            tracking = self._trackings.setdefault(key, Tracking(track, self._reader, self._retry))
         if isinstance(track, str) and parts(track) != parts(str(tracking.track)):
             raise SettingsError(
                 f"{tracking.track} and {track} are one tracker: ask for the same rollouts in both"
@@ -74,7 +74,7 @@ class Trackers:
 
     def close(self) -> None:
         """Waits until they have what was added, each for CLOSE_S at most."""
-        for tracking in self._known.values():
+        for tracking in self._trackings.values():
             tracking.close()
 
 
@@ -85,17 +85,18 @@ class Tracking:
         """`track`: `NAME[:PROJECT[:ROLLOUTS]]`, or a tracker. Raises SettingsError for what is
         neither.
         """
-        if not isinstance(track, str) and not all(
-            hasattr(track, name) for name in ("rollouts", "log", "close")
-        ):
+        has_all = all(hasattr(track, name) for name in ("rollouts", "log", "close"))
+        if not isinstance(track, str) and not has_all:
             raise SettingsError(
                 f"track is NAME[:PROJECT[:ROLLOUTS]] or a Tracker, not {track!r:.100}"
             )
         self.track = track
-        self._named = track if isinstance(track, str) else type(track).__name__
-        self._open: Callable[[str], Tracker] = (
-            named(track) if isinstance(track, str) else lambda run: track
-        )
+        self._name = track if isinstance(track, str) else type(track).__name__
+        self._open: Callable[[str], Tracker]
+        if isinstance(track, str):
+            self._open = named(track)
+        else:
+            self._open = lambda run: track
         self._reader, self._retry = reader, retry
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
@@ -117,12 +118,12 @@ class Tracking:
     def _put(self, what: str, act: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:
-                return log.warning("%s is closed, so %s is not sent", self._named, what)
+                return log.warning("%s is closed, so %s is not sent", self._name, what)
             if not self._thread.ident:
                 self._thread.start()
             if self._room.acquire(blocking=False):
                 return self._acts.put((what, act))
-        log.warning("%s: %d steps wait for it, so %s is not sent", self._named, MOST, what)
+        log.warning("%s: %d steps wait for it, so %s is not sent", self._name, MOST, what)
 
     def flush(self) -> None:
         """Waits until the tracker has what was added, or for CLOSE_S."""
@@ -148,7 +149,7 @@ class Tracking:
     def _give_up(self) -> None:
         """The steps that wait are not sent: a tracker that hung once is not waited for again."""
         self._closed = self._gave_up = True
-        log.warning("%s took longer than %g s: some steps are not sent", self._named, CLOSE_S)
+        log.warning("%s took longer than %g s: some steps are not sent", self._name, CLOSE_S)
 
     def _run(self) -> None:
         what = ""
@@ -157,7 +158,7 @@ class Tracking:
             try:
                 self._retry(act, AWAY_S)
             except Exception as e:  # a tracker may raise anything, and training goes on
-                log.warning("%s did not take %s: %s: %s", self._named, what, type(e).__name__, e)
+                log.warning("%s did not take %s: %s: %s", self._name, what, type(e).__name__, e)
             if what:
                 self._room.release()
 

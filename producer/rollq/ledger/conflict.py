@@ -1,6 +1,7 @@
 """Names the differences between a job and the one that was submitted before under its id."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 from rollq.errors import ContractError, JobConflict
@@ -18,23 +19,21 @@ def conflict(scripts: Scripts, job_id: str, jobs: Sequence[Job]) -> JobConflict:
     pipe.hexists(scripts.keys.meta, "sealed")
     own, of_group, sealed = scripts.guard(f"job {job_id}", pipe.execute)
     ours = next((job for job in jobs if job.id == job_id), jobs[0])
-    try:
-        differs = _differences(ours, sample_of(own or of_group, job_id)) if own or of_group else ""
-    except ContractError:  # it cannot be read
-        differs = ""
+    differences = ""
+    if own or of_group:
+        with suppress(ContractError):  # the stored job cannot be read
+            differences = _differences(ours, sample_of(own or of_group, job_id))
     also = " The run is sealed, so it takes no other groups, either." if sealed else ""
     return JobConflict(
-        f"job {job_id} was submitted before with other content{differs}: submit it as "
+        f"job {job_id} was submitted before with other content{differences}: submit it as "
         f"before, or use another run.{also}"
     )
 
 
 def _differences(ours: Job, theirs: Job) -> str:
-    names = [field.name for field in fields(Job) if field.name != "seq"]
-    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
-    found = [
-        f"{name} was {was!r:.80}, not {is_now!r:.80}"
-        for name, was, is_now in pairs
-        if was != is_now
-    ]
-    return f" ({', '.join(found)})" if found else ""
+    differences = []
+    for field in fields(Job):
+        before, now = getattr(theirs, field.name), getattr(ours, field.name)
+        if field.name != "seq" and before != now:
+            differences.append(f"{field.name} was {before!r:.80}, not {now!r:.80}")
+    return f" ({', '.join(differences)})" if differences else ""

@@ -7,6 +7,7 @@ counted as dead, and a group that comes back no longer counts as dropped.
 
 import time
 import uuid
+from collections.abc import Sequence
 from functools import partial
 
 import redis
@@ -32,27 +33,26 @@ class DeadLetters:
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Ids of the dead jobs, the longest dead first. With a class, only that class."""
-        found: list[bytes] = self.scripts.guard(
+        members: list[bytes] = self.scripts.guard(
             self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1)
         )
-        ids = [job_id.decode("utf-8", "replace") for job_id in found]
+        ids = [job_id.decode("utf-8", "replace") for job_id in members]
         if failure is None:
             return ids
         chosen = []
-        for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
-            pipe = self.redis.pipeline(transaction=False)
-            for job_id in page:
-                pipe.hget(self.keys.job(job_id), "class")
-            replies = self.scripts.guard(
-                self.keys.dead, partial(pipe.execute, raise_on_error=False)
-            )
-            classes = [reply if isinstance(reply, bytes) else b"job" for reply in replies]
-            chosen += [
-                job_id
-                for job_id, of in zip(page, classes, strict=True)
-                if of == failure.value.encode()
-            ]
+        for start in range(0, len(ids), PAGE):
+            page = ids[start : start + PAGE]
+            classes = self._classes(page)
+            chosen += [job_id for job_id in page if classes[job_id] == failure.value.encode()]
         return chosen
+
+    def _classes(self, job_ids: Sequence[str]) -> dict[str, bytes | None]:
+        """The class of the last failure of each job."""
+        pipe = self.redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hget(self.keys.job(job_id), "class")
+        replies = self.scripts.guard(self.keys.dead, pipe.execute)
+        return dict(zip(job_ids, replies, strict=True))
 
     def requeue(self, job_id: str) -> None:
         """Queue a dead job again, with no failures and an empty journal. The old journal is set
@@ -108,13 +108,15 @@ class DeadLetters:
         )
         for index in (RUNS, ACTIVE):
             self.scripts.guard("forgetting it", partial(self.redis.zrem, index, self.run))
-        while found := self.scripts.guard(
-            "forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))
-        ):
-            for start in range(0, len(found), PAGE):
-                page = found[start : start + PAGE]
+        while True:
+            keys = self.scripts.guard(
+                "forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))
+            )
+            if not keys:
+                return deleted
+            for start in range(0, len(keys), PAGE):
+                page = keys[start : start + PAGE]
                 deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
-        return deleted
 
     def _act(self, job_id: str, done: str, script: str, *args: str | bytes) -> None:
         """Runs the script. Raises LedgerError when it refuses the job. `done`: the participle of

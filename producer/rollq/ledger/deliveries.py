@@ -37,7 +37,7 @@ class Taken:
     groups: Sequence[TakenGroup] = ()
     at: float = 0.0
     """Unix time on Redis's clock, when there are no groups."""
-    known: bool = True
+    exists: bool = True
     """True if the run exists."""
     sealed: bool = False
     open: int = 0
@@ -73,7 +73,7 @@ class Opened:
     owner: str
     next: int
     """Step of the next new batch."""
-    known: int
+    next_in_ledger: int
     """The next step as far as the ledger knew. It is smaller than `next` when the ledger knows less
     than the trainer's checkpoint.
     """
@@ -158,7 +158,7 @@ class Deliveries:
         ends_s = float(reply["ends_s"])
         return Taken(
             at=float(reply["time"]),
-            known=bool(reply["known"]),
+            exists=bool(reply["known"]),
             sealed=bool(reply["sealed"]),
             open=reply["open"],
             ready=reply["ready"],
@@ -302,7 +302,7 @@ class Deliveries:
         return Opened(
             owner=reply.text("owner"),
             next=reply["next"],
-            known=reply["known"],
+            next_in_ledger=reply["known"],
             filling=None if filling < 0 else filling,
             steps=reply["steps"],
         )

@@ -24,8 +24,8 @@ class Store:
 
     def names(self) -> list[str]:
         """Names of the evaluations, sorted. Raises LedgerError."""
-        found = self._scripts.guard(self._key, lambda: self._scripts.redis.hkeys(self._key))
-        return sorted(name.decode("utf-8", "replace") for name in found)
+        names = self._scripts.guard(self._key, lambda: self._scripts.redis.hkeys(self._key))
+        return sorted(name.decode("utf-8", "replace") for name in names)
 
     def load(self, name: str) -> Result | None:
         """The evaluation of that name. Raises LedgerError, or ContractError for one that cannot be
@@ -43,26 +43,27 @@ class Store:
 def encode(result: Result) -> bytes:
     """The result's blob. Raises ContractError."""
     where = f"the evaluation of run {result.run}"
-    tasks = [
-        [t.group, t.env, t.split, t.task, [list(one) for one in t.tries], dict(t.versions)]
-        for t in result.tasks
-    ]
-    known = [result.name, result.version, result.size, tasks, list(result.left_out), result.dead]
-    return pack([SCHEMA, "evaluation", pack_texts(known, where)], where)
+    tasks = []
+    for task in result.tasks:
+        tries = [list(one) for one in task.tries]
+        tasks.append([task.group, task.env, task.split, task.task, tries, dict(task.versions)])
+    left_out = list(result.left_out)
+    values = [result.name, result.version, result.size, tasks, left_out, result.dead]
+    return pack([SCHEMA, "evaluation", pack_texts(values, where)], where)
 
 
 def decode(blob: bytes, run: str) -> Result:
     """The result in a blob. Raises UnknownSchema, ContractError."""
     where = f"the evaluation of run {run}"
     [packed] = unpack(blob, "evaluation", 1, where)
-    found = defer(
+    values = defer(
         packed, where, name=str, version=str | None, size=int, tasks=list, left_out=list, dead=int
     )()
     try:
-        tasks = [_task(*fields) for fields in found["tasks"]]
+        values["tasks"] = [_task(*fields) for fields in values["tasks"]]
     except (TypeError, ValueError) as e:
         raise ContractError(f"{where} cannot be read: {type(e).__name__}: {e}") from e
-    return Result(run=run, **{**found, "tasks": tasks})
+    return Result(run=run, **values)
 
 
 def _task(

@@ -22,7 +22,8 @@ def read_finished(scripts: Scripts, job_ids: Sequence[str]) -> list[Trajectory |
 
     Raises LedgerError, and UnknownSchema when another version of rollq wrote one of them.
     """
-    groups = list(dict.fromkeys(scripts.parse(job_id)[0] for job_id in job_ids))
+    group_of = {job_id: scripts.parse(job_id)[0] for job_id in job_ids}
+    groups = list(dict.fromkeys(group_of.values()))
     pipe, keys = scripts.redis.pipeline(transaction=False), scripts.keys
     for group in groups:
         pipe.hget(keys.group(group), "body")
@@ -30,13 +31,14 @@ def read_finished(scripts: Scripts, job_ids: Sequence[str]) -> list[Trajectory |
     for job_id in job_ids:
         pipe.hmget(keys.job(job_id), "body", "attempt")
         pipe.lrange(keys.journal(job_id), 0, -1)
-    replies = read_replies(scripts, "reading trajectories", pipe)
-    shared = {name: replies[2 * i : 2 * i + 2] for i, name in enumerate(groups)}
-    own, read = replies[2 * len(groups) :], dict[bytes, Job]()
-    return [
-        _read(job_id, shared[scripts.parse(job_id)[0]], record, journal, read)
-        for job_id, record, journal in zip(job_ids, own[::2], own[1::2], strict=True)
-    ]
+    replies = iter(read_replies(scripts, "reading trajectories", pipe))
+    shared = {group: (next(replies), next(replies)) for group in groups}
+    decoded: dict[bytes, Job] = {}
+    trajectories = []
+    for job_id in job_ids:
+        record, journal = next(replies), next(replies)
+        trajectories.append(_read(job_id, shared[group_of[job_id]], record, journal, decoded))
+    return trajectories
 
 
 def read_replies(scripts: Scripts, what: str, pipe: Any) -> list[Any]:
@@ -56,7 +58,7 @@ def ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
 
 
 def _read(
-    job_id: str, shared: Sequence[Any], record: Any, journal: Any, read: dict[bytes, Job]
+    job_id: str, shared: tuple[Any, Any], record: Any, journal: Any, decoded: dict[bytes, Job]
 ) -> Trajectory | ContractError:
     group_body, prompts = shared
     for reply in (group_body, prompts, record, journal):
@@ -67,7 +69,7 @@ def _read(
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:
         blobs = joined(journal, prompts, job_id)
-        trajectory = read_trajectory(sample_of(body, job_id, read), blobs[0], blobs[1:])
+        trajectory = read_trajectory(sample_of(body, job_id, decoded), blobs[0], blobs[1:])
         if not trajectory.graded:
             return ContractError(f"job {job_id}: its journal has no graded end")
         return ended_by(trajectory, int(attempt))

@@ -58,23 +58,23 @@ def read_extras(
         pipe.hmget(scripts.keys.extras(job_id), LEASE, *names)
     replies = read_replies(scripts, "reading extras", pipe)
     rows = zip(job_ids, replies[::2], replies[1::2], strict=True)
-    return [_decoded(job_id, names, ended, found) for job_id, ended, found in rows]
+    return [_decoded(job_id, names, ended, stored) for job_id, ended, stored in rows]
 
 
 def _decoded(
-    job_id: str, names: Sequence[str], ended: bytes | None, found: Any
+    job_id: str, names: Sequence[str], ended: bytes | None, stored: Any
 ) -> dict[str, Extra] | ContractError:
-    if isinstance(found, redis.ResponseError):
-        return ContractError(f"job {job_id}: extras: {found}")
-    lease, *blobs = found
+    if isinstance(stored, redis.ResponseError):
+        return ContractError(f"job {job_id}: extras: {stored}")
+    lease, *blobs = stored
     if lease != ended:
         return {}
+    extras = {}
     try:
-        return {
-            name: decode_extra(blob, f"job {job_id}: extra {name}")
-            for name, blob in zip(names, blobs, strict=True)
-            if blob is not None
-        }
+        for name, blob in zip(names, blobs, strict=True):
+            if blob is not None:
+                extras[name] = decode_extra(blob, f"job {job_id}: extra {name}")
+        return extras
     except UnknownSchema:
         raise
     except ContractError as e:

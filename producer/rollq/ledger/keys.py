@@ -107,7 +107,7 @@ class Keys:
         self.dead = f"{prefix}dead"
         self.evaluation = f"{prefix}evaluation"
         self.solved = f"{prefix}solved"
-        self.known = f"{prefix}known"
+        self.solved_at_steps = f"{prefix}known"
         self.stale = f"{prefix}stale"
 
     def groups(self, place: str, purpose: str) -> str:

@@ -303,8 +303,8 @@ class Ledger:
         pipe = self.redis.pipeline(transaction=False)
         pipe.lrange(self.keys.journal(job_id), 0, -1)
         pipe.hgetall(self.keys.prompts(group))
-        found, prompts = self.scripts.guard(f"journal of job {job_id}", pipe.execute)
-        return joined(found, prompts, job_id)
+        blobs, prompts = self.scripts.guard(f"journal of job {job_id}", pipe.execute)
+        return joined(blobs, prompts, job_id)
 
     def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
         """Journal blobs that follow one another, the first at `index` (0: the header), and renew

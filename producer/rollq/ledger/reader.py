@@ -54,6 +54,8 @@ COUNTS = (
     "total_tokens",
     *TokenStats().counts,
 )
+GROUP_FIELDS = ("seq", "purpose", "state", "body", "at")
+"""The fields of a group's record that its jobs' states show."""
 
 
 def runs(client: "redis.Redis") -> list[str]:
@@ -63,8 +65,9 @@ def runs(client: "redis.Redis") -> list[str]:
 
 def runs_since(client: "redis.Redis") -> dict[str, float]:
     """The same, each with the Unix time at which it was first submitted to. Raises LedgerError."""
-    found: Any = guarded(RUNS, lambda: client.zrange(RUNS, 0, -1, withscores=True), RUNS_REMEDY)
-    return {name: at for run, at in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))}
+    rows: Any = guarded(RUNS, lambda: client.zrange(RUNS, 0, -1, withscores=True), RUNS_REMEDY)
+    times = {run.decode("utf-8", "replace"): at for run, at in rows}
+    return {name: at for name, at in times.items() if NAME.fullmatch(name)}
 
 
 class LedgerReader:
@@ -82,8 +85,8 @@ class LedgerReader:
 
     def began(self) -> float:
         """Unix time of the run's first submission; inf for an unknown run."""
-        found = self.scripts.guard(RUNS, lambda: self.redis.zscore(RUNS, self.run))
-        return inf if found is None else float(found)
+        began = self.scripts.guard(RUNS, lambda: self.redis.zscore(RUNS, self.run))
+        return inf if began is None else float(began)
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """The run's jobs and its groups of that purpose, counted at one instant."""
@@ -109,11 +112,14 @@ class LedgerReader:
             pipe.hget(self.keys.group(name), "state")
             pipe.exists(self.keys.acked(name))
             pipe.sismember(self.keys.stale, name)
-        found = self.scripts.guard("groups", pipe.execute)
-        return [
-            text(state) or (("dropped" if stale else "acked") if acked else "")
-            for state, acked, stale in zip(found[::3], found[1::3], found[2::3], strict=True)
-        ]
+        replies = iter(self.scripts.guard("groups", pipe.execute))
+        states = []
+        for _ in names:
+            state, is_acked, is_stale = text(next(replies)), next(replies), next(replies)
+            if is_acked and not state:
+                state = "dropped" if is_stale else "acked"
+            states.append(state)
+        return states
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode, finished or not. That of a dead job is closed with the failure that
@@ -131,11 +137,9 @@ class LedgerReader:
             raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
         if attempt is not None and attempt != state.attempt:
             return self._set_aside(state.job, state, attempt)
-        header = (
-            state.journal[0]
-            if state.journal
-            else Header(attempt=state.attempt, worker=state.worker)
-        )
+        header: bytes | Header = Header(attempt=state.attempt, worker=state.worker)
+        if state.journal:
+            header = state.journal[0]
         trajectory = ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
@@ -171,31 +175,28 @@ class LedgerReader:
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
-        found = read_finished(self.scripts, job_ids)
+        trajectories = read_finished(self.scripts, job_ids)
         if not extras:
-            return found
+            return trajectories
         arrays = read_extras(self.scripts, job_ids, extras)
-        found = [
-            _with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)
-        ]
-        return (
-            [_with_experts(trajectory) for trajectory in found]
-            if ROUTED_EXPERTS in extras
-            else found
-        )
+        pairs = zip(trajectories, arrays, strict=True)
+        trajectories = [_with_extras(trajectory, own) for trajectory, own in pairs]
+        if ROUTED_EXPERTS in extras:
+            trajectories = [_with_experts(trajectory) for trajectory in trajectories]
+        return trajectories
 
     def job(self, job_id: str) -> JobState | None:
         """Everything the ledger knows of a job; None when it is unknown."""
         try:
-            raw, journal, of_group = self._read_job(job_id, transaction=True)
+            job, group, acked, journal = self._read_job(job_id, transaction=True)
         except Unwritable:  # a Redis that is out of memory refuses even to read in MULTI
-            raw, journal, of_group = self._read_job(job_id, transaction=False)
-        if not raw:
-            return self._acked_job(job_id, of_group[-1])
+            job, group, acked, journal = self._read_job(job_id, transaction=False)
+        if not job:
+            return self._acked_job(job_id, acked)
+        if acked:
+            group["state"] = b"acked"
         try:
-            return self._job_state(
-                job_id, {key.decode(): value for key, value in raw.items()}, journal, *of_group
-            )
+            return self._job_state(job_id, job, group, journal)
         except (KeyError, ValueError) as e:
             raise LedgerError(
                 f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be "
@@ -203,15 +204,18 @@ class LedgerReader:
             ) from e
 
     def _read_job(self, job_id: str, *, transaction: bool) -> Any:
+        """The records of a job, of its group and of an acknowledged group, and the journal."""
         group, _ = self.scripts.parse(job_id)
         pipe = self.redis.pipeline(transaction=transaction)
         pipe.hgetall(self.keys.job(job_id))
         pipe.lrange(self.keys.journal(job_id), 0, -1)
         pipe.hgetall(self.keys.prompts(group))
-        pipe.hmget(self.keys.group(group), "seq", "purpose", "state", "body", "at")
+        pipe.hmget(self.keys.group(group), GROUP_FIELDS)
         pipe.get(self.keys.acked(group))
-        raw, entries, prompts, of_group, acked = self.scripts.guard(f"job {job_id}", pipe.execute)
-        return raw, joined(entries, prompts, job_id), [*of_group, acked]
+        raw, entries, prompts, values, acked = self.scripts.guard(f"job {job_id}", pipe.execute)
+        job = {name.decode(): value for name, value in raw.items()}
+        group_record = dict(zip(GROUP_FIELDS, values, strict=True))
+        return job, group_record, acked, joined(entries, prompts, job_id)
 
     def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
         """The rest of a member of an acknowledged group; None without such a group or member."""
@@ -223,45 +227,44 @@ class LedgerReader:
             return None
         dead, _, surplus = (samples.split(b",") for samples in ended.partition(b";"))
         number = str(sample).encode()
-        state = State.DEAD if number in dead else State.SURPLUS if number in surplus else State.DONE
+        state = State.DONE
+        if number in dead:
+            state = State.DEAD
+        elif number in surplus:
+            state = State.SURPLUS
         return JobState(id=job_id, job=None, state=state, attempt=0, group_state="acked")
 
     def _job_state(
         self,
         job_id: str,
-        got: Mapping[str, bytes],
+        record: Mapping[str, bytes],
+        group: Mapping[str, bytes | None],
         journal: list[bytes],
-        seq: bytes | None,
-        purpose: bytes | None,
-        group_state: bytes | None,
-        group_body: bytes | None,
-        submitted: bytes | None,
-        acked: bytes | None,
     ) -> JobState:
-        attempt, body, state = (
-            int(got["attempt"]),
-            got.get("body", group_body),
-            State(text(got["state"])),
-        )
-        gone = "discarded" in got or state is State.SURPLUS
-        held = f"{job_id}#{attempt}#{text(got.get('token'))}"
+        attempt, state = int(record["attempt"]), State(text(record["state"]))
+        lease = f"{job_id}#{attempt}#{text(record.get('token'))}"
+        key = self.keys.leased
+        lease_until = self.scripts.guard(key, lambda: self.redis.zscore(key, lease))
+        body = record.get("body", group["body"])
+        job = None
+        if body and "discarded" not in record and state is not State.SURPLUS:
+            job = replace(sample_of(body, job_id), seq=int(group["seq"] or 0))
+        failures = {failure: int(record.get(f"fail:{failure}", 0)) for failure in FailureClass}
         return JobState(
             id=job_id,
-            job=replace(sample_of(body, job_id), seq=int(seq or 0)) if body and not gone else None,
+            job=job,
             state=state,
             attempt=attempt,
-            worker=text(got.get("worker")),
-            purpose=Purpose(text(purpose) or Purpose.TRAIN),
-            group_state="acked" if acked else text(group_state),
-            failures={c: int(n) for c in FailureClass if (n := got.get(f"fail:{c}")) and int(n)},
-            failure=FailureClass(text(got["class"])) if "class" in got else None,
-            reason=text(got.get("reason")),
-            submitted=float(submitted or 0.0),
-            not_before=float(got.get("not_before", b"0")),
-            lease_until=self.scripts.guard(
-                self.keys.leased, lambda: self.redis.zscore(self.keys.leased, held)
-            ),
-            set_aside=[int(n) for n in text(got.get("aside")).split()],
+            worker=text(record.get("worker")),
+            purpose=Purpose(text(group["purpose"]) or Purpose.TRAIN),
+            group_state=text(group["state"]),
+            failures={failure: count for failure, count in failures.items() if count},
+            failure=FailureClass(text(record["class"])) if "class" in record else None,
+            reason=text(record.get("reason")),
+            submitted=float(group["at"] or 0.0),
+            not_before=float(record.get("not_before", 0)),
+            lease_until=lease_until,
+            set_aside=[int(number) for number in text(record.get("aside")).split()],
             journal=journal,
         )
 
@@ -269,7 +272,9 @@ class LedgerReader:
         """The jobs that ended without a grade, the latest first, `limit` at most."""
         if limit is not None and limit < 1:
             return []
-        key, last = self.keys.dead, -1 if limit is None else limit - 1
+        key, last = self.keys.dead, -1
+        if limit is not None:
+            last = limit - 1
         rows = self.scripts.guard(key, lambda: self.redis.zrevrange(key, 0, last, withscores=True))
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
@@ -278,11 +283,10 @@ class LedgerReader:
             )
         records = self.scripts.guard(key, lambda: pipe.execute(raise_on_error=False))
         now = self.scripts.now()
-        letters = zip(rows, records, strict=True)
-        return [
-            self._dead_letter(text(job_id), now - died, record)
-            for (job_id, died), record in letters
-        ]
+        letters = []
+        for (job_id, died), record in zip(rows, records, strict=True):
+            letters.append(self._dead_letter(text(job_id), now - died, record))
+        return letters
 
     def _dead_letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
         try:
@@ -352,7 +356,7 @@ def _standing(purpose: Purpose, reply: Reply) -> Standing:
         sealed=bool(reply["sealed"]),
         queued=reply["queued"],
         leased=reply["leased"],
-        known=bool(reply["known"]),
+        exists=bool(reply["known"]),
         full=None if full < 0 else full,
         wanted=reply[f"wanted:{purpose}"],
         published=published,

@@ -44,17 +44,19 @@ def kwargs_text(job: Job) -> str:
     return json.dumps(plain(job.template_kwargs, f"job {job.id}: template_kwargs"), sort_keys=True)
 
 
-def sample_of(body: bytes, job_id: str, read: dict[bytes, Job] | None = None) -> Job:
+def sample_of(body: bytes, job_id: str, decoded: dict[bytes, Job] | None = None) -> Job:
     """The job in its own body, or in that of its group's first job, which has another sample.
-    `read` keeps what was read, so that a group's body is decoded once; its jobs then share their
-    mappings. Raises ContractError.
+    `decoded` keeps jobs by their bodies, so that a group's body is decoded once; its jobs then
+    share their mappings. Raises ContractError.
     """
-    try:
-        job = (read.get(body) if read else None) or decode_job(body)
-    except ContractError as e:
-        raise type(e)(f"job {job_id}: {e}") from e
-    if read is not None:
-        read[body] = job
+    job = decoded.get(body) if decoded else None
+    if job is None:
+        try:
+            job = decode_job(body)
+        except ContractError as e:
+            raise type(e)(f"job {job_id}: {e}") from e
+    if decoded is not None:
+        decoded[body] = job
     _, _, sample = parse_id(job_id)
     if job.sample != sample and sample < job.members:
         job = job.member(sample, job.seq)
@@ -69,7 +71,9 @@ def entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
     """
     turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
     written, digest, content = list(blobs), b"", b""
-    if index <= 1 < index + len(blobs) and (shared := split_prompt(blobs[1 - index])):
+    has_prompt = index <= 1 < index + len(blobs)
+    shared = split_prompt(blobs[1 - index]) if has_prompt else None
+    if shared:
         written[1 - index], digest, content = shared
     return [turns, digest, content, *written]
 
@@ -79,6 +83,7 @@ def joined(entries: Sequence[bytes], prompts: Mapping[bytes, bytes], job_id: str
     digest. Raises ContractError.
     """
     journal = list(entries)
-    if len(journal) > 1 and (digest := prompt_digest(journal[1], job_id)):
+    digest = prompt_digest(journal[1], job_id) if len(journal) > 1 else None
+    if digest:
         journal[1] = join_prompt(journal[1], prompts.get(digest), job_id)
     return journal

@@ -157,7 +157,7 @@ class Standing:
     """Jobs, of either purpose."""
     leased: int = 0
     """Jobs, of either purpose."""
-    known: bool = True
+    exists: bool = True
     """True if the run exists: a producer has submitted to it or pinned something for it."""
     full: int | None = None
     """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for

@@ -92,9 +92,10 @@ class Scripts:
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
-        return name + next(
-            (f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), ""
-        )
+        for arg in args:
+            if str(arg).startswith(f"{self.run}/"):
+                return f"{name} of job {arg}"
+        return name
 
     def guard(self, what: str, call: Callable[[], T]) -> T:
         """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis
@@ -136,7 +137,8 @@ def source(name: str) -> tuple[str, str]:
 
     def block(rare: re.Match[str]) -> str:
         own = COMMENT.sub("", rare[2])
-        return "".join(part for part in _needed(own) if part not in shared) + own
+        parts = [part for part in _needed(own) if part not in shared]
+        return "".join(parts) + own
 
     text = "".join(shared) + COMMENT.sub("", RARE.sub(block, text))
     constants = _constants()
@@ -151,7 +153,8 @@ def _needed(text: str) -> list[str]:
     parts: list[str] = []
     words = set(WORD.findall(text))
     for shared in reversed(SHARED):
-        for part in reversed(list(PART.finditer(COMMENT.sub("", _text(shared))))):
+        lua = COMMENT.sub("", _text(shared))
+        for part in reversed(list(PART.finditer(lua))):
             if part[1] in words:
                 parts.insert(0, part[0])
                 words.update(WORD.findall(part[0]))
@@ -191,7 +194,8 @@ def _constants() -> dict[str, Any]:
 
 
 def _table(entries: Mapping[Any, Any]) -> str:
-    return "({ " + ", ".join(f"{name} = {value}" for name, value in entries.items()) + " })"
+    pairs = [f"{name} = {value}" for name, value in entries.items()]
+    return f"({{ {', '.join(pairs)} }})"
 
 
 TABLES = {

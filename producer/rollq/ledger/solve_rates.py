@@ -21,7 +21,7 @@ class Store:
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts, self._redis = scripts, scripts.redis
-        self._latest, self._known = scripts.keys.solved, scripts.keys.known
+        self._latest, self._at_steps = scripts.keys.solved, scripts.keys.solved_at_steps
         self._where = f"the solve rates of run {scripts.run}"
 
     def add(self, task: str, group: str, rate: float) -> None:
@@ -30,15 +30,16 @@ class Store:
 
     def latest(self) -> dict[str, Rate]:
         """By task."""
-        found = self._scripts.guard(self._latest, lambda: self._redis.hgetall(self._latest))
-        rates = {
-            task.decode(): unpack(blob, "solved", 2, self._where) for task, blob in found.items()
-        }
-        return {task: (group, rate) for task, (group, rate) in rates.items()}
+        blobs = self._scripts.guard(self._latest, lambda: self._redis.hgetall(self._latest))
+        rates = {}
+        for task, blob in blobs.items():
+            group, rate = unpack(blob, "solved", 2, self._where)
+            rates[task.decode()] = (group, rate)
+        return rates
 
-    def known(self, step: int) -> dict[str, Rate] | None:
+    def at(self, step: int) -> dict[str, Rate] | None:
         """The rates stored for this step; None when nothing was."""
-        blob = self._scripts.guard(self._known, lambda: self._redis.hget(self._known, step))
+        blob = self._scripts.guard(self._at_steps, lambda: self._redis.hget(self._at_steps, step))
         if blob is None:
             return None
         [rates] = unpack(blob, "known", 1, self._where)
@@ -51,14 +52,8 @@ class Store:
 
     def keep(self, steps: Mapping[int, Mapping[str, Rate]]) -> None:
         """Stores what was known at these steps, unless something is stored there."""
-        blobs = {
-            step: pack(
-                [SCHEMA, "known", [[task, *rate] for task, rate in rates.items()]], self._where
-            )
-            for step, rates in steps.items()
-        }
-
         pipe = self._redis.pipeline(transaction=False)
-        for step, blob in blobs.items():
-            pipe.hsetnx(self._known, step, blob)
-        self._scripts.guard(self._known, pipe.execute)
+        for step, rates in steps.items():
+            rows = [[task, group, rate] for task, (group, rate) in rates.items()]
+            pipe.hsetnx(self._at_steps, step, pack([SCHEMA, "known", rows], self._where))
+        self._scripts.guard(self._at_steps, pipe.execute)

@@ -1,10 +1,13 @@
 """Reads values of the ledger's records. Another program may have written anything there."""
 
+import re
 from math import isfinite
 
 from rollq.errors import LedgerError
 from rollq.job import LARGEST_GROUP
 from rollq.servers.refusal import KEY_REMEDY
+
+COUNT = re.compile(rb"[0-9]{1,10}")
 
 
 def text(value: bytes | None) -> str:
@@ -15,24 +18,25 @@ def text(value: bytes | None) -> str:
 def number(value: bytes | None) -> float | None:
     """None when it is missing or no finite number."""
     try:
-        found = float(value or b"nan")
+        stored = float(value or b"nan")
     except ValueError:
         return None
-    return found if isfinite(found) else None
+    return stored if isfinite(stored) else None
 
 
-def whole(value: bytes | None, key: str, field: str) -> int:
+def count(value: bytes | None, key: str, field: str) -> int:
     """A count or a step; 0 when it is missing. Raises LedgerError for anything else."""
-    found = text(value)
-    if not ((found.isascii() and found.isdigit() and len(found) <= 10) or not found):
+    if value is None:
+        return 0
+    if not COUNT.fullmatch(value):
         raise LedgerError(f"{key} has no readable {field}. {KEY_REMEDY}")
-    return int(found or 0)
+    return int(value)
 
 
 def group_size(size: bytes | None, spare: bytes | None, key: str) -> tuple[int, int]:
     """The graded members that a group needs, and how many members it has. Raises LedgerError."""
-    graded = whole(size, key, "size")
-    members = graded + whole(spare, key, "spare")
+    graded = count(size, key, "size")
+    members = graded + count(spare, key, "spare")
     if not 0 < graded <= members <= LARGEST_GROUP:
         raise LedgerError(
             f"{key} has no readable size: a group has 1 to {LARGEST_GROUP} members. {KEY_REMEDY}"

@@ -13,7 +13,7 @@ import redis
 from rollq.errors import SettingsError
 from rollq.ledger.replies import Admission, Published
 from rollq.ledger.scripts import Reply, Scripts
-from rollq.ledger.stored import text, whole
+from rollq.ledger.stored import count, text
 from rollq.numbers import whole_number
 
 MOST_GROUPS = 1_000_000
@@ -50,12 +50,13 @@ class Versions:
 
     def check_name(self, step: int, weight_version: str) -> None:
         """Raises SettingsError when another step was published under this version's name."""
-        if (found := self._published_steps([weight_version]).get(weight_version, step)) != step:
-            raise self._of_another_step(step, weight_version, found)
+        published_as = self._published_steps([weight_version]).get(weight_version, step)
+        if published_as != step:
+            raise self._of_another_step(step, weight_version, published_as)
 
-    def _of_another_step(self, step: int, weight_version: str, found: int) -> SettingsError:
+    def _of_another_step(self, step: int, weight_version: str, published_as: int) -> SettingsError:
         return SettingsError(
-            f"run {self.run}: weight version {weight_version!r} is step {found}, not "
+            f"run {self.run}: weight version {weight_version!r} is step {published_as}, not "
             f"{step}: tokens tell their step by"
             " the version's name, so give the weights of each step another name"
         )
@@ -64,7 +65,9 @@ class Versions:
         """The last publication; None before the first."""
         key = self.keys.meta
         step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
-        return Published(whole(step, key, "step"), text(version)) if step else None
+        if not step:
+            return None
+        return Published(count(step, key, "step"), text(version))
 
     def adapter(self) -> str | None:
         """The LoRA adapter of which these are versions; empty: the run has none; None: it has no
@@ -111,14 +114,14 @@ class Versions:
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = f"{self.keys.prefix}versions"
-        found: Sequence[bytes | None] = self.scripts.guard(
+        steps: Sequence[bytes | None] = self.scripts.guard(
             key, lambda: self.redis.hmget(key, list(names))
         )
-        return {
-            name: whole(step, key, name)
-            for name, step in zip(names, found, strict=True)
-            if step is not None
-        }
+        published = {}
+        for name, step in zip(names, steps, strict=True):
+            if step is not None:
+                published[name] = count(step, key, name)
+        return published
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
         """True if these weights are of the `oldest` step or a later one. When the trainer has gone

@@ -17,7 +17,7 @@ from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import JobState
-from rollq.ledger.stored import group_size, number, text, whole
+from rollq.ledger.stored import count, group_size, number, text
 from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_one_run
 from rollq.snapshot.run import PLACES
@@ -237,7 +237,7 @@ def _group_record(record: Any, key: str) -> GroupRecord:
         graded, members = group_size(size, spare, key) if size else (0, 0)
         facts: dict[str, Any] = {
             "size": graded,
-            "graded": whole(done, key, "done"),
+            "graded": count(done, key, "done"),
             "purpose": text(purpose),
             "submitted": number(at),
         }

@@ -75,7 +75,7 @@ class RunSnapshot:
     @property
     def known(self) -> bool:
         """Whether a producer has submitted to it or pinned something for it."""
-        return self.standings[Purpose.TRAIN].known
+        return self.standings[Purpose.TRAIN].exists
 
     @property
     def step(self) -> int | None:
@@ -139,7 +139,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     Raises LedgerError, which names the key, for what cannot be read.
     """
     standings, counts = reader.snapshot()
-    if not standings[Purpose.TRAIN].known:
+    if not standings[Purpose.TRAIN].exists:
         return RunSnapshot(run=reader.run, at=at, counts=counts, standings=standings)
     meta, spent, places, queued, due, sent, leased = _indexes(reader, at, oldest)
     ids = list(dict.fromkeys(text(member).partition("#")[0] for member in leased or queued))

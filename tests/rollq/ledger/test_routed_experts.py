@@ -77,5 +77,5 @@ def test_rows_that_are_missing_cost_their_job_alone(ledger: Ledger) -> None:
 def test_a_group_agrees_on_them(ledger: Ledger) -> None:
     with pytest.raises(ContractError, match=r"routed_experts, .* differ within the group"):
         ledger.submit([job(0, routed_experts=ASKED), job(1)])
-    with pytest.raises(ContractError, match="reward must be the name"):
+    with pytest.raises(ContractError, match="reward_args need reward"):
         job(0, reward_args={"endpoint": "e"})

@@ -10,12 +10,12 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from rollq.batch import Batch
+from rollq.batch import Batch, Group
 from rollq.client.arguments import Order, check_consumer, check_wanted
 from rollq.client.consuming.batch_wait import BatchWait
 from rollq.client.consuming.functions import Filter, Reward, RewardFunction, Where
@@ -101,17 +101,11 @@ class Consumer:
         """Steps of the batches that were given back."""
         if name is not None:
             opened = take_over(deliveries, purpose, name, hold_s, step, self._retry)
-            self._session, self._owner, self._step = (
-                named_session(purpose, name),
-                opened.owner,
-                opened.next,
-            )
+            self._session, self._owner = named_session(purpose, name), opened.owner
+            self._step = opened.next
             self._takeover.extend(opened.steps)
-            if (
-                opened.filling is not None
-                and opened.filling == opened.next - 1
-                and opened.filling != step
-            ):
+            is_last = opened.filling == opened.next - 1
+            if opened.filling is not None and is_last and opened.filling != step:
                 self._filling = self._step = opened.filling
         self._waiting = BatchWait(deliveries, self._session, hold_s, self._explain, self._retry)
         self._holds = HoldRenewal(self._renew, hold_s)
@@ -152,12 +146,13 @@ class Consumer:
             taken, step = self._take(groups, wait.since, exact)
             if taken.groups:
                 wait.end(taken)
-                if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
-                    if self._tracking:
-                        self._tracking.add(batch)
-                    return batch
-                continue
-            if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
+                batch = self._batch(step, taken)
+                if batch is None:
+                    continue
+                if self._tracking:
+                    self._tracking.add(batch)
+                return batch
+            if self._was_delivered(step):  # the hold ran out, and another consumer has its groups
                 self._takeover.popleft()
                 continue
             if taken.unread:
@@ -165,24 +160,27 @@ class Consumer:
             if taken.over:
                 self._takeover.clear()  # it has no batch, or the filter kept nothing of it
                 return None
-            if exact and wait.is_in_vain(taken, groups - len(self._selection)):
-                raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
-            wait.since = wait.since or taken.at
-            if time.monotonic() >= wait.deadline:
-                why = wait.time_out()
-                raise PullTimeout(
-                    late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why)
-                )
-            wait.block(taken, exact)
+            self._wait(taken, groups, timeout, exact)
 
-    def _as_it_was(self, step: int) -> bool:
+    def _wait(self, taken: Taken, groups: int, timeout: float | None, exact: bool) -> None:
+        """Until the next take may have groups. Raises MissingGroups, PullTimeout."""
+        wait, run = self._waiting, self._deliveries.run
+        if exact and wait.is_in_vain(taken, groups - len(self._selection)):
+            raise missing_groups(run, taken, groups, len(self._selection))
+        wait.since = wait.since or taken.at
+        if time.monotonic() >= wait.deadline:
+            why = wait.time_out()
+            raise PullTimeout(late(run, taken, groups, timeout or 0.0, self.held, why))
+        wait.block(taken, exact)
+
+    def _was_delivered(self, step: int) -> bool:
         """True for a batch that the name's previous owner had delivered."""
         return step in self._takeover and step != self._filling
 
     def _take(self, groups: int, since: float, exact: bool) -> tuple[Taken, int]:
         """The reply and the batch's step."""
         step = self._takeover[0] if self._takeover else self._step
-        again = self._as_it_was(step)
+        again = self._was_delivered(step)
         take = partial(
             self._deliveries.take,
             groups,
@@ -198,81 +196,85 @@ class Consumer:
             fill=step == self._filling,
         )
         taken = self._waiting.in_time(take)
-        said_again = None if taken.published is None else self._look(taken.published)
-        return (taken if said_again is None else replace(taken, policy_step=said_again)), step
+        if taken.published is not None:
+            republished = self._look(taken.published)
+            if republished is not None:
+                taken = replace(taken, policy_step=republished)
+        return taken, step
 
     def _explain(self, groups: int) -> str:
         return explain(self._reader, self._purpose, wanted=groups - len(self._selection))
 
-    def _batch(
-        self, step: int, taken: Sequence[TakenGroup], policy_step: int | None, bound: int | None
-    ) -> Batch | None:
-        """The batch of these groups; None when another take has to come first.
+    def _batch(self, step: int, taken: Taken) -> Batch | None:
+        """The batch of the taken groups; None when another take has to come first.
 
         That is so when the filter does not keep all of them, when one has a token that is beyond
-        the run's `bound` on staleness or of unknown weights, and when a trajectory cannot be read:
+        the run's bound on staleness or of unknown weights, and when a trajectory cannot be read:
         then its job is rejected, and no group of the batch is held any more.
         """
-        token = self._token(step)
-        self._holds.set(token, len(taken))
-        try:
-            unwanted = self._selection.look(taken, redelivered=self._as_it_was(step))
-        except UnreadableJob as e:
-            with suppress(NotHeld):  # another consumer holds it by now
-                self._reject(step, e.job_id, str(e))
+        unwanted = self._read(step, taken.groups)
+        if unwanted is None:
             return None
-        except (
-            FunctionError,
-            PullTimeout,
-        ):  # the hold stays, so that the next call gets the same groups
-            raise
-        except BaseException:
-            self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
-            raise
         if unwanted:
-            self._leave_out(step, unwanted, self._selection.reason, left=len(taken) - len(unwanted))
+            self._leave_out(step, unwanted, self._selection.reason, taken.groups)
             return None
-        groups = self._selection.groups(taken)
+        groups = self._selection.groups(taken.groups)
         names = version_tokens(trajectory for group in groups for trajectory in group.trajectories)
         version_steps = self._waiting.in_time(lambda: self._versions.steps(sorted(names)))
-        if bound is not None and not self._as_it_was(step):
-            ages = {
-                group.id: staleness(group.trajectories, policy_step, version_steps).max
-                for group in groups
-            }
-            if stale := [name for name, age in ages.items() if age is None or age > bound]:
-                self._selection.leave_out(stale)
-                self._leave_out(step, stale, STALE, left=len(groups) - len(stale))
-                return None
-        self._selection.clear()
-        with suppress(ValueError):
-            self._takeover.remove(step)
-        self._step = max(self._step, step + 1)
-        if (
-            self._filling == step
-        ):  # else it is a later batch, which a process before left incomplete
-            self._filling = None
-        self._rejected.discard(step)
-        self._batches[step] = [group.id for group in groups]
+        stale = [] if self._was_delivered(step) else _stale(groups, taken, version_steps)
+        if stale:
+            self._selection.leave_out(stale)
+            self._leave_out(step, stale, STALE, taken.groups)
+            return None
+        self._hand_out(step, groups)
         return Batch(
             step=step,
             groups=groups,
             on_ack=partial(self._ack, step, list(self._batches[step])),
             on_skip=partial(self._skip, step),
             on_reject=partial(self._reject, step),
-            policy_step=policy_step,
+            policy_step=taken.policy_step,
             version_steps=version_steps,
         )
 
-    def _leave_out(self, step: int, groups: Sequence[str], reason: str, *, left: int) -> None:
-        """The batch does not keep these groups: it is filled up with others."""
+    def _read(self, step: int, groups: Sequence[TakenGroup]) -> list[str] | None:
+        """Ids of the groups that the filter does not keep; None when one cannot be read."""
+        token = self._token(step)
+        self._holds.set(token, len(groups))
+        try:
+            return self._selection.look(groups, redelivered=self._was_delivered(step))
+        except UnreadableJob as e:
+            with suppress(NotHeld):  # another consumer holds it by now
+                self._reject(step, e.job_id, str(e))
+            return None
+        except (FunctionError, PullTimeout):
+            raise  # the hold stays, so that the next call gets the same groups
+        except BaseException:
+            self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
+            raise
+
+    def _hand_out(self, step: int, groups: Sequence[Group]) -> None:
+        self._selection.clear()
+        with suppress(ValueError):
+            self._takeover.remove(step)
+        self._step = max(self._step, step + 1)
+        if self._filling == step:  # else a process before left a later batch incomplete
+            self._filling = None
+        self._rejected.discard(step)
+        self._batches[step] = [group.id for group in groups]
+
+    def _leave_out(
+        self, step: int, names: Sequence[str], reason: str, groups: Sequence[TakenGroup]
+    ) -> None:
+        """The batch does not keep these of its groups: it is filled up with others."""
         token, self._filling = self._token(step), step
-        for group in groups:
+        for name in names:
             skip = partial(
-                self._deliveries.skip, token, group, reason, owner=self._owner, filling=True
+                self._deliveries.skip, token, name, reason, owner=self._owner, filling=True
             )
             with suppress(NotHeld):  # the next take finds out what is still held
                 self._waiting.in_time(skip)
+        left = len(groups) - len(names)
         if left:
             self._holds.set(token, left)
         else:
@@ -288,13 +290,14 @@ class Consumer:
         self._refuse_closed()
         if up_to >= self._step and up_to not in self._takeover:
             raise ContractError(
-                f"run {self._deliveries.run}: no batch of this consumer has had step "
-                f"{up_to} yet: the next is"
-                f" {self._step}. To say what a checkpoint holds, open the consumer "
-                f"with step={up_to}"
+                f"run {self._deliveries.run}: no batch of this consumer has had step {up_to} "
+                f"yet: the next is {self._step}. To say what a checkpoint holds, open the "
+                f"consumer with step={up_to}"
             )
         lost: NotHeld | None = None
-        for step in sorted(step for step in {*self._batches, *self._takeover} if step <= up_to):
+        for step in sorted({*self._batches, *self._takeover}):
+            if step > up_to:
+                break
             try:
                 self._ack(step, self._batches.get(step, []))
             except NotHeld as e:
@@ -350,20 +353,20 @@ class Consumer:
         """
         if self._closed:
             return
-        self._closed, left = True, self._holds.close()
-        if (
-            left
-            and not self._owner
-            and not try_briefly(partial(self._deliveries.give_back, left, self._purpose))
-        ):
+        self._closed = True
+        left = self._holds.close()
+        if left and not self._owner:
+            self._give_back(left)
+        self._flush_tracking()
+
+    def _give_back(self, tokens: Sequence[str]) -> None:
+        if not try_briefly(partial(self._deliveries.give_back, tokens, self._purpose)):
             log.warning(
-                "run %s: Redis did not answer a consumer that closes: others get its "
-                "groups once its hold of %g s has"
-                " run out",
+                "run %s: Redis did not answer a consumer that closes: others get its groups once "
+                "its hold of %g s has run out",
                 self._deliveries.run,
                 self._hold_s,
             )
-        self._flush_tracking()
 
     def stop_renewing(self) -> None:
         """Its last batch may still be acknowledged until its hold has run out."""
@@ -410,18 +413,30 @@ def take_over(
             retry(partial(deliveries.ack, token, owner=opened.owner))
         else:
             left.append(held)
-    if 0 < opened.known < opened.next:
+    if 0 < opened.next_in_ledger < opened.next:
         log.warning(
-            "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows "
-            "only %d batches. Redis has"
-            " lost its last writes, or this is another run: groups of the steps in "
-            "between may come again",
+            "run %s: the checkpoint of consumer %s holds step %d, and the ledger has only %d "
+            "batches. Redis has lost its last writes, or this is another run: groups of the steps "
+            "in between may come again",
             deliveries.run,
             name,
             step,
-            opened.known,
+            opened.next_in_ledger,
         )
     return replace(opened, steps=left)
+
+
+def _stale(groups: Sequence[Group], taken: Taken, version_steps: Mapping[str, int]) -> list[str]:
+    """Ids of the groups beyond the run's bound on staleness, or with tokens of unknown weights."""
+    bound = taken.max_staleness
+    if bound is None:
+        return []
+    stale = []
+    for group in groups:
+        age = staleness(group.trajectories, taken.policy_step, version_steps).max
+        if age is None or age > bound:
+            stale.append(group.id)
+    return stale
 
 
 def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGroups:
@@ -431,9 +446,9 @@ def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGro
     remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
     if taken.sealed:
         remedy = f"The run is sealed and takes no more groups: ask for at most {ready}"
-    dropped = f"{taken.dropped} dropped" + (
-        " (`rollq jobs list` says why)" if taken.dropped else ""
-    )
+    dropped = f"{taken.dropped} dropped"
+    if taken.dropped:
+        dropped += " (`rollq jobs list` says why)"
     error = MissingGroups(
         f"run {run}: {missing} of {groups} groups missing: {ready} ready, none being "
         f"played, {dropped}. {remedy}."
@@ -447,8 +462,7 @@ def late(run: str, taken: Taken, groups: int, timeout: float, held: int, why: st
     of its wait.
     """
     text = (
-        f"run {run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} "
-        f"ready, {taken.open} open,"
-        f" {taken.others + held} held"
+        f"run {run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} ready, "
+        f"{taken.open} open, {taken.others + held} held"
     )
     return f"{text}; {why.removeprefix(f'run {run}: ')}" if why else text

@@ -32,7 +32,7 @@ def load(path: str) -> Callable[..., Any]:
     if not (colon and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
         raise SettingsError(f"{path!r} is no import path of a function: write module:function")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as e:  # a module may raise anything while it is imported
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module}.".startswith(f"{e.name}."):
             hint = f"there is no module {e.name}: is its folder on PYTHONPATH?"
@@ -40,12 +40,12 @@ def load(path: str) -> Callable[..., Any]:
             hint = f"importing {module} failed: {type(e).__name__}: {e}"
         raise SettingsError(f"{path}: {hint}") from e
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise SettingsError(f"{path}: {module} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise SettingsError(f"{path}: {name} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, part)
+    if not callable(target):
+        raise SettingsError(f"{path}: {name} is a {type(target).__name__}, not a function")
+    return target  # type: ignore[no-any-return]
 
 
 def unequal_rewards(group: Group) -> bool:
@@ -109,10 +109,11 @@ class RewardFunction:
         """Raises FunctionError when the function raises, or returns no finite number."""
         where = f"job {trajectory.job.id}: the reward function {self.name}"
         try:
-            found: Any = self.function(trajectory)
-            value = math.nan if found is None or isinstance(found, str | bytes) else float(found)
+            reward: Any = self.function(trajectory)
+            is_number = reward is not None and not isinstance(reward, str | bytes)
+            value = float(reward) if is_number else math.nan
             if not math.isfinite(value):
-                raise ValueError(f"it returned {found!r:.80}, not a finite number")
+                raise ValueError(f"it returned {reward!r:.80}, not a finite number")
         except (Exception, SystemExit) as e:
             raise FunctionError(
                 f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again"

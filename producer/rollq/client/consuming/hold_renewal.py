@@ -55,9 +55,10 @@ class HoldRenewal:
             return list(self._groups)
 
     def _run(self) -> None:
-        pause, reachable = self._hold_s / 3, True
-        while not self._stop.wait(pause):
-            was_reachable, reachable = reachable, True
+        usual_s = self._hold_s / 3
+        retry_s = min(usual_s, RENEW_RETRY_S)
+        pause_s, was_reachable = usual_s, True
+        while not self._stop.wait(pause_s):
             with self._lock:
                 tokens = list(self._groups)
             try:
@@ -65,13 +66,13 @@ class HoldRenewal:
             except Exception as e:  # whatever Redis raises, the next try may be in time
                 if was_reachable:
                     log.warning("cannot renew holds, trying again: %s: %s", type(e).__name__, e)
-                lost, reachable = [], False
+                pause_s, was_reachable = retry_s, False
+                continue
+            pause_s, was_reachable = usual_s, True
             if lost:
-                # Its caller may have acknowledged the batch just now.
-                self._stop.wait(min(self._hold_s / 3, RENEW_RETRY_S))
+                self._stop.wait(retry_s)  # its caller may have acknowledged the batch just now
             for token in filter(self.drop, lost):
                 log.warning(
                     "a consumer was out of touch for too long, or another has its name: %s is lost",
                     token,
                 )
-            pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

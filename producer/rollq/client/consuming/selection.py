@@ -7,7 +7,6 @@ Redis.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
 from rollq.batch import Group
 from rollq.client.consuming.functions import Filter, RewardFunction
@@ -52,22 +51,23 @@ class Selection:
         the same groups.
         """
         unwanted = []
-        self._groups = {
-            found.id: self._groups[found.id] for found in taken if found.id in self._groups
-        }
-        for found in taken:
-            if found.id in self._groups:
+        before, self._groups = self._groups, {}
+        for held in taken:
+            if held.id in before:
+                self._groups[held.id] = before[held.id]
+        for held in taken:
+            if held.id in self._groups:
                 continue
-            group = self._group(found, redelivered=redelivered or found.handed > 0)
+            group = self._group(held, redelivered=redelivered or held.handed > 0)
             if self._where and not self._where.keeps(group):
-                unwanted.append(found.id)
+                unwanted.append(held.id)
             else:
-                self._groups[found.id] = group
+                self._groups[held.id] = group
         return unwanted
 
     def groups(self, taken: Sequence[TakenGroup]) -> list[Group]:
         """The groups of the batch, in their order."""
-        return [self._groups[found.id] for found in taken]
+        return [self._groups[held.id] for held in taken]
 
     def leave_out(self, ids: Sequence[str]) -> None:
         """The batch does not keep these groups, either."""
@@ -78,20 +78,20 @@ class Selection:
         self._groups = {}
 
     def _group(self, taken: TakenGroup, *, redelivered: bool) -> Group:
-        read = self._read(taken.members)
-        for job_id, found in zip(taken.members, read, strict=True):
-            if isinstance(found, ContractError):
-                error = UnreadableJob(str(found))
+        trajectories = []
+        results = self._read(taken.members)
+        for job_id, trajectory in zip(taken.members, results, strict=True):
+            if isinstance(trajectory, ContractError):
+                error = UnreadableJob(str(trajectory))
                 error.job_id = job_id
                 raise error
-        played = cast(Sequence[Trajectory], read)
+            job = trajectory.job
+            trajectories.append(replace(trajectory, job=job.member(job.sample, taken.seq)))
         group = Group(
             id=taken.id,
             seq=taken.seq,
             size=taken.size,
-            trajectories=[
-                replace(it, job=it.job.member(it.job.sample, taken.seq)) for it in played
-            ],
+            trajectories=trajectories,
             dead=taken.dead,
             redelivered=redelivered,
             started_step=taken.started,

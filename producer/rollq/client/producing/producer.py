@@ -97,19 +97,19 @@ class Producer:
         self._publication = publication
 
     def look(self, published: int) -> int | None:
-        """Says again what Redis has lost, when it knows fewer publications than this client.
-        Returns the step then.
+        """Publishes again when Redis knows fewer publications than this client. Returns the step
+        then.
         """
-        said = self._publication
-        if said is None or published >= said.number:
+        last = self._publication
+        if last is None or published >= last.number:
             return None
         log.warning(
-            "run %s: Redis has lost the publication of step %d: it is said again",
+            "run %s: Redis has lost the publication of step %d: it is published again",
             self._ledger.run,
-            said.step,
+            last.step,
         )
         self.pin_again()
-        return said.step
+        return last.step
 
     def pin_again(self) -> None:
         """Redis has lost its last writes: pins everything again that was pinned here."""
@@ -142,9 +142,11 @@ class Producer:
             wait.look()
 
         forgets = self._retry(self._reader.forgets)
-        found = replacements(self._reader, groups, times, look, forgets=forgets, retry=self._retry)
+        dropped = replacements(
+            self._reader, groups, times, look, forgets=forgets, retry=self._retry
+        )
         return _total(
-            submission for group in found for submission in self._replace(group, ahead, forgets)
+            submission for group in dropped for submission in self._replace(group, ahead, forgets)
         )
 
     def _replace(self, group: Sequence[Job], ahead: int, forgets: bool) -> Iterator[Submission]:
@@ -152,9 +154,9 @@ class Producer:
         it was entered.
         """
         name = f"refill:{group[0].group}"  # no caller's source has a colon
-        source = (
-            Source(name, self._retry(lambda: self._ledger.cursor(name))) if forgets else self._own
-        )
+        source = self._own
+        if forgets:
+            source = Source(name, self._retry(lambda: self._ledger.cursor(name)))
         if source.skip(group):
             yield self._known([group])
         else:
@@ -220,16 +222,14 @@ class Producer:
         """The submission of groups that were submitted before. An acknowledged group's record may
         have expired.
         """
-        known: list[str] = []
+        submitted: list[str] = []
         acked: list[str] = []
-        states = (
-            self._retry(lambda: self._reader.group_states([group[0].group for group in groups]))
-            if groups
-            else []
-        )
+        names = [group[0].group for group in groups]
+        states = self._retry(lambda: self._reader.group_states(names)) if groups else []
         for group, state in zip(groups, states, strict=True):
-            (acked if state in ("acked", "") else known).extend(job.id for job in group)
-        return Submission(known=known, acked=acked)
+            ids = acked if state in ("acked", "") else submitted
+            ids.extend(job.id for job in group)
+        return Submission(known=submitted, acked=acked)
 
     def _enter(
         self, group: Sequence[Job] | None, ahead: int, source: Source
@@ -243,9 +243,7 @@ class Producer:
         wait = None
         while True:
             with source.lock:
-                self._pause(
-                    0.0
-                )  # a closed client enters no more, nor does who has waited for the lock
+                self._pause(0.0)  # raises once the client is closed, also after a wait for the lock
                 missing = len(source.missing) > 0
                 todo = source.missing[0] if missing else group
                 if todo is None:
@@ -263,9 +261,8 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
-                self._room.wait(
-                    "producers", 1.0
-                )  # seconds, in case that another producer got the wake-up
+                # a second, because another producer may have got the wake-up
+                self._room.wait("producers", 1.0)
                 continue
             if submission.new:
                 self._send(todo)
@@ -308,14 +305,14 @@ def _nameless() -> Source:
 def _total(submissions: Iterable[Submission]) -> Submission:
     """Each id once: a group that was submitted again because Redis had lost it stays a new one."""
     new: dict[str, None] = {}
-    known: dict[str, None] = {}
+    submitted: dict[str, None] = {}
     acked: dict[str, None] = {}
     for submission in submissions:
         new |= dict.fromkeys(submission.new)
-        known |= dict.fromkeys(submission.known)
+        submitted |= dict.fromkeys(submission.known)
         acked |= dict.fromkeys(submission.acked)
     return Submission(
-        list(new),
-        [job_id for job_id in known if job_id not in new],
-        [job_id for job_id in acked if job_id not in new],
+        new=list(new),
+        known=[job_id for job_id in submitted if job_id not in new],
+        acked=[job_id for job_id in acked if job_id not in new],
     )

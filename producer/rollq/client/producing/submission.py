@@ -84,11 +84,14 @@ class Position:
 
     @property
     def cursor(self) -> Cursor:
-        return Cursor(self.groups, self.jobs, self.digest.hexdigest()) if self.groups else Cursor()
+        if not self.groups:
+            return Cursor()
+        return Cursor(self.groups, self.jobs, self.digest.hexdigest())
 
     def after(self, group: Sequence[Job]) -> "Position":
         """The place after this group, which is the next one."""
-        first, digest = group[0], self.digest.copy() if self.digest else hashlib.sha256()
+        first = group[0]
+        digest = self.digest.copy() if self.digest else hashlib.sha256()
         digest.update(job_digest(first))
         for job in group[1:]:
             # Digests are expensive, and most groups are copies of their first job.
@@ -131,14 +134,11 @@ class Source:
         if self.position.groups >= self._submitted.groups:
             return False
         self.move(group, self.position.after(group))
-        if (
-            self.position.groups == self._submitted.groups
-            and self.position.cursor != self._submitted
-        ):
+        is_end = self.position.groups == self._submitted.groups
+        if is_end and self.position.cursor != self._submitted:
             raise JobConflict(
-                f"group {group[0].run}/{group[0].group}: source {self.name} was submitted "
-                "before with other content up"
-                " to here: submit it as before, or use another run"
+                f"group {group[0].run}/{group[0].group}: source {self.name} was submitted before "
+                "with other content up to here: submit it as before, or use another run"
             )
         return True
 
@@ -171,8 +171,8 @@ class Source:
         if self.position.groups < self._submitted.groups:
             raise JobConflict(
                 f"run {run}: source {self.name} has {self.position.groups} groups, and "
-                f"{self._submitted.groups} were"
-                " submitted before: submit it as before, or use another run"
+                f"{self._submitted.groups} were submitted before: submit it as before, or use "
+                "another run"
             )
 
 
@@ -194,31 +194,40 @@ def replacements(
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
-    while unsettled:
-        still: list[tuple[Sequence[Job], int]] = []
+    while True:
+        still_unsettled: list[tuple[Sequence[Job], int]] = []
         for start in range(0, len(unsettled), PAGE):
             page = unsettled[start : start + PAGE]
             names = [jobs[0].replacement(number).group for jobs, number in page]
             states = retry(partial(ledger.group_states, names))
             for (jobs, number), name, state in zip(page, names, states, strict=True):
-                if state == "dropped" and number < times:
-                    yield [job.replacement(number + 1) for job in jobs]
-                    still.append((jobs, number + 1))
-                elif state == "open":
-                    still.append((jobs, number))
-                elif not state and forgets:
+                latest = _latest(f"{ledger.run}/{name}", state, number, times, forgets)
+                if latest is None:
                     continue
-                elif not state and number:  # it was yielded here, and Redis has lost it
-                    yield [job.replacement(number) for job in jobs]
-                    still.append((jobs, number))
-                elif not state:
-                    raise ContractError(
-                        f"group {ledger.run}/{name} was never submitted, or Redis has "
-                        "lost it: submit its jobs again,"
-                        " then refill"
-                    )
-        unsettled = still
-        if unsettled:
-            look()
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 1.5)
+                if latest > number or not state:
+                    yield [job.replacement(latest) for job in jobs]
+                still_unsettled.append((jobs, latest))
+        if not still_unsettled:
+            return
+        unsettled = still_unsettled
+        look()
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE_S, pause * 1.5)
+
+
+def _latest(group: str, state: str, number: int, times: int, forgets: bool) -> int | None:
+    """The number of the replacement to wait for, given the state of that with this `number`; None
+    when the group is settled. Raises ContractError for a group that was never submitted.
+    """
+    if state == "dropped" and number < times:
+        return number + 1
+    if state == "open":
+        return number
+    if state or forgets:
+        return None
+    if number:  # it was yielded here, and Redis has lost it
+        return number
+    raise ContractError(
+        f"group {group} was never submitted, or Redis has lost it: submit its jobs again, then "
+        "refill"
+    )

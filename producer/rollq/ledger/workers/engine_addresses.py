@@ -58,8 +58,12 @@ def read_list(source: str, client: Any) -> tuple[str, ...]:
             lines = Path(source.removeprefix(FILE)).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as e:
             raise SettingsError(str(e)) from e
-    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    for entry in entries:
+    addresses = []
+    for line in lines:
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
         if entry.startswith((FILE, REDIS)):
             raise SettingsError(f"{source}: {entry}: a list of engines has no lists in it")
-    return tuple(engine_address(entry, source) for entry in entries)
+        addresses.append(engine_address(entry, source))
+    return tuple(addresses)

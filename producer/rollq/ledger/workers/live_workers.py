@@ -96,7 +96,7 @@ class LiveWorker:
     tokens_s: float = 0.0
     """Sampled tokens a second, lately."""
     version: str = ""
-    """Of rollq; empty where the worker is too old to say."""
+    """Of rollq."""
     left_alone: tuple[tuple[str, str], ...] = ()
     """Runs that it gave a job of back, because only other workers can play them, and why. At most
     MAX_LEFT_ALONE.
@@ -142,24 +142,24 @@ def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
 
 def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
     try:
-        told = json.loads(entry)
+        fields = json.loads(entry)
+        waits = [Wait(str(job), str(what), float(s)) for job, what, s in fields["waits"]]
+        engines = [_engine(*engine) for engine in fields["engines"]]
+        left_alone = [(str(run), str(why)) for run, why in fields["left_alone"]]
         return LiveWorker(
             name=name.decode(),
-            queues=tuple(map(str, told["queues"])),
-            tokenizer=str(told["tokenizer"]),
-            template=str(told["template"]),
-            engine=str(told["engine"]),
-            slots=int(told["slots"]),
-            busy=int(told["busy"]),
-            waits=tuple(
-                Wait(str(job), str(what), float(seconds))
-                for job, what, seconds in told.get("waits", ())
-            ),
-            engines=tuple(_engine(*engine) for engine in told.get("engines", ())),
-            turns_s=float(told.get("turns_s", 0.0)),
-            tokens_s=float(told.get("tokens_s", 0.0)),
-            version=str(told.get("version", "")),
-            left_alone=tuple((str(run), str(why)) for run, why in told.get("left_alone", ())),
+            queues=tuple(map(str, fields["queues"])),
+            tokenizer=str(fields["tokenizer"]),
+            template=str(fields["template"]),
+            engine=str(fields["engine"]),
+            slots=int(fields["slots"]),
+            busy=int(fields["busy"]),
+            waits=tuple(waits),
+            engines=tuple(engines),
+            turns_s=float(fields["turns_s"]),
+            tokens_s=float(fields["tokens_s"]),
+            version=str(fields["version"]),
+            left_alone=tuple(left_alone),
             age_s=max(0.0, float(age_s)),
         )
     except (ValueError, TypeError, KeyError, OverflowError):

@@ -61,11 +61,13 @@ class ActiveRuns:
     def next_of_all(self) -> str | None:
         """The next of all runs, round and round. None when there is none at this place."""
         position = self._position
-        found = _names(
-            guarded(RUNS, lambda: self._redis.zrange(RUNS, position, position), RUNS_REMEDY)
-        )
-        self._position = position + 1 if found else 0
-        return found[0] if found else None
+        members = guarded(RUNS, lambda: self._redis.zrange(RUNS, position, position), RUNS_REMEDY)
+        names = _names(members)
+        if not names:
+            self._position = 0
+            return None
+        self._position = position + 1
+        return names[0]
 
 
 class ReaperRole:
@@ -87,12 +89,12 @@ class ReaperRole:
 
     def _call(self, ms: int) -> int:
         script = lone_script("reaper_role")
-        return int(
-            guarded(
-                REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), ROLE_REMEDY
-            )
+        left_ms = guarded(
+            REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), ROLE_REMEDY
         )
+        return int(left_ms)
 
 
-def _names(found: list[bytes]) -> list[str]:
-    return [name for run in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))]
+def _names(members: list[bytes]) -> list[str]:
+    names = [member.decode("utf-8", "replace") for member in members]
+    return [name for name in names if NAME.fullmatch(name)]

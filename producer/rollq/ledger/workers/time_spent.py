@@ -24,12 +24,12 @@ def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> 
     scripts.call("report_time", worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS))
 
 
-def seconds_spent(told: Iterable[bytes]) -> dict[str, float]:
+def seconds_spent(reports: Iterable[bytes]) -> dict[str, float]:
     """Seconds of all workers by WAITS, of what each has told, without what another
     program wrote.
     """
     total = dict.fromkeys(WAITS, 0.0)
-    for text in told:
+    for text in reports:
         try:
             for wait, seconds in zip(WAITS, map(float, text.split()), strict=True):
                 total[wait] += seconds

@@ -139,7 +139,7 @@ def test_a_part_without_a_task_of_this_name_is_the_workers_matter(client: Client
 
 
 def test_damaged_rates_are_named(client: Client, ledger: Ledger) -> None:
-    ledger.redis.hset(ledger.keys.known, 0, b"\x01")
+    ledger.redis.hset(ledger.keys.solved_at_steps, 0, b"\x01")
     with pytest.raises(ContractError, match="the solve rates of run r"):
         client.solve_rates()(0)
 

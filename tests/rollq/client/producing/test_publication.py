@@ -87,7 +87,7 @@ def test_a_consumer_says_a_lost_publication_again(
         batch = next(client.batches(1))
     assert batch.policy_step == 1
     assert client.published() == Published(1, "1")
-    assert "Redis has lost the publication of step 1: it is said again" in caplog.text
+    assert "Redis has lost the publication of step 1: it is published again" in caplog.text
 
 
 def test_a_producer_says_lost_settings_again(client: Client, ledger: Ledger) -> None:

@@ -6,7 +6,9 @@ from rollq.errors import RolloutFailure, RollqError
 
 
 class DeadlineExceeded(RolloutFailure):
-    """The attempt used up its time. The failure's class is that of what it was waiting for."""
+    """The attempt used up its time. The failure's class is that of the call that it was waiting
+    for.
+    """
 
 
 class Drained(RollqError):

@@ -190,7 +190,7 @@ class FakeRenderer:
 
 @dataclass
 class FakeUser:
-    """Says the lines one after the other, then STOP_MARKER."""
+    """Returns the lines one after the other, then STOP_MARKER."""
 
     lines: Sequence[str] = ("hello",)
     heard: list[str] = field(default_factory=list)

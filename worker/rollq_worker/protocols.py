@@ -1,5 +1,5 @@
-"""The protocols inside a worker: what the agent loop needs of engine, renderer and journal, and
-what they exchange.
+"""The protocols inside a worker: the engine, renderer and journal of the agent loop, and the values
+that they exchange.
 
 `rollq.env` has those of environments and users. `rollq_worker.fakes` implements each in a few
 lines.
@@ -72,8 +72,8 @@ class SampleRequest:
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
     adapter: Callable[[], Adapter] | None = None
-    """Says with which adapter to sample, anew for each try; None: with none. The reply has the
-    adapter's version. It may raise what stops the attempt.
+    """Names the adapter to sample with, anew for each try; None: none. The reply has the adapter's
+    version. It may raise an error that stops the attempt.
     """
 
 
@@ -121,7 +121,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
-    """A sampled turn, parsed. No text is lost: what is neither a call nor reasoning is content."""
+    """A sampled turn, parsed. No text is lost: all but calls and reasoning is content."""
 
     content: str
     """Words to the user."""
@@ -136,7 +136,7 @@ class ReadTurn:
 
 
 class TurnRefused(RollqError):
-    """The chat template cannot write what the policy said in a turn."""
+    """The chat template cannot write the policy's turn."""
 
 
 class Renderer(Protocol):
@@ -214,7 +214,7 @@ class Renderer(Protocol):
         ...
 
     def complaint_role(self, stop: int | None) -> str:
-        """The role of the message that tells the policy what was wrong with a turn that ended with
+        """The role of the message that tells the policy the errors of a turn that ended with
         `stop`.
         """
         ...
@@ -226,8 +226,8 @@ class Renderer(Protocol):
         replies: Sequence[Message],
         tools: Sequence[Json],
     ) -> array[int] | None:
-        """The ids of the conversation as the template writes it; None where that says what the
-        trace says.
+        """The ids of the conversation as the template writes it; None where they are those of the
+        trace.
 
         `messages` end with the turn that was sampled as `sampled`. Raises TurnRefused when the
         template cannot write that turn, and JobFailure when it cannot write the replies.
@@ -240,7 +240,8 @@ class Context:
     """Shortening of a conversation that has grown long."""
 
     shorten: ContextHook
-    """A conversation whose last turn has no reply ends with the answer to what `asks` said."""
+    """A conversation whose last turn has no reply ends with the answer to the question of `asks`.
+    """
     asks: Callable[[int], str] = lambda tokens: ""
     """The question for the policy, given the number of tokens, before the conversation is
     shortened; "" for none.

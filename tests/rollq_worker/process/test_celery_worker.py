@@ -136,7 +136,7 @@ def test_a_message_that_is_no_message_ends_one_worker_in_one_line(
     worker.wait("ready")
     with redis.Redis.from_url(redis_url) as client:
         client.rpush(QUEUE, junk)
-    assert worker.process.wait(20) == celery_app.BROKEN
+    assert worker.process.wait(20) == celery_app.EXIT_BROKER
     assert worker.said[-1] == "broken"
     (line,) = [line for line in worker.said if "the worker ends" in line]
     assert f"queues {QUEUE}: " in line and "is gone: start the worker again" in line
@@ -152,7 +152,7 @@ def test_a_key_of_another_type_ends_a_worker_in_one_line(
     key = f"{celery_queue('own')}\x06\x163"
     with redis.Redis.from_url(redis_url) as client:
         client.set(key, "theirs")
-        assert worker.process.wait(20) == celery_app.BROKEN
+        assert worker.process.wait(20) == celery_app.EXIT_BROKER
         assert client.get(key) == b"theirs"
     (line,) = [line for line in worker.said if "the worker ends" in line]
     assert f"{key!r} is a string where a list belongs. Rename the key" in line

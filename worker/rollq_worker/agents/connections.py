@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 log.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 )
-"""Where the server writes what goes wrong in it. What is no HTTP is answered and not written:
-anybody can send it.
+"""A stream for the server's own log. Requests that are no HTTP are answered and not logged: anybody
+can send them.
 """
 
 

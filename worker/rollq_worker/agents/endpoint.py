@@ -1,7 +1,7 @@
-"""The endpoint of an episode, on loopback unless told otherwise: turns in three dialects,
-`/v1/models` and `/episode`.
+"""The endpoint of an episode, on loopback by default: turns in three dialects, `/v1/models` and
+`/episode`.
 
-Each episode has a port, a key and threads of its own, and what its requests may hold at a time is
+Each episode has a port, a key and threads of its own, and the size of its pending requests is
 bounded. One thread reads and writes for all of them. It knows requests and replies, and nothing of
 tokens.
 """

@@ -155,7 +155,7 @@ class AgentEpisode:
 
     def _recorded(self, request: TurnRequest) -> Turn | None:
         """The turn that answers the request, if the journal has one. Raises AgentDiverged, and
-        RequestRefused for a request that was refused before, which no journal says.
+        RequestRefused for a request that was refused before, because no journal records refusals.
         """
         turn = self._answers.take(request)
         if turn is not None or self._requests_under_way != 1:
@@ -202,7 +202,7 @@ class AgentEpisode:
         return self._tree.begin(trace, self._number - 1, job)
 
     def _place(self, request: TurnRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
-        """The job with what the request asks for, and where it goes on in the traces. Raises
+        """The job with the options of the request, and its place in the traces. Raises
         RequestRefused.
         """
         try:
@@ -285,7 +285,8 @@ class AgentEpisode:
     def serve(
         self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Carry out the agent's steps until it has `ended`. Raises what made the episode fail.
+        """Carry out the agent's steps until it has `ended`. Raises the error that made the episode
+        fail.
 
         The time for which the agent is at work by itself is spent in a block of `idle`.
         """
@@ -326,8 +327,8 @@ class AgentEpisode:
                 return None
 
     def _await_requests(self) -> None:
-        """A worker that stops aborts what it samples. What was sampled so far is recorded before
-        the job goes back.
+        """Wait until the requests under way have ended. A stopping worker aborts them, and records
+        their tokens before the job goes back.
         """
         until = time.monotonic() + 3.0
         while self._requests_under_way and time.monotonic() < until:

@@ -28,7 +28,7 @@ from rollq_worker.text.whole_text import whole_characters
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
 OUTPUT = "agent_output"
-"""The entry of the grade's info with the end of what a command wrote."""
+"""The entry of the grade's info with the end of a command's output."""
 
 
 def play_with_agent(
@@ -49,9 +49,9 @@ def play_with_agent(
     """Play `job` to its end, as `loop.play` does, with the agent that `start` starts.
 
     `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine
-    only for what the journal has no answer to. The time for which it is at work by itself is spent
-    in a block of `idle`. Raises AgentFailure when it crashes, and AgentDiverged when it does not
-    repeat what it did before; else as `loop.play`.
+    only for turns that the journal lacks. The time for which it is at work by itself is spent in a
+    block of `idle`. Raises AgentFailure when it crashes, and AgentDiverged when it does not repeat
+    its earlier requests; else as `loop.play`.
     """
     episode = AgentEpisode(
         job,

@@ -1,8 +1,7 @@
 """The journal of an agent program's episode, and the turns that an earlier attempt recorded.
 
-The program is started again from the beginning. As long as it asks what it asked before, it is
-answered from the journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no
-HTTP.
+The program is started again from the beginning. As long as it repeats its requests, it is answered
+from the journal. Its steps are replayed by `rollq_worker.episode.resume`. It knows no HTTP.
 """
 
 from collections import defaultdict, deque

@@ -39,7 +39,7 @@ class Turn:
     behind: int
     """Number of its trace's messages before it."""
     job: Job
-    """With what its request asks for."""
+    """The job with the options of its request."""
     pieces: list[Sampled] = field(default_factory=list)
     message: Message | None = None
     """The reply to the agent, once the turn is over."""
@@ -89,7 +89,7 @@ class RendererOf(Protocol):
         self, tools: Sequence[Json], *, several: bool = False, cut: bool = False
     ) -> Renderer:
         """The renderer for these tools. Raises JobFailure when the template cannot be trusted with
-        them, with `several` results of one turn, or with what follows a turn that was `cut`.
+        them, with `several` results of one turn, or with replies to a turn that was `cut`.
         """
         ...
 
@@ -211,7 +211,7 @@ class TraceTree:
         return trace
 
     def begin(self, trace: Trace, number: int, job: Job) -> Turn:
-        """The next turn of a trace that waits for one. `job` has what its request asks for."""
+        """The next turn of a trace that waits for one. `job` has the options of its request."""
         waiting = self._waiting.pop(trace.digest, [])
         others = [other for other in waiting if other is not trace]
         if others:

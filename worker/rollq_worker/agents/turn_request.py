@@ -77,8 +77,8 @@ def longer(before: bytes, message: Message) -> bytes:
     """The digest of the conversation of digest `before` and one more message.
 
     Frameworks write the model's own turns back with other white space around them and in arguments,
-    and without the reasoning. What was sampled is known by its ids, so none of this makes it
-    another message.
+    and without the reasoning. Sampled turns are known by their ids, so none of this makes another
+    message of them.
     """
     return _digest(before, orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS))
 

@@ -1,8 +1,8 @@
-"""The LoRA adapters that an engine has not loaded, as its refusals tell.
+"""The LoRA adapters that an engine has not loaded, learnt from its refusals.
 
 An engine that was restarted, has missed a sync or came late lacks the version of an adapter that a
-run has published. Lists of adapters are not asked: a router has none, and an engine loads again by
-itself what it has put out for lack of room.
+run has published. Lists of adapters are not asked: a router has none, and an engine loads an
+adapter again by itself that it has dropped for lack of room.
 """
 
 import logging
@@ -35,8 +35,8 @@ class MissingAdapters:
         return time.monotonic() >= self._ask_at.get(adapter, 0.0)
 
     def sent(self, adapter: Adapter) -> None:
-        """A request with it is sent. Others wait for what becomes of it, if it was
-        refused before.
+        """Record that a request with it is sent. If it was refused before, others wait for the
+        result.
         """
         if adapter in self._ask_at:
             self._ask_at[adapter] = time.monotonic() + ASK_S

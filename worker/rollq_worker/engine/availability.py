@@ -106,7 +106,7 @@ class Availability:
 
     def mark_down(self, reason: str, *, unreachable: bool = False, refused: bool = False) -> None:
         """The engine takes no requests. `unreachable`: the engine did not answer, so the next one
-        may be another. `refused`: a server refused a request, whatever it says of itself.
+        may be another. `refused`: a server refused a request, even if it calls itself ready.
         """
         with self._lock:
             self.up = False
@@ -128,7 +128,7 @@ class Availability:
             self._clock = OutageClock()
 
     def mark_ready(self) -> bool:
-        """The server says that it takes requests. True as for `mark_up`."""
+        """The server reports that it takes requests. True as for `mark_up`."""
         with self._lock:
             self.up = True
             if self._refused:

@@ -1,4 +1,4 @@
-"""One call of `generate`, as it goes from try to try and from engine to engine, and what all
+"""One call of `generate`, as it goes from try to try and from engine to engine, and the state that
 engines share.
 
 It knows nothing of HTTP.
@@ -24,7 +24,7 @@ class EngineLeft(Exception):
 
 @dataclass(eq=False)
 class Call:
-    """One call of `generate`, and what went wrong so far."""
+    """One call of `generate`, and its failures so far."""
 
     request: SampleRequest
     has_better: Callable[["Call", str], bool] = lambda call, engine: False

@@ -1,8 +1,8 @@
-"""Facts about an engine: how long its prompts may be, which parameters and token ids it takes,
-whether its tokenizer is ours.
+"""Facts about an engine: the length of its prompts, the parameters and token ids that it takes, and
+its tokenizer.
 
-The invariant: what the engine does not report is no limit, because a server refuses too long a
-prompt by itself and names the limit. It knows nothing of jobs.
+The invariant: a fact that the engine does not report is no limit, because a server refuses too long
+a prompt by itself and names the limit. It knows nothing of jobs.
 """
 
 import logging
@@ -23,8 +23,6 @@ PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
 DROPPED = ("logit_bias", "stop_regex")
 """Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
-MOST_RESERVED = 256
-"""More draft tokens than any engine keeps room for."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
 
@@ -120,7 +118,8 @@ class EngineLimits:
         """
         self.current()
         # With EAGLE, SGLang counts its draft tokens as part of every prompt.
-        room = limit - reserved if 0 < reserved <= MOST_RESERVED else limit
+        # more draft tokens than 256 no engine keeps room for
+        room = limit - reserved if 0 < reserved <= 256 else limit
         if not 0 < room <= requested:
             return
         with self._lock:

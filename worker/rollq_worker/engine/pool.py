@@ -1,8 +1,8 @@
 """Several engines as one: each group of jobs has its engine, and an episode leaves it only when
 that goes away.
 
-Which engine that is, `EnginePlacement` says. The invariant: a request waits for an engine that is
-away only when no other one is up. It knows nothing of where the list comes from.
+`EnginePlacement` chooses the engine. The invariant: a request waits for an engine that is away only
+when no other one is up. It does not know the source of the list.
 """
 
 import logging

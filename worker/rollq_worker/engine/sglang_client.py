@@ -145,7 +145,7 @@ class SGLangEngine:
                 return generated
 
     def _recover(self, error: Exception, call: Call, room: int, adapter: Adapter | None) -> None:
-        """Do what the error asks for, so that the request can be sent again.
+        """Recover from the error, so that the request can be sent again.
 
         Raises EngineLeft, JobFailure or EngineFailure where it must not be sent here again.
         """
@@ -243,7 +243,7 @@ class SGLangEngine:
         """End this process's wait for that job's response (None: for all). Returns how many waits
         were ended.
 
-        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends the
+        The tokens so far are lost; `generate` calls `check` and, unless that raises, sends the
         request again.
         """
         return self._in_flight.cut(key, hung=hung)

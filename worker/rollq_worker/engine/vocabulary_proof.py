@@ -1,9 +1,9 @@
 """The proof that an engine's vocabulary is ours: texts that touch each token, and their ids here
 and there.
 
-With another vocabulary, or with two ids exchanged, the policy would seem to write nonsense. What an
-engine's tokenizer splits differently is no difference, as long as its ids spell the same text here.
-It knows neither engines nor HTTP.
+With another vocabulary, or with two ids exchanged, the policy would seem to write nonsense. Another
+split of a text by the engine's tokenizer is no difference, as long as its ids spell the same text
+here. It knows neither engines nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on

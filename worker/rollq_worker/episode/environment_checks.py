@@ -13,8 +13,8 @@ from rollq_worker.failures import errors_become
 
 
 def check_observation(observation: Observation) -> None:
-    """Raises TypeError for what an environment may not return from `step`. Images are checked where
-    they are shown.
+    """Raises TypeError for a value that an environment may not return from `step`. Images are
+    checked where they are shown.
     """
     if not isinstance(observation.text, str):
         raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")

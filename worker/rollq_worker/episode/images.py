@@ -35,7 +35,7 @@ class EpisodeImages:
         """The references of the images that the next message shows.
 
         Raises JobFailure where the model takes no images, EnvironmentFailure for more than a
-        request may carry, and TypeError for what is not an Image.
+        request may carry, and TypeError for other values than Images.
         """
         added = []
         for image in images:

@@ -272,8 +272,8 @@ class _Episode:
         at: float,
         stop: Stop | None,
     ) -> Stop | None:
-        """Record what the turn led to and the prompt of the next turn, if there is one. Returns the
-        stop.
+        """Record the results of the turn, and the prompt of the next turn, if there is one. Returns
+        the stop.
         """
         seconds = time.time() - at
         calls = [(result.id, result.action) for result in results if result.id]

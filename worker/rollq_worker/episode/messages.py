@@ -1,7 +1,7 @@
 """The messages and tool schemas of an episode in OpenAI's form, and the ids of its tool calls.
 
 The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor
-templates. The renderer says which of the model's own ids a template takes.
+templates. The renderer decides if a template takes the model's own ids.
 """
 
 import json
@@ -37,11 +37,11 @@ _schemas: dict[bytes, _Schemas] = {}
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """An action that was carried out, and what it led to."""
+    """An action that was carried out, and its results."""
 
     action: Action
     id: str
-    """The call's id; "" for what is no tool call: RESPOND, and every action written as text."""
+    """The call's id; "" without a tool call: RESPOND, and every action written as text."""
     text: str
     """The observation that the policy is shown."""
     user_messages: Sequence[str] = ()
@@ -106,7 +106,9 @@ class CallIds:
         self._count = 0
 
     def of(self, renderer: Renderer, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
-        """An id for each of the turn's first actions, all different; "" for what is no call."""
+        """An id for each of the turn's first actions, all different; "" for actions that are no
+        call.
+        """
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
@@ -187,7 +189,7 @@ def _key(tools: Sequence[Json]) -> bytes:
 
 
 def checked_schemas(tools: Sequence[Json]) -> list[Json]:
-    """Plain copies of tool schemas. Raises TypeError or ValueError for what is none."""
+    """Plain copies of tool schemas. Raises TypeError or ValueError for other values."""
     schemas: Json = json.loads(json.dumps(tools, allow_nan=False))
     names = [_tool_name(schema) for schema in schemas]
     repeated = sorted({name for name in names if names.count(name) > 1})

@@ -26,7 +26,7 @@ class NextPrompt:
     """Continuation behind a turn."""
 
     replies: list[Message]
-    """The replies to it, and what the context asks."""
+    """The replies to it, and the context's question."""
     bridge: array[int] = field(default_factory=lambda: array("I"))
     opened: Prompt | None = None
     stop: Stop | None = None
@@ -113,8 +113,9 @@ class NextPrompts:
 
     def _rewritten(self, trace: Trace, replies: Sequence[Message]) -> Prompt | None:
         """The prompt of a new trace; None unless the job wants history as the template writes it,
-        and that differs from what was sampled. Raises TurnRefused when the template cannot write
-        the turn.
+        and that differs from the sampled tokens.
+
+        Raises TurnRefused when the template cannot write the turn.
         """
         if self._job.history is not History.TEMPLATE:
             return None

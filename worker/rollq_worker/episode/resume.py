@@ -73,7 +73,7 @@ class Recording:
 
     def opened(self, unknown: Callable[[], Sequence[Message] | None]) -> Sequence[Message] | None:
         """The messages of the trace that was opened behind the turn being answered; None: none was.
-        Where the journal ends before it says so, it is `unknown`.
+        Where the journal ends before that, the result of `unknown`.
         """
         if len(self._events) > 1:
             if isinstance(self._events[1], Prompt):
@@ -114,12 +114,12 @@ class Recording:
             )
 
     def user(self, user: User) -> User:
-        """A user that says what was recorded. `user` goes on where the recording ends."""
+        """A user that repeats the recorded messages. `user` goes on where the recording ends."""
         return _RecordedUser(user, self)
 
 
 class _RecordedUser:
-    """Says what was recorded and has the live user recall it, until the recording ends."""
+    """Repeats the recorded messages and has the live user recall them, until the recording ends."""
 
     def __init__(self, user: User, recording: Recording) -> None:
         self._user = user

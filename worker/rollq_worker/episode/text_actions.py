@@ -43,9 +43,8 @@ def write_action(action: Action, form: TextForm, thought: str = _THOUGHT) -> str
 
 
 def read_action(text: str) -> Action | str:
-    """The action of a turn, or what is wrong with it, in words for the policy.
-
-    Of several actions it is the last one, as in tau-bench.
+    """The action of a turn, or its errors in words for the policy. Of several actions it is the
+    last one, as in tau-bench.
     """
     marks = list(_MARK.finditer(text))
     if not marks:

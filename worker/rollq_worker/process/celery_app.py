@@ -1,10 +1,11 @@
 """The worker's side of Celery, which distributes the jobs; the ledger decides who plays them.
 
 A message carries a job id and nothing else. It is acknowledged early, because the ledger brings
-back the jobs of a dead worker: a message that is lost, doubled or late costs only time. Celery and
-kombu are as they come, with documented settings and a few public methods of theirs overridden. So a
-worker ends at a broker that it cannot bear, such as one with a message that is not JSON, and says
-so in one line. Its supervisor starts it again, without that message.
+back the jobs of a dead worker: a message that is lost, doubled or late costs only time.
+
+Celery and kombu are unchanged, with documented settings and a few public methods overridden. A
+worker exits when it cannot use its broker, for example at a message that is not JSON, with one line
+of log. Its supervisor starts it again, without that message.
 """
 
 import logging
@@ -50,8 +51,8 @@ STUCK_S = 30.0
 """Seconds without a note after which the loop counts as stuck. A worker that waits for its broker
 has none either.
 """
-BROKEN = 1
-"""Exit code of a worker that cannot bear its broker."""
+EXIT_BROKER = 1
+"""Exit code of a worker that cannot use its broker."""
 KEY_REMEDY = (
     "Rename the key (`redis-cli RENAME KEY KEY.damaged`) or delete it: the ledger sends its jobs "
     "again, and only then a worker starts"
@@ -116,8 +117,8 @@ class Amqp(amqp.AMQP):  # type: ignore[misc]
 
 
 class Request(request.Request):  # type: ignore[misc]
-    """Celery's request of a task, for which `play` says itself when its job began and
-    how it ended.
+    """Celery's request of a task, for which `play` itself reports when its job began and how it
+    ended.
     """
 
     outcome: tuple[str, dict[str, object]]
@@ -149,7 +150,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         except Exception as e:
             log.critical("the worker ends: %s", why_it_ends(self.app, e))
             self.on_broken()
-            raise WorkerShutdown(BROKEN) from e
+            raise WorkerShutdown(EXIT_BROKER) from e
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         if isinstance(exc, self.channel_errors):  # a refusal of Redis
@@ -297,8 +298,8 @@ def make_worker(
     on_ready: Callable[[Any], object],
     on_broken: Callable[[], object],
 ) -> Any:
-    """`on_ready` is told of Celery's consumer once it takes messages, `on_broken` that it ends by
-    itself.
+    """`on_ready` gets Celery's consumer once it takes messages; `on_broken` is called when it ends
+    by itself.
     """
 
     def ready(sender: Any, **_: object) -> None:
@@ -326,9 +327,11 @@ def make_worker(
 
 
 def clean_log(logger: logging.Logger, **_: object) -> None:
-    """Log what a terminal would obey as what it is, and each message in a line of its own: failures
-    quote words of models and tools. Lost connections have no traceback: there would be one for each
-    message that Celery and kombu cannot acknowledge.
+    """Escape control characters in logs, and keep each message in a line of its own: failures quote
+    words of models and tools.
+
+    Lost connections have no traceback: there would be one for each message that Celery and kombu
+    cannot acknowledge.
     """
     for handler in logger.handlers:
         handler.setFormatter(_Cleaned(handler.formatter or logging.Formatter()))

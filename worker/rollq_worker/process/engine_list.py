@@ -22,7 +22,7 @@ REFRESH_S = 3.0
 
 
 class EngineList:
-    """Reads `Settings.engine_urls`, and remembers what each list had when it could last be read."""
+    """Reads `Settings.engine_urls`, and remembers each list as it could last be read."""
 
     def __init__(self, sources: Sequence[str], connection: Any) -> None:
         self._sources = sources
@@ -31,7 +31,7 @@ class EngineList:
         self._failing: set[str] = set()
 
     def watch(self, update: Callable[[Collection[str]], None]) -> None:
-        """If any of them may change, tell `update` every few seconds what they are, in a thread."""
+        """If any of them may change, pass all to `update` every few seconds, in a thread."""
         if any(source.startswith((FILE, REDIS)) for source in self._sources):
             threading.Thread(
                 target=self._watch, args=(update,), name="rollq-engine-list", daemon=True

@@ -1,7 +1,7 @@
 """Plays the episode of a claimed job: environment, user, renderer and journal brought together for
 the agent loop.
 
-It knows attempts, and nothing of messages or of what becomes of a failure.
+It knows attempts, and nothing of messages or of the consequences of a failure.
 """
 
 import threading
@@ -83,8 +83,8 @@ class EpisodePlayer:
         """Environments whose data is in this process."""
 
     def play(self, attempt: Attempt, claim: Claim) -> Trajectory:
-        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and what the
-        attempt raises when it must stop.
+        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and the
+        errors of an attempt that must stop.
         """
         job = claim.job
         if job.weight_version and not job.adapter and not self._engine.serves(job.weight_version):

@@ -44,8 +44,6 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-LEDGERS_KEPT = 256
-"""Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
 WEIGHTS_PAUSE_S = 2.0
 """Seconds for which a message waits while no engine has new enough weights for its run. Then the
 slot may play another run.
@@ -87,20 +85,19 @@ class JobRunner:
             on_slots_lost=on_slots_lost,
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
-        self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
+        # of a bounded number of runs: a message may name any run, also an unknown one
+        self.ledger = lru_cache(256)(lambda run: Ledger(connection, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self.incompatible_runs = IncompatibleRuns()
         self.ended: Counter[tuple[str, str, str]] = Counter()
-        """Attempts by stop, class of failure, and what their job became."""
+        """Attempts by stop, class of failure, and the state of their job then."""
         self._counting = threading.Lock()
 
     def run(
         self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None
     ) -> Summary:
-        """Run the job if this worker can claim it. `on_claim` is told of the attempt before it
-        begins.
-        """
+        """Run the job if this worker can claim it. `on_claim` gets the attempt before it begins."""
         try:
             run, _, _ = parse_id(job_id)
         except ContractError as e:

@@ -1,5 +1,5 @@
-"""The worker process: it puts its parts together, plays until a signal stops it, and gives back
-what is left.
+"""The worker process: it puts its parts together, plays until a signal stops it, and gives its jobs
+back.
 
 The threads pool of Celery runs hundreds of episodes in one process, because they wait for the
 engine nearly all the time.
@@ -32,8 +32,8 @@ log = logging.getLogger("rollq.worker")
 
 
 def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda runner: None) -> int:
-    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner` is
-    told what runs its jobs, before there are any.
+    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner`
+    gets the runner of its jobs, before there are any.
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
@@ -79,7 +79,7 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
         takes = f"{settings.concurrency} episodes at once, queues {','.join(settings.queues)}"
         print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
 
-    on_broken = partial(shutdown.request, celery_app.BROKEN)
+    on_broken = partial(shutdown.request, celery_app.EXIT_BROKER)
     worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)
     startup_checks.check_engines(engine.engines, tokenizer.name)
     memory.settle()

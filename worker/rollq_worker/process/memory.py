@@ -1,4 +1,5 @@
-"""Keeps a worker's memory small, and the collector away from what stays as long as the process.
+"""Keeps a worker's memory small, and the collector away from objects that live as long as the
+process.
 
 It knows glibc's allocator; with another one, `use_one_arena` does nothing and `settle` gives no
 memory back.
@@ -12,9 +13,9 @@ from contextlib import suppress
 def use_one_arena() -> None:
     """Let all threads that start from now on allocate from one heap.
 
-    By default glibc gives threads up to eight heaps a core, and what is free in one serves no
-    other. Threads hardly contend for the one, because the interpreter's lock lets one of them run
-    at a time.
+    By default glibc gives threads up to eight heaps a core, and memory that is free in one serves
+    no other. Threads hardly contend for the one, because the interpreter's lock lets one of them
+    run at a time.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX (malloc.h)

@@ -1,7 +1,7 @@
-"""Sends what the reaper finds due, in a thread of its own.
+"""Sends the jobs that the reaper finds due, in a thread of its own.
 
 A broker that is slow or does not answer must not hold up the reaper, because its silence would look
-like an outage of Redis. What is not sent is due again a few seconds later.
+like an outage of Redis. A job that is not sent is due again a few seconds later.
 """
 
 import logging
@@ -48,9 +48,10 @@ class Outbox:
         queues: Collection[str],
         until: float,
     ) -> int:
-        """Send until that time (`time.monotonic`) and confirm what the broker took; then count the
-        messages of these queues. Returns the number of jobs that were sent: 0 when the broker is
-        busy for longer.
+        """Send until that time (`time.monotonic`) and confirm the jobs that the broker took; then
+        count the messages of these queues.
+
+        Returns the number of jobs that were sent: 0 when the broker is busy for longer.
         """
         if self.busy or not (due or queues):
             return 0

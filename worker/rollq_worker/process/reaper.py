@@ -1,11 +1,11 @@
-"""The reaper: brings back lost jobs and sends what is due. A thread in every worker; one reaps at a
-time.
+"""The reaper: brings back lost jobs and sends those that are due.
 
-Expired leases and due retries go back to `queued`; what is due there is sent to the broker and then
-confirmed. Sending is an outbox: if a process dies before it confirms, the job is due again. Sending
-twice is harmless, because a job can be claimed only once.
+It is a thread in every worker; one reaps at a time. Expired leases and due retries go back to
+`queued`; jobs that are due there are sent to the broker and then confirmed. Sending is an outbox:
+if a process dies before it confirms, the job is due again. Sending twice is harmless, because a job
+can be claimed only once.
 
-The thread also says that the worker lives: it registers the worker in the ledger and touches the
+The thread also shows that the worker lives: it registers the worker in the ledger and touches the
 alive file.
 """
 
@@ -60,16 +60,14 @@ While the engine is away, perhaps for days, no worker takes messages, and every 
 every ten minutes.
 """
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A
-run that cannot be read, or whose server is away, is left alone for as long.
+"""Seconds between two looks at the jobs of a run: one without jobs leaves the list of active runs.
+A run that cannot be read is left alone for as long.
 """
 
 
 class Reaper:
-    """Reaps while this worker has the role, and stands by otherwise.
-
-    `describe` says what this worker plays. `alive_file` is touched (for health checks) while Redis
-    answers and `loop_is_alive`.
+    """Reaps while this worker has the role, and stands by otherwise. `describe` describes this
+    worker. `alive_file` is touched (for health checks) while Redis answers and `loop_is_alive`.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class Reaper:
         self._registered = float("-inf")
         self._role_taken = float("-inf")
         self._warned: dict[str, float] = {}
-        """When it last warned of what."""
+        """Time of the last warning of each kind."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
 
@@ -156,8 +154,9 @@ class Reaper:
             self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
-        """Reap every active run, and send what is due. Returns how many jobs were sent. A run that
-        fails does not hold up the others.
+        """Reap every active run, and send the jobs that are due. Returns how many jobs were sent.
+
+        A run that fails does not hold up the others.
         """
         until = time.monotonic() + SEND_S
         self._list_runs()
@@ -245,7 +244,9 @@ class Reaper:
         return [message for message in messages if message.queue in queues]
 
     def _live_workers(self) -> Sequence[LiveWorker]:
-        """This worker is live, whatever the ledger says. Empty when the ledger cannot say."""
+        """The live workers, this one among them even if the ledger lacks it. Empty when the ledger
+        cannot be read.
+        """
         if time.monotonic() - self._workers_read >= 2.0:
             self._workers_read = time.monotonic()
             try:

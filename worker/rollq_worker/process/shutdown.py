@@ -59,7 +59,7 @@ class Shutdown:
         end_engine_waits: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
-        """There may be jobs from now on. The arguments are what to call, in this order, to stop
+        """There may be jobs from now on. The arguments are the calls, in this order, that stop
         them.
         """
         self._end_engine_waits = end_engine_waits

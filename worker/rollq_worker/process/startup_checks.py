@@ -31,8 +31,8 @@ UNKNOWN_RUN = "rollq-start"
 
 
 def check(settings: Settings, connection: Any) -> None:
-    """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is
-    unwise.
+    """Check everything. Raises SettingsError or RollqError; logs a warning for settings that work
+    but are unwise.
     """
     _check_isolated(settings.isolate)
     users = agent_users()

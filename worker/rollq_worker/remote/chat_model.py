@@ -39,9 +39,7 @@ it.
 PROBE = ({"role": "user", "content": "Say yes."},)
 """Asked after a failure, to tell an endpoint that is away from one that fails this request only."""
 PROBE_TIMEOUT_S = 20.0
-MAX_RETRY_AFTER_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
-SPARE_S = 10.0
 MAX_BYTES = 1 << 20
 """Longest answer in bytes; a longer one is not a chat message."""
 RETRIED = frozenset({408, 425, 429})
@@ -87,7 +85,7 @@ class ChatOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Json], role: str) -> Self:
-        """The options in a job; `role` is what the model plays. Raises JobFailure."""
+        """The options in a job; `role` is the part that the model plays. Raises JobFailure."""
         names = [field.name for field in fields(cls)]
         unknown = sorted(str(name) for name in options if name not in names)
         if unknown:
@@ -107,7 +105,7 @@ class ChatOptions:
     @property
     def longest_s(self) -> float:
         """Seconds for all requests for one message, with some to spare."""
-        return self.timeout_s * (self.retries + 1) + SPARE_S
+        return self.timeout_s * (self.retries + 1) + 10.0
 
 
 _IS_VALID: Mapping[str, Callable[[Any], bool]] = {
@@ -329,7 +327,7 @@ def http_client() -> HttpClient:
 
 def _retry_after(response: Response) -> float:
     try:
-        return min(max(0.0, float(response.retry_after)), MAX_RETRY_AFTER_S)
+        return min(max(0.0, float(response.retry_after)), 60.0)
     except ValueError:
         return 0.0
 

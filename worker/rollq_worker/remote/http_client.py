@@ -1,8 +1,9 @@
-"""HTTP over pooled connections. Every request ends in a `Response` or a `NoResponse`, whatever the
-server does.
+"""HTTP over pooled connections, for models of users and judges. Every request ends in a `Response`
+or a `NoResponse`.
 
 The invariant: bodies are read up to a limit, and no error holds a header or an address, which may
-contain keys. It knows nothing of retries or of what is sent.
+contain keys. It knows nothing of retries or of bodies. An engine has a client of its own
+(`engine.api.http`), because its waits must be cut from another thread.
 """
 
 import json

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: the scripted user's lines for a user simulator, and summaries of
 conversations.
 
-The system prompt says which task's user is asked for, or asks for a summary. It knows no token ids.
+The system prompt names the task of the user, or asks for a summary. It knows no token ids.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""One generation from request to reply: what is said, how long it takes, and what remains of it
-after an interruption.
+"""One generation from request to reply: its turn, its time, and its rest after an interruption.
 
 It knows neither HTTP nor the tasks. Requests are checked before they get here, and the ground truth
-decides what to say.
+chooses the turn.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -39,7 +38,7 @@ class ReplayOptions:
 
     host: str = "127.0.0.1"
     port: int = 30000
-    """Port to listen on; 0: any free one. The line that says the engine is ready names it."""
+    """Port to listen on; 0: any free one, which the ready line names."""
     env: str = "shop"
     """Environments whose tasks it plays: one name, several with commas between them, or `all`."""
     latency: float = 0.0

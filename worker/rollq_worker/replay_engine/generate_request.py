@@ -48,7 +48,7 @@ class GenerateRequest:
     """array('I'): the prompt."""
     sampling: Mapping[str, Any]
     max_new_tokens: int
-    """Tokens to sample; at most what is left of the context."""
+    """Tokens to sample; at most the rest of the context."""
     return_logprob: bool
     logprob_start: int
     """The prompt is scored from this token on; -1: not at all."""

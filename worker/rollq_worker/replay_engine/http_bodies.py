@@ -1,6 +1,6 @@
 """JSON bodies: those that requests carry, and SGLang's refusals, which have several shapes.
 
-It does not know what a request asks for.
+It does not know the meaning of a request.
 """
 
 import json

@@ -2,7 +2,7 @@
 versions of a server.
 
 The invariant: each token belongs to the version in force when it was released, and an abort returns
-what had been released by then. It knows nothing of HTTP or of what the tokens say.
+the tokens released by then. It knows nothing of HTTP or of the meaning of tokens.
 """
 
 import asyncio

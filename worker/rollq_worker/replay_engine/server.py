@@ -1,6 +1,6 @@
 """The HTTP surface of the replay engine: SGLang's paths, statuses and shapes.
 
-Every error has the shape that the real server gives it. It does not know what is said or when.
+Every error has the shape that the real server gives it. It does not choose turns or times.
 """
 
 import asyncio
@@ -309,7 +309,7 @@ async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str],
 def serve(**options: Any) -> None:
     """Serve in the foreground until SIGTERM or SIGINT. The keywords are those of `ReplayOptions`.
 
-    One line on stdout says when it is ready, and where.
+    One line on stdout reports when it is ready, and where.
     """
     serve_until_signalled(ReplayServer.load(ReplayOptions(**options)))
 

@@ -39,8 +39,8 @@ class NotJson(ValueError):
 
 
 class _Decoder(threading.local):
-    """Python's decoder, which also notes what it accepts although JSON forbids it. One per thread,
-    because making one is expensive.
+    """Python's decoder, which also records values that it accepts although JSON forbids them. One
+    per thread, because making one is expensive.
     """
 
     def __init__(self) -> None:

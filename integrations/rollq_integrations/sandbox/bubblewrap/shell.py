@@ -21,8 +21,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-WATCH_S = 0.05
-"""Seconds between two looks at the memory of a command's processes."""
 SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
 LONGEST = 1 << 20
@@ -37,7 +35,6 @@ everybody's.
 """
 FOLDERS = ("/work", "/tmp", "/dev/shm")
 """The folders that take files."""
-OPEN_FILES = 128
 SIGNALS = 1024
 """Number of signals that wait and of timers, of the whole sandbox."""
 PR_SET_DUMPABLE = 4
@@ -106,7 +103,7 @@ def _bound(limits: dict[str, Any]) -> None:
     for kind, value in (
         (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_NOFILE, 128),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_SIGPENDING, SIGNALS),
@@ -168,7 +165,7 @@ def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
     deadline = time.monotonic() + limits["seconds"]
     waiting = [ended, read]
     while True:
-        ready, _, _ = select.select(waiting, [], [], WATCH_S)
+        ready, _, _ = select.select(waiting, [], [], 0.05)
         if read in ready:
             part = os.read(read, 65536)
             size += len(part)

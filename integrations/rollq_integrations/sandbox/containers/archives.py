@@ -1,4 +1,4 @@
-"""Files in and out of containers, as tars. What comes out of one is the policy's."""
+"""Files in and out of containers, as tars. Tars that come out of one are the policy's."""
 
 import io
 import tarfile
@@ -17,7 +17,7 @@ LARGEST_COPY = 256 << 20
 
 
 def owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A filter for what is put in."""
+    """A filter for files that are put in."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
@@ -66,9 +66,10 @@ def pack(container: "EngineContainer", path: str, limit: int, into: IO[bytes]) -
 
 
 def without_ways_out(packed: IO[bytes], into: IO[bytes]) -> None:
-    """The tar again, without special files, and without links through which what the policy wrote
-    would be a file of the other container's. A link that has no `..` and lies in a folder leads to
-    what lies there, too.
+    """The tar again, without special files, and without links that would make the policy's files
+    those of the other container.
+
+    A link that has no `..` and lies in a folder leads into that folder, too.
     """
     names = set()
     with tarfile.open(fileobj=packed) as tar, tarfile.open(fileobj=into, mode="w") as kept:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 START_S = 120.0
 """Longest start in seconds, and longest upload or download."""
 GRACE_S = 30.0
-"""Seconds beyond a command's time in which the engine must say how it ended."""
+"""Seconds beyond a command's time in which the engine must report its end."""
 SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
 LONGEST_ARGUMENT = 100_000
@@ -51,16 +51,15 @@ OUTPUTS = "/run/rollq"
 """A folder in memory inside, for the outputs of commands, and its size: a command that writes more
 has a full disk.
 """
-OUTPUTS_SIZE = "16m"
 RUN = (
     f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; '
     'rm -f "$f"; exit $code'
 )
-"""Runs a command for so many seconds. What it leaves running goes on, and does not hold up its end:
-it has the file, and not the connection.
+"""Runs a command for so many seconds. Processes that it leaves running go on, and do not hold up
+its end: they have the file, and not the connection.
 """
 KILLED = 137
-"""The exit code of what SIGKILL ended."""
+"""The exit code of a process that SIGKILL ended."""
 NETWORK = "ROLLQ_SANDBOX_NETWORK"
 """Environment variable of the worker: the engine's network for containers that may have one."""
 
@@ -111,7 +110,7 @@ class Container:
             "volumes": {
                 source: {"bind": target, "mode": "ro"} for source, target in (mounts or {}).items()
             },
-            "tmpfs": {OUTPUTS: f"size={OUTPUTS_SIZE},mode=1777"},
+            "tmpfs": {OUTPUTS: f"size={'16m'},mode=1777"},
             "nano_cpus": int(cpus * 1e9),
             "mem_limit": memory,
             "memswap_limit": memory,

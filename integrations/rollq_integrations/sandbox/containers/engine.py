@@ -1,7 +1,7 @@
 """The container engine of this machine, Docker or Podman, by the package docker.
 
-`DOCKER_HOST` names its socket where it is not Docker's own. What the engine or the package refuses
-becomes an EnvironmentFailure. It does not know what a container is for.
+`DOCKER_HOST` names its socket where it is not Docker's own. Refusals of the engine or the package
+become an EnvironmentFailure. It does not know the purpose of a container.
 """
 
 import tarfile
@@ -53,7 +53,7 @@ def sweep(age: str = "2m") -> None:
 
 @contextmanager
 def failures(what: str) -> Iterator[None]:
-    """A block in which what the engine refuses, or its silence, is an EnvironmentFailure that names
+    """A block in which refusals of the engine, or its silence, are an EnvironmentFailure that names
     `what` was done. A FileNotFoundError stays one.
     """
     import docker

@@ -15,8 +15,6 @@ LEASE_S = 90
 """Seconds after which a container ends that has heard nothing from its worker."""
 BEAT_S = 20.0
 """Seconds between two lines to each container."""
-SWEEP_S = 60.0
-"""Seconds between two sweeps."""
 LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
 """Main process of a container: it ends where the lines do (1), or after some seconds without one
 (124). It goes on where the policy has killed the reader of the lines.
@@ -69,4 +67,4 @@ def _sweep_for_ever() -> None:
     while True:
         with suppress(EnvironmentFailure), failures("removing containers"):
             sweep()
-        time.sleep(SWEEP_S)
+        time.sleep(60.0)

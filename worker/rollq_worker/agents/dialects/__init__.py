@@ -13,8 +13,8 @@ class Dialect(Protocol):
     """Reads requests of one form, and writes replies to them."""
 
     def read(self, body: Any) -> TurnRequest:
-        """The request of a JSON body. Raises RequestRefused, which names what is wrong or not
-        supported.
+        """The request in a JSON body. Raises RequestRefused, which names the fault or the missing
+        support.
         """
         ...
 

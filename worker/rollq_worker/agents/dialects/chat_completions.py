@@ -48,8 +48,6 @@ PARAMETERS = Parameters(
         "ignore_eos": (False,),
     },
 )
-UNSEEN = ("strict", "cache_control")
-"""Keys of a tool that the model is not shown."""
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 KNOWN_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_fields", "cache_control"}
@@ -96,7 +94,9 @@ def _grammar(form: Any) -> dict[str, Json]:
 
 def _function(tool: dict[str, Any]) -> Json:
     function = object_of(tool.get("function"), "tools.function")
-    return {name: value for name, value in function.items() if name not in UNSEEN}
+    return {
+        name: value for name, value in function.items() if name not in ("strict", "cache_control")
+    }
 
 
 def _message(message: Any, where: str) -> Message:

@@ -35,7 +35,7 @@ class Parameters:
     def read(self, fields: Mapping[str, Any], begun: Mapping[str, Json]) -> Mapping[str, Json]:
         """`TurnRequest.options`: those that are `begun`, and those in the other fields of a body.
 
-        Raises RequestRefused, also for what the engine or the journal does not take.
+        Raises RequestRefused, also for values that the engine or the journal does not take.
         """
         options = dict(begun)
         for name, value in fields.items():
@@ -84,8 +84,8 @@ def check_choice(choice: Any) -> None:
 def checked_tools(
     tools: Any, kind: str, function_of: Callable[[dict[str, Any]], Json]
 ) -> list[Json]:
-    """Tools in OpenAI's form. Raises RequestRefused for those of another kind, and for what is no
-    schema.
+    """Tools in OpenAI's form. Raises RequestRefused for tools of another kind, and for other values
+    than schemas.
     """
     shown = []
     for n, tool in enumerate(list_of(tools, "tools")):

@@ -1,8 +1,8 @@
 """The folder in which an agent's command works: empty, its own, and at the same path in every
 attempt of a job.
 
-Agents tell the model where they are. So an attempt elsewhere could not repeat what the one before
-had asked.
+Agents tell the model where they are. So an attempt elsewhere could not repeat the requests of the
+one before.
 """
 
 import fcntl
@@ -15,8 +15,8 @@ from pathlib import Path
 
 
 class AgentFolder:
-    """A folder that is locked while it is in use. What a killed worker left at its path
-    is removed.
+    """A folder that is locked while it is in use. The rest of a killed worker at its path is
+    removed.
     """
 
     def __init__(self, job_id: str) -> None:

@@ -1,5 +1,4 @@
-"""Ends what an agent's command has started: when the command has ended, or when its worker dies,
-however that dies.
+"""Ends the processes of an agent's command: when the command has ended, or when its worker dies.
 
 A shell waits for the end of a pipe whose other end only the worker has. It knows nothing of
 episodes.
@@ -51,6 +50,6 @@ class Guard:
             self._shell.stdin.write(f"{group} {variable}\n")
 
     def close(self) -> None:
-        """The command has ended. Returns once what it left behind has, too. Safe to repeat."""
+        """The command has ended. Returns once its processes have, too. Safe to repeat."""
         if self._shell.returncode is None:
             self._shell.communicate("\n")

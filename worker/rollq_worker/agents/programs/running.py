@@ -67,7 +67,7 @@ class Program(Protocol):
 
     @property
     def output(self) -> str:
-        """The end of what it wrote, for people."""
+        """The end of its output, for people."""
         ...
 
 
@@ -138,9 +138,9 @@ class AgentProcess:
     """An agent command that runs in a child process, in a folder of its own that is removed
     afterwards.
 
-    What it started ends with it, and both end with the worker. It is given base URL, key and model
-    in the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. Its last words are
-    kept. With `users`, it is one of them.
+    Its own processes end with it, and all end with the worker. It gets base URL, key and model in
+    the variables of OpenAI's and Anthropic's clients, and ROLLQ_EPISODE_URL. The end of its output
+    is kept. With `users`, it runs as one of them.
     """
 
     def __init__(
@@ -234,8 +234,10 @@ class AgentProcess:
         return None
 
     def stop(self) -> None:
-        """Ends its whole process group, and with it what it left behind. A child that has a session
-        of its own and not the variables goes on, unless the command has a user of its own.
+        """End its whole process group, and with it its other processes.
+
+        A child that has a session of its own and not the variables goes on, unless the command has
+        a user of its own.
         """
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):

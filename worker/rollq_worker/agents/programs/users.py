@@ -25,7 +25,7 @@ class AgentUsers:
             self._free.put(number)
 
     def take(self) -> int:
-        """A user that no command has. What a killed worker left of this user's ends."""
+        """A user that no command has. Processes of a killed worker with this user end."""
         user = self._free.get()
         _end_all_of(user)
         return user

@@ -13,7 +13,7 @@ from rollq_worker.remote.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
 SCHEDULER_TIMEOUT_S = 25.0
-"""Seconds to wait for what SGLang's scheduler answers, between two of its steps. /health gives up
+"""Seconds to wait for answers of SGLang's scheduler, between two of its steps. /health gives up
 after 20 s.
 """
 LOAD_TIMEOUT_S = 2.0
@@ -81,7 +81,7 @@ class EngineControl:
         return self._http.get("/ping", timeout_s=LOAD_TIMEOUT_S).status == 503
 
     def abort(self, rid: str) -> bool:
-        """Have the engine end this request with what it has sampled. False when it could not be
+        """Have the engine end this request with the tokens so far. False when it could not be
         asked.
         """
         try:

@@ -22,8 +22,8 @@ class EngineLoad:
     waiting: int
     """Requests in its own queue."""
     token_usage: float
-    """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted
-    is not in it.
+    """Share of its KV cache that running requests hold, in the fullest rank, without entries that
+    could be evicted.
     """
     used_tokens: int = 0
     """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not

@@ -31,7 +31,7 @@ PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
 PROBES = 3
-"""Number of unreadable answers that say what a server is. A single one may be a connection that
+"""Number of unreadable answers that prove another server. A single one may be a connection that
 broke.
 """
 
@@ -41,9 +41,7 @@ class ConnectionLost(RequestFailed):
 
 
 class OtherServer(Exception):
-    """The server is not an SGLang server. The message names what rollq needs, and not
-    the server.
-    """
+    """The server is not an SGLang server. The message names rollq's need, and not the server."""
 
     def __init__(self, answer: str) -> None:
         super().__init__(f"POST {PATH} {answer}; rollq needs SGLang's native API (docs/engine.md)")
@@ -63,11 +61,11 @@ def sample_once(
     """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are
     sampled are below.
 
-    The versions of a reply that `adapter` sampled are the adapter's: the engine tells those of the
-    model below it.
+    The versions of a reply that `adapter` sampled are the adapter's: the engine reports those of
+    the model below it.
 
-    Raises WaitCut, ContextExceeded, AdapterMissing, and what `read_refusal` and `read_reply` say of
-    the answer.
+    Raises WaitCut, ContextExceeded, AdapterMissing, and the errors of `read_refusal` and
+    `read_reply`.
     """
     if request.images is not None:
         prompt = write_ids(collapsed(request.ids, request.images.token))

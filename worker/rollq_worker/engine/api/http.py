@@ -62,9 +62,7 @@ HEADERS = {"Accept": "*/*", "User-Agent": "rollq", "Content-Type": "application/
 
 
 class WaitCut(Exception):
-    """This process ended the wait for a response. `hung` says that it did so because the engine
-    hangs.
-    """
+    """This process ended the wait for a response; `hung`: because the engine hangs."""
 
     def __init__(self, hung: bool) -> None:
         super().__init__("the engine does not answer" if hung else "the wait was ended")

@@ -1,5 +1,5 @@
-"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that says what to
-do about it.
+"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that names the
+next step.
 
 The invariants: a `Generated` has one finite logprob for each id, and version spans that tile the
 ids. A job is blamed only if the engine looked at its request and refused it. It knows nothing of
@@ -47,9 +47,7 @@ fail.
 """
 BUSY = frozenset({429, 503})
 NOT_THE_REQUEST = BUSY | {401, 403, 404, 405, 407}
-"""Statuses that say something about the engine or the way to it, as redirects do, and nothing about
-this request.
-"""
+"""Statuses that blame the engine or the way to it, as redirects do, and never this request."""
 
 
 class EngineUnavailable(Exception):
@@ -83,9 +81,9 @@ class ContextExceeded(Exception):
     def __init__(self, message: str, limit: int, prompt: int) -> None:
         super().__init__(message)
         self.limit = limit
-        """In tokens; 0 when the engine did not say."""
+        """In tokens; 0 when the engine did not report it."""
         self.prompt = prompt
-        """The prompt's tokens, as the engine counts them; 0 when it did not say."""
+        """The prompt's tokens, as the engine counts them; 0 when it did not report them."""
 
 
 def read_refusal(
@@ -124,9 +122,10 @@ def read_reply(
 
     Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids
     and finish ABORT. So has one that was aborted without the routed experts that `routing` asks
-    for: what it sampled could not be replayed. Raises RequestFailed and, if the engine aborted it
-    for a reason of its own, EngineUnavailable or JobFailure; for routed experts what
-    `read_routed_experts` raises.
+    for, because its turn could not be replayed.
+
+    Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
+    JobFailure; for routed experts the errors of `read_routed_experts`.
     """
     reply, meta, finish, ids = _parts(body)
     if meta.get("id", rid) != rid:

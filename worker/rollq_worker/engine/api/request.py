@@ -41,11 +41,11 @@ class Prompt:
 
 
 class PromptWriter:
-    """Writes prompts, for all threads. An array that has grown since it was last written costs what
-    is new.
+    """Writes prompts, for all threads. An array that has grown since it was last written only costs
+    its new ids.
 
-    An array of ids that was written must only grow, as a trace does. What was written is kept as
-    long as the array is.
+    An array of ids that was written must only grow, as a trace does. The digits are kept as long as
+    the array is.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """Reads the routed experts in a reply: 32-bit ids in base64, for the tokens from
 `routed_experts_start_len` on.
 
-The invariant: what is returned has a row for each token that was asked for but the last one
-sampled, of the shape that the job names, and every id is an expert's. SGLang says nothing of the
-shape.
+The invariant: the result has a row for each requested token but the last one sampled, of the shape
+that the job names, and every id is an expert's. SGLang reports no shape.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -28,7 +27,7 @@ def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, len
     """The part in a reply's `meta_info`, for a request of the job `key` that makes its trace
     `length` tokens long.
 
-    Raises EngineFailure when there is none, EngineBreach when it is not what was asked for.
+    Raises EngineFailure when there is none, EngineBreach when it is another than was requested.
     """
     text = meta.get(FIELD)
     shape = routing.shape

@@ -37,9 +37,9 @@ class Idle(StrEnum):
     """Why an engine that has requests generates nothing."""
 
     PAUSED = "paused"
-    """It says so."""
+    """It reports a pause."""
     STALLED = "stalled"
-    """It does not say why. A paused SGLang 0.5.15 looks like one that hangs."""
+    """It reports no reason. A paused SGLang 0.5.15 looks like one that hangs."""
 
 
 class LoadWatch:

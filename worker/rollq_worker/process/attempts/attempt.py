@@ -113,7 +113,7 @@ class Attempt:
 
     @property
     def waits_for(self) -> tuple[str, float]:
-        """Name of what its thread is waiting for (see `Wait.what`), and the seconds so far."""
+        """Name of the thing that its thread waits for (see `Wait.what`), and the seconds so far."""
         call = self.time_limits.current
         if call is not None and call.away:
             what = call.away
@@ -169,8 +169,8 @@ class Attempt:
         self._call(lambda: self._write(self.ledger.append))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
-        """Append what is held back and the closing event, and end the job, in one step. Extras are
-        kept before.
+        """Append the events held back and the closing event, and end the job, in one step. Extras
+        are kept before.
         """
         closed = trajectory.closed
         if closed is None:
@@ -198,7 +198,8 @@ class Attempt:
         return late and not self.lost.is_set() and not self._writing.locked()
 
     def write_behind(self) -> None:
-        """Write what has been held back for too long. For another thread than the attempt's own.
+        """Write events that have been held back for too long. For another thread than the attempt's
+        own.
 
         Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at
         its next call.
@@ -216,8 +217,8 @@ class Attempt:
             log.info("%s: not journaled in time: %s", self.job.id, e)
 
     def fail(self, failure: FailureClass, reason: str) -> str:
-        """Write what is held back and fail the attempt. Returns the job's state then: `queued` or
-        `dead`.
+        """Write the events held back and fail the attempt. Returns the job's state then: `queued`
+        or `dead`.
         """
 
         def end() -> str:
@@ -229,7 +230,7 @@ class Attempt:
     def abandon(self, failure: FailureClass, reason: str) -> None:
         """Fail the attempt while its thread is in foreign code.
 
-        The thread ends the attempt when it comes back; what it writes then is refused.
+        The thread ends the attempt when it comes back; its later writes are refused.
         """
         try:
             self._write_before_end()
@@ -251,7 +252,7 @@ class Attempt:
         )
 
     def release(self) -> None:
-        """Write what is held back and give the job back at no cost."""
+        """Write the events held back and give the job back at no cost."""
         self._write_before_end()
         self.ledger.release(self.job.id, self.lease)
 
@@ -324,7 +325,7 @@ class Attempt:
         return len(stored)
 
     def _write_before_end(self) -> None:
-        """Write what is held back. An attempt whose journal is damaged ends without it."""
+        """Write the events held back. An attempt whose journal is damaged ends without it."""
         try:
             self._write(self.ledger.append)
         except (Fenced, Unwritable):

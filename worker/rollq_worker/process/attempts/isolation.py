@@ -47,8 +47,6 @@ PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
 """Environment variable: pid of the worker with which the fork server ends. Only set on Linux."""
-OWN_LIMITS = ("longest_step_s", "longest_grade_s")
-"""Attributes of an environment that `time_limits` reads."""
 _server = 0
 """Pid of the fork server, set in it and in the processes forked from it, on Linux."""
 
@@ -88,7 +86,7 @@ class Isolation:
         """An episode's environment. Its process ends with the block. `check` is called while
         waiting and may raise.
 
-        Raises what opening the environment raises.
+        Raises the errors of opening the environment.
         """
         assert self._context is not None, "start() comes first"
         with self._lock:
@@ -264,10 +262,11 @@ def _serve(
 
 
 def _answer(pipe: Connection, environment: Environment) -> None:
-    """Do what the worker asks for. Raises EOFError or OSError once it has closed the pipe."""
-    limits = {
-        limit: getattr(environment, limit) for limit in OWN_LIMITS if hasattr(environment, limit)
-    }
+    """Carry out the worker's calls. Raises EOFError or OSError once it has closed the pipe."""
+    limits = {}
+    for name in ("longest_step_s", "longest_grade_s"):
+        if hasattr(environment, name):
+            limits[name] = getattr(environment, name)
     _send(pipe, "done", (list(environment.tools), limits, hasattr(environment, "close")))
     while True:
         what, argument = pipe.recv()

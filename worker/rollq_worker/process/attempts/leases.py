@@ -27,10 +27,9 @@ log = logging.getLogger(__name__)
 
 RENEW_EVERY_S = LEASE_S / 3
 TICK_S = 1.0
-"""Seconds between two looks at what the attempts are doing."""
+"""Seconds between two looks at the attempts."""
 REPORT_S = 5.0
-"""Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for.
-"""
+"""Seconds the lease outlives the deadline, so that the attempt can report the cause."""
 LOOK_EVERY_S = 0.2
 """Seconds between two looks for events that are held back for too long."""
 AWAY_PAUSE_S = 1.0
@@ -158,7 +157,7 @@ class Leases:
                 self.write_behind()
 
     def write_behind(self) -> None:
-        """Write what attempts hold back for too long."""
+        """Write the events that attempts hold back for too long."""
         for attempt in self.held():
             if not attempt.holds_back:
                 continue
@@ -170,7 +169,7 @@ class Leases:
                 return
 
     def tick(self) -> None:
-        """Renew what is due and watch all attempts."""
+        """Renew the leases that are due and watch all attempts."""
         runs = _by_run(self.held())
         self._renewed = {run: at for run, at in self._renewed.items() if run in runs}
         for attempts in runs.values():

@@ -49,9 +49,9 @@ class RendererCache:
     ) -> ChatRenderer:
         """The renderer for a job whose environment has these tools.
 
-        `several` results of one turn are needed as well, or what follows a turn that was `cut`.
-        Raises JobFailure naming an edge that is needed and cannot be had, or an argument that the
-        template does not read.
+        `several`: a turn may have several results; `cut`: a turn may be cut. Raises JobFailure
+        naming an edge that is needed and cannot be had, or an argument that the template does not
+        read.
         """
         more = [edge for edge, needed in ((Edge.CALLS, several), (Edge.TRUNCATED, cut)) if needed]
         edges = tuple(dict.fromkeys((*needed_edges(job), *more)))

@@ -37,7 +37,7 @@ class _Counted(NamedTuple):
 
 
 class Description:
-    """Calling it gives what the worker says now. It may be called from all threads."""
+    """Calling it gives the present description. It may be called from all threads."""
 
     def __init__(
         self, runner: JobRunner, engine: EnginePool, clock: Callable[[], float] = time.monotonic

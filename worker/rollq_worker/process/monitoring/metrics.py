@@ -1,7 +1,7 @@
 """The metrics of one worker process, for `rollq worker --metrics`.
 
-They are read from what the worker counts anyway, when Prometheus asks. All totals begin at 0 with
-the process.
+They are read from counts of the worker when Prometheus asks. All totals begin at 0 with the
+process.
 """
 
 from collections import Counter
@@ -16,8 +16,6 @@ from rollq_worker.process.job_task import JobRunner
 
 UNFINISHED = ("fenced", "abandoned", "released")
 """Why an attempt ended here without a grade and without a failure of its own."""
-AFTER_FAILURE = (State.QUEUED, State.DEAD)
-"""States of a failed attempt's job."""
 
 IN_FLIGHT = gauge("rollq_worker_in_flight", "Episodes that are being played.")
 SLOTS = gauge("rollq_worker_slots", "Episodes that can be played at once.")
@@ -100,7 +98,7 @@ def _attempts(ended: Mapping[tuple[str, str, str], int]) -> list[Sample]:
         *(
             Sample(FAILED, (failure, then), ended["failed", failure, then])
             for failure in FailureClass
-            for then in AFTER_FAILURE
+            for then in (State.QUEUED, State.DEAD)
         ),
         *spread(UNFINISHED_ATTEMPTS, {why: ended[why, "", ""] for why in UNFINISHED}),
     ]

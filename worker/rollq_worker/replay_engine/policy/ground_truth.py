@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
-"""The reply to what is no conversation, and when all moves are made."""
+"""The reply to other texts than conversations, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
 UNKNOWN = (
     "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its "
@@ -49,10 +49,6 @@ UNKNOWN = (
 _UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
 CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""
-LOOKED_UP = 8
-"""Number of a prompt's prefixes that are looked up in the cache: those that end before its last
-messages.
-"""
 _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 
@@ -110,7 +106,7 @@ class GroundTruth:
         read before.
         """
         view = memoryview(ids).cast("B")
-        latest = reversed(starts[-LOOKED_UP:])
+        latest = reversed(starts[-8:])  # others are hardly ever in the cache
         keys = [(start, hash(bytes(view[: 4 * start]))) for start in latest]
         progress = TaskProgress()
         cached = 0

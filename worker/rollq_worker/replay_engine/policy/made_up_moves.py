@@ -2,8 +2,8 @@
 and a last word.
 
 The invariant: the moves follow from the task and its tools alone, so any server plays the same.
-They earn nothing on purpose: they are there to try an environment. References and bounds in schemas
-are passed over, and so is what is no schema.
+They earn nothing on purpose: they are there to try an environment. References, bounds and unknown
+parts in schemas are passed over.
 """
 
 import random
@@ -15,19 +15,16 @@ from rollq.job import Json
 
 CALLS = 3
 WORDS = ("alpha", "beta", "gamma", "delta")
-LAST_WORD = "I have tried the tools; that is all that I can say."
-DEEPEST = 4
-"""Levels of objects and lists in an argument."""
 
 
 def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
     """Up to CALLS calls, each of a random tool, and then words to the user."""
     rng = random.Random(f"{task.id} {task.hash}")
     calls = (rng.choice(tools)["function"] for _ in range(CALLS if tools else 0))
-    moves = [
-        Action(call["name"], _object(call.get("parameters") or {}, rng, DEEPEST)) for call in calls
-    ]
-    return *moves, Action(RESPOND, {"content": LAST_WORD})
+    moves = [Action(call["name"], _object(call.get("parameters") or {}, rng, 4)) for call in calls]
+    return *moves, Action(
+        RESPOND, {"content": "I have tried the tools; that is all that I can say."}
+    )
 
 
 def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:

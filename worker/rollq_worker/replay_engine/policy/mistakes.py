@@ -29,9 +29,6 @@ class Mistake(StrEnum):
     """The last message comes while calls are still to be made."""
 
 
-CHATTER = "One moment, please, I am looking into that for you."
-
-
 def chance_per_turn(rate: float, task: Task) -> float:
     """The chance of a mistake in each turn, so that an episode has at least one with
     chance `rate`.
@@ -91,7 +88,7 @@ def _spoiled_call(kind: Mistake, move: Action) -> Action | str | None:
     if move.name == RESPOND:
         return None
     if kind is Mistake.CHAT:
-        return Action(RESPOND, {"content": CHATTER})
+        return Action(RESPOND, {"content": "One moment, please, I am looking into that for you."})
     if kind is Mistake.UNKNOWN:
         return Action(f"{move.name}_now", move.arguments)
     if kind is Mistake.ARGUMENT:

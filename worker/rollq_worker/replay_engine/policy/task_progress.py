@@ -39,14 +39,15 @@ class TaskProgress:
     """The policy was asked for a summary."""
 
     def after_system(self, prompt: str) -> TaskProgress:
-        """The progress after the system prompt, which says how actions are written."""
+        """The progress after the system prompt, which names the form of actions."""
         return replace(self, form=form_of(prompt))
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
-        """The progress after a user message. The first one that has the opening of a task names it,
-        because some agents put messages of their own before. Those behind it, tool results among
-        them, change nothing, but for one that asks for a summary. A summary says how far the
-        conversation had come that it stands for.
+        """The progress after a user message.
+
+        The first message that has the opening of a task names it, because some agents put messages
+        of their own before. Later ones, tool results among them, change nothing, but for one that
+        asks for a summary. A summary states the progress of the conversation that it stands for.
         """
         summary = _MADE.search(text.partition(HEADING)[2])
         made = int(summary[1]) if summary else self.made

@@ -38,7 +38,7 @@ class Group:
     dead: Sequence[str] = ()
     """Job ids of the members without a reward."""
     redelivered: bool = False
-    """Whether an earlier batch held it. A consumer that died or lost it may have trained on it."""
+    """True if an earlier batch held it. A consumer that died or lost it may have trained on it."""
     started_step: int | None = None
     """The published step when its first member was first claimed, or a lower one to which the
     trainer went back while the group was open; None: nothing was published (`Client.publish`).
@@ -84,7 +84,7 @@ class Batch:
     its successor goes on from there.
     """
     groups: Sequence[Group]
-    """Those that were not skipped."""
+    """Groups that were not skipped."""
     on_ack: Callable[[], None] = field(repr=False)
     on_skip: Callable[[str, str], None] = field(repr=False)
     on_reject: Callable[[str, str], None] = field(repr=False)
@@ -181,7 +181,7 @@ class Batch:
 
     @property
     def staleness(self) -> Staleness:
-        """How many training steps the policy that sampled the tokens is behind `policy_step`."""
+        """Training steps that the policy that sampled the tokens is behind `policy_step`."""
         return staleness(self.trajectories, self.policy_step, self.version_steps)
 
     @property

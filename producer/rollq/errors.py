@@ -39,7 +39,7 @@ from typing import Any
 
 
 class FailureClass(StrEnum):
-    """Whose fault an unfinished attempt was. The policy is only graded for what the policy did."""
+    """Party at fault in an unfinished attempt. The policy is graded for its own deeds only."""
 
     ENGINE = "engine"
     """The inference engine: refused, timed out, replied garbage."""

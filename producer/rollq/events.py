@@ -42,7 +42,7 @@ GRADED = frozenset({Stop.DONE, Stop.TURNS, Stop.LENGTH, Stop.MALFORMED})
 
 
 class Finish(StrEnum):
-    """How one generation ended, as the engine reports it."""
+    """End of one generation, as the engine reports it."""
 
     STOP = "stop"
     """The policy sampled a stop token."""
@@ -112,7 +112,7 @@ class Sampled(DeferredTexts):
     versions: Sequence[VersionSpan]
     """Spans that tile `[0, len(ids))`."""
     finish: Finish
-    """How this reply ended."""
+    """End of this reply."""
     text: str = ""
     """The engine's own text, for people; nothing is computed from it."""
     cached_tokens: int = 0
@@ -124,7 +124,7 @@ class Sampled(DeferredTexts):
     trace: int | None = None
     """Number of the trace that it continues, from 0; None: the latest one."""
     asked: Mapping[str, Json] = field(default_factory=dict)
-    """What an agent program's request asked for beside messages and tools, such as another
+    """Options of an agent program's request beside messages and tools, such as another
     temperature than the job's.
     """
     experts: Extra | None = None
@@ -135,14 +135,14 @@ class Sampled(DeferredTexts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(DeferredTexts):
-    """What a finished turn led to. Every turn ends with exactly one."""
+    """Outcome of a finished turn. Every turn ends with exactly one."""
 
     turn: int
     """Number of the turn, from 0."""
     message: Message
     """The turn as an assistant message in OpenAI's form."""
     actions: Sequence[Mapping[str, Json]]
-    """What the environment was given, each as `{"name": ..., "arguments": {...}}`.
+    """Actions that the environment carried out, each as `{"name": ..., "arguments": {...}}`.
 
     Empty when the turn could not be acted on; more than one only with several calls per turn.
     `"user": [...]` is added where the user said something during the action that is not the reply
@@ -181,8 +181,8 @@ class Observed(DeferredTexts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted(DeferredTexts):
-    """What an agent program did in the environment, between turns. The agent loop's own actions are
-    in `Observed`.
+    """Action of an agent program in the environment, between turns. The agent loop's own are in
+    `Observed`.
     """
 
     action: Mapping[str, Json]
@@ -206,9 +206,9 @@ class Closed(DeferredTexts):
     reward: float | None
     """The reward; None exactly when the stop is not graded."""
     failure: FailureClass | None = None
-    """Whose fault it was, where it failed."""
+    """Party at fault, where it failed."""
     info: Mapping[str, Json] = field(default_factory=dict)
-    """What the grader says; for a failure, the reason."""
+    """The grader's facts; for a failure, the reason."""
     at: float = 0.0
 
 

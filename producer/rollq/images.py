@@ -21,7 +21,7 @@ IMAGES = "images"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """What a message says of an image."""
+    """An image's part of a message."""
 
     sha256: str
     mime: str

@@ -60,11 +60,11 @@ GIVEN_TO_TEMPLATES = frozenset(
         *NAMED_TOKENS,
     }
 )
-"""What a chat template gets without being asked. No job may give it."""
+"""Arguments that rollq itself gives to every chat template. No job may."""
 
 
 ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
-"""How the files of environments end: code, and datasets."""
+"""Suffixes of environment files: code, and datasets."""
 FOLDERS_OF = ("harbor",)
 """Environments that are a folder of tasks, as in `harbor:DIR`."""
 SEED_STRIDE = 1_000_003
@@ -74,13 +74,13 @@ engines take 32 bits.
 
 
 def is_path(env: str) -> bool:
-    """Whether an environment is given by the path of a file or folder, as on a command line."""
+    """True if an environment is named by the path of a file or folder, as on a command line."""
     kind, _, folder = env.partition(":")
     return kind.endswith(ENVIRONMENT_FILES) or bool(folder and kind in FOLDERS_OF)
 
 
 class Purpose(StrEnum):
-    """What a group is for. Eval groups are never handed to a trainer."""
+    """Use of a group. Eval groups are never handed to a trainer."""
 
     TRAIN = "train"
     """Handed to trainers."""
@@ -89,7 +89,7 @@ class Purpose(StrEnum):
 
 
 class History(StrEnum):
-    """What to do with earlier turns that the chat template would now write differently."""
+    """Treatment of earlier turns that the chat template would now write differently."""
 
     KEEP = "keep"
     """Keep them as sampled: the trajectory is one trace, append-only."""
@@ -101,7 +101,7 @@ class History(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one attempt may spend. When it is spent, the episode ends and is graded."""
+    """Limits of one attempt. When it is spent, the episode ends and is graded."""
 
     max_turns: int = 30
     """Most turns of the policy."""
@@ -178,11 +178,11 @@ class Job(Identified):
     reward_args: Mapping[str, Json] = field(default_factory=dict)
     """Arguments of the reward function."""
     history: History = History.KEEP
-    """What happens to earlier turns: `keep` or `template`. It matters for templates that rewrite
+    """Treatment of earlier turns: `keep` or `template`. It matters for templates that rewrite
     history, for example by dropping earlier reasoning. Evaluate with the value that you train with.
     """
     context: Mapping[str, Json] = field(default_factory=dict)
-    """What takes the place of a conversation that has grown long, in a new trace: `{"kind":
+    """Replacement of a conversation that has grown long, in a new trace: `{"kind":
     "window", "over": 6000, "turns": 4}`, or `{"kind": "summary", "over": 6000, ...}`. Empty:
     nothing does.
     """
@@ -207,9 +207,9 @@ class Job(Identified):
     of their own, by `queue`. "" takes whatever is served.
     """
     budget: Budget = field(default_factory=Budget)
-    """What one attempt may spend."""
+    """Limits of one attempt."""
     purpose: Purpose = Purpose.TRAIN
-    """What the group is for, `train` or `eval`."""
+    """Use of the group, `train` or `eval`."""
     seed: int = 0
     """Seed of everything random in environment and user."""
     size: int = 1

@@ -23,7 +23,7 @@ environment shows it.
 """
 MOST_SLOTS = 999_999_999
 FILE, REDIS = "file:", "redis:"
-"""How an engine's address begins that is a list of addresses."""
+"""Prefixes of an engine address that names a list of addresses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,9 +115,9 @@ class Trajectory:
     """
 
     job: Job
-    """What was to be played."""
+    """The job that was played."""
     header: Header
-    """What it was played with."""
+    """Versions that it was played with."""
     events: Sequence[Event]
     """The journal behind its header, in the order in which things happened."""
     extras: Mapping[str, Extra] = field(default_factory=dict)
@@ -141,17 +141,17 @@ class Trajectory:
 
     @property
     def failure(self) -> FailureClass | None:
-        """Whose fault it was, where it failed."""
+        """Party at fault, where it failed."""
         return self.closed.failure if self.closed else None
 
     @property
     def info(self) -> Mapping[str, Json]:
-        """What the grader said; for a failure, the reason."""
+        """The grader's facts; for a failure, the reason."""
         return self.closed.info if self.closed else {}
 
     @property
     def graded(self) -> bool:
-        """Whether it has a reward and may be trained on."""
+        """True if it has a reward and may be trained on."""
         return self.stop in GRADED
 
     @cached_property
@@ -225,7 +225,7 @@ class Trajectory:
 
     @cached_property
     def of_agent(self) -> bool:
-        """Whether an agent program played it. Then each trace is a conversation of its own."""
+        """True if an agent program played it. Then each trace is a conversation of its own."""
         return any(isinstance(event, Sampled) and event.trace is not None for event in self.events)
 
     def segments(self) -> list[Segment]:

@@ -22,7 +22,7 @@ REDIS_PYS = (
     r"db|username|password|protocol|client_name|lib_\w+|socket_\w+|retry_on_\w+|max_connections|health_check_interval"
     r"|encoding\w*|legacy_responses"
 )
-"""Those that it does not. What a server must be told has a place in the address; the rest is
+"""Options that it does not take. What a server must be told has a place in the address; the rest is
 Celery's own choice.
 """
 HTTP = re.compile(
@@ -68,7 +68,7 @@ class Servers:
 
 
 def is_http(url: str) -> bool:
-    """Whether `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3
+    """True if `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3
     refuses.
     """
     try:

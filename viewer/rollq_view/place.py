@@ -24,7 +24,7 @@ class Listing:
     file.
     """
     share: float = 1.0
-    """How much of the file is read, from 0.0 to 1.0."""
+    """Part of the file that is read, from 0.0 to 1.0."""
 
 
 class Place(Protocol):
@@ -35,7 +35,7 @@ class Place(Protocol):
     title: str
     """A file's name, or Redis's address without its password."""
     live: bool
-    """Whether rollouts may still be played: then there are times, workers and dead letters."""
+    """True if rollouts may still be played: then there are times, workers and dead letters."""
 
     def runs(self) -> list[dict[str, Any]]:
         """Name and a few counts of each run, the latest first."""

@@ -36,7 +36,7 @@ class RedisPlace:
         self._seen: list[dict[str, Any]] = []
 
     def runs(self) -> list[dict[str, Any]]:
-        """Those that were seen before, each with the reason, when Redis does not answer."""
+        """The runs; when Redis does not answer, those of the last look, each with the reason."""
         try:
             with reachable(self.title):
                 self._seen = [_totals(*found) for found in each_run(self._redis)][::-1]

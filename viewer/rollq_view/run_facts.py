@@ -1,4 +1,4 @@
-"""What a run's page says of all its rollouts: the ledger's own totals, as `rollq stats` prints
+"""Facts of a run's page about all its rollouts: the ledger's own totals, as `rollq stats` prints
 them.
 
 They count what is no longer in Redis, too, which no row can.
@@ -61,6 +61,6 @@ def totals(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gone(stats: Mapping[str, Any]) -> str:
-    """How many rollouts are no longer in Redis, and why; empty when all are there."""
+    """Counts of rollouts that are no longer in Redis, with reasons; empty when all are there."""
     parts = [f"{stats[name]} {words}" for name, words in GONE.items() if stats[name]]
     return f"No longer in Redis: {', '.join(parts)}." if parts else ""

@@ -90,7 +90,7 @@ class ViewServer:
         )
 
     async def start(self, request: web.Request) -> web.Response:
-        """What the page begins with."""
+        """Facts that the page begins with."""
         place = self.place
         return _json(
             {"title": place.title, "live": place.live, "run": self.run, "actions": bool(self.token)}

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import redis
 
@@ -24,19 +25,20 @@ from rollq.urls import mask_url
 
 def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
-    same = {name: name for name in ("tokenizer", "template", "concurrency", "queues")}
-    flags = {"engines": "engine_urls", **same}
-    given = {
-        field: value
-        for flag, field in flags.items()
-        if (value := getattr(args, flag, None)) is not None
+    base = Settings.from_env(getattr(args, "redis", None), getattr(args, "broker", None))
+    fields = {
+        "engines": "engine_urls",
+        "tokenizer": "tokenizer",
+        "template": "template",
+        "concurrency": "concurrency",
+        "queues": "queues",
     }
-    given = {
-        field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
-    }
-    return replace(
-        Settings.from_env(getattr(args, "redis", None), getattr(args, "broker", None)), **given
-    )
+    values: dict[str, Any] = {}
+    for flag, field in fields.items():
+        value = getattr(args, flag, None)
+        if value is not None:
+            values[field] = tuple(value) if isinstance(value, list) else value
+    return replace(base, **values)
 
 
 def ping_redis(url: str) -> None:
@@ -56,7 +58,8 @@ def ping_redis(url: str) -> None:
         if not str(e).startswith(("MISCONF", "BUSY ")):
             raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
-        if remedy := no_answer(e):
+        remedy = no_answer(e)
+        if remedy:
             raise RollqError(f"Redis at {mask_url(url)}: {e}. {remedy}") from e
         raise RollqError(unreached(mask_url(url), e)) from e
     finally:
@@ -73,9 +76,9 @@ def explain_lost_redis(url: str) -> Iterator[None]:
         yield
     except CONNECTION_ERRORS as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} went away and did not come back: "
-            f"{str(e).rstrip('.')}. What it had on its"
-            f" disk is not lost. {no_answer(e) or 'Start it again'}, then repeat the same line"
+            f"Redis at {mask_url(url)} went away and did not come back: {str(e).rstrip('.')}. Its "
+            f"data on disk is not lost. {no_answer(e) or 'Start it again'}, then repeat the same "
+            "line"
         ) from e
 
 
@@ -123,9 +126,11 @@ def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Itera
 
 def check_run(connection: "redis.Redis", run: str, url: str) -> None:
     """Raises SettingsError, with the runs that exist, when this one does not."""
-    if LedgerReader(connection, run).exists() or run in (there := runs(connection)):
+    if LedgerReader(connection, run).exists():
         return
-    raise SettingsError(f"no run {run!r} at {mask_url(url)}; {other_runs(run, there)}")
+    names = runs(connection)
+    if run not in names:
+        raise SettingsError(f"no run {run!r} at {mask_url(url)}; {other_runs(run, names)}")
 
 
 @contextlib.contextmanager
@@ -135,11 +140,11 @@ def open_redis(
     """A connection to Redis, which has answered once. With its patience, it outlasts
     short outages.
     """
-    found = settings(args)
-    ping_redis(found.redis_url)
-    connection = connect(found.redis_url, patience_s=patience_s)
+    url = settings(args).redis_url
+    ping_redis(url)
+    connection = connect(url, patience_s=patience_s)
     try:
-        with explain_lost_redis(found.redis_url):
+        with explain_lost_redis(url):
             yield connection
     finally:
         connection.close()

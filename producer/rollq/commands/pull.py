@@ -149,7 +149,7 @@ class Pull:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
-        """How often each job was acknowledged."""
+        """Acknowledgements of each job."""
         self.stops: Counter[str] = Counter()
         self.rewards: list[float] = []
         self.ages: set[int | None] = set()

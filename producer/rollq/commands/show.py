@@ -60,18 +60,22 @@ def run(args: argparse.Namespace) -> int:
     place = parse_file_line(args.what)
     if args.html:
         return write_page(args, place)
-    found, facts, reason = (jsonl.read(*place), (), "") if place else from_ledger(args)
+    facts: Sequence[tuple[str, str]] = ()
+    reason = ""
+    if place:
+        record = jsonl.read(*place)
+    else:
+        record, facts, reason = from_ledger(args)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(record))
         return 0
     if reason:  # printed in full at the end
-        found["info"] = {
-            key: value for key, value in (found.get("info") or {}).items() if key != "reason"
-        }
+        info = dict(record.get("info") or {})
+        info.pop("reason", None)
+        record["info"] = info
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
-        for line in Transcript(
-            found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        ).lines(facts):
+        for line in Transcript(record, colour=colour).lines(facts):
             print(line)
     except (KeyError, TypeError, ValueError) as e:
         raise ContractError(
@@ -86,25 +90,26 @@ def run(args: argparse.Namespace) -> int:
 def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
     """Writes the rollout's page. Raises RollqError."""
     write = page_writer()
+    tokenizer = settings(args).tokenizer
     if place:
-        write(args.html, jsonl.read(*place), None, settings(args).tokenizer)
+        write(args.html, jsonl.read(*place), None, tokenizer)
     else:
         with open_redis(args) as connection:
             run = run_of(args.what)
             check_run(connection, run, settings(args).redis_url)
-            found = RolloutReader(connection, run).rollout(args.what, args.attempt)
-        write(args.html, found, args.attempt, settings(args).tokenizer)
+            rollout = RolloutReader(connection, run).rollout(args.what, args.attempt)
+        write(args.html, rollout, args.attempt, tokenizer)
     print(f"{args.html}: open it in a browser")
     return 0
 
 
 def page_writer() -> Callable[..., None]:
-    """What another package has for it: see `rollq_view.commands.page_file`. Raises
+    """The function of another package that writes it: see `rollq_view.commands.page_file`. Raises
     SettingsError.
     """
     for point in entry_points(group=PAGES):
-        found: Callable[..., None] = point.load()
-        return found
+        write: Callable[..., None] = point.load()
+        return write
     raise SettingsError(f"--html needs rollq_view, which is not installed: {install_line('view')}")
 
 
@@ -113,14 +118,19 @@ def run_of(job_id: str) -> str:
     try:
         return parse_id(job_id)[0]
     except ContractError as e:
+        text = f"{job_id} is neither a file nor a job: "
         run, _, group = job_id.partition("/")
         if not (NAME.fullmatch(run) and NAME.fullmatch(group or run)):
-            raise SettingsError(f"{job_id} is neither a file nor a job: {e}") from e
-        all = f"`rollq view --run {run}` shows {'that group' if group else 'a run'} of this name"
-        one = (
-            f"`rollq show {run}/{group or 'GROUP'}/{0 if group else 'SAMPLE'}` one of its rollouts"
-        )
-        raise SettingsError(f"{job_id} is neither a file nor a job: {all}, {one}") from e
+            raise SettingsError(f"{text}{e}") from e
+        if not group:
+            raise SettingsError(
+                f"{text}`rollq view --run {run}` shows a run of this name, `rollq show "
+                f"{run}/GROUP/SAMPLE` one of its rollouts"
+            ) from e
+        raise SettingsError(
+            f"{text}`rollq view --run {run}` shows that group of this name, `rollq show "
+            f"{run}/{group}/0` one of its rollouts"
+        ) from e
 
 
 def parse_file_line(what: str) -> tuple[Path, int] | None:
@@ -148,36 +158,26 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
 
 def job_facts(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
-    """Facts that an exported line lacks: the job's state, earlier failures, and how long the
-    attempt took.
+    """Facts that an exported line lacks: the job's state, earlier failures, and the times of the
+    attempt.
     """
-    lines = [
-        (
-            "state",
-            f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group "
-            f"{state.group_state}",
-        )
-    ]
+    worker = state.worker or "-"
+    text = f"{state.state}, attempt {state.attempt}, worker {worker}, group {state.group_state}"
+    facts = [("state", text)]
     if state.failures:
         counts = ", ".join(f"{count} {failure}" for failure, count in state.failures.items())
-        lines.append(("failures", f"{counts}; the last one: {first_line(state.reason)}"))
+        facts.append(("failures", f"{counts}; the last one: {first_line(state.reason)}"))
     if state.set_aside:
-        lines.append(
-            (
-                "journals",
-                f"set aside: {', '.join(map(str, state.set_aside))}; see one with --attempt N",
-            )
-        )
-    at = [event.at for event in trajectory.events if event.at]
-    if at:
-        sampling = sum(event.seconds for event in trajectory.events if isinstance(event, Sampled))
-        acting = sum(event.seconds for event in trajectory.events if isinstance(event, Observed))
-        started = datetime.fromtimestamp(at[0]).astimezone().isoformat(timespec="seconds")
-        lines.append(
-            (
-                "times",
-                f"{started}, {at[-1] - at[0]:.1f} s: {sampling:.1f} s sampling, "
-                f"{acting:.1f} s acting",
-            )
-        )
-    return lines
+        attempts = ", ".join(map(str, state.set_aside))
+        facts.append(("journals", f"set aside: {attempts}; see one with --attempt N"))
+    times = [event.at for event in trajectory.events if event.at]
+    if times:
+        facts.append(("times", _times(trajectory, times[0], times[-1])))
+    return facts
+
+
+def _times(trajectory: Trajectory, first: float, last: float) -> str:
+    sampling = sum(event.seconds for event in trajectory.events if isinstance(event, Sampled))
+    acting = sum(event.seconds for event in trajectory.events if isinstance(event, Observed))
+    started = datetime.fromtimestamp(first).astimezone().isoformat(timespec="seconds")
+    return f"{started}, {last - first:.1f} s: {sampling:.1f} s sampling, {acting:.1f} s acting"

@@ -115,38 +115,38 @@ def _list(connection: Any, as_json: bool) -> int:
 
 def table(counts: Mapping[str, Any]) -> list[str]:
     """The counts as text, one subject per line."""
-    mean = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.3f}"
-    lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
+    state = "sealed" if counts["sealed"] else "open for more"
+    lines = [f"run       {counts['run']}, {state}"]
     for subject, keys in ROWS.items():
-        lines.append(
-            f"{subject:<9} "
-            + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys)
-        )
+        cells = [f"{counts[key]} {key.removeprefix('groups_')}" for key in keys]
+        lines.append(f"{subject:<9} {'   '.join(cells)}")
     if counts["policy"] or counts["admission"]:
         lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
-    lines.append(f"reward    {mean} mean")
-    if total := sum(counts["seconds"].values()):
-        shares = "   ".join(
-            f"{seconds / total:.1%} {what}" for what, seconds in counts["seconds"].items()
-        )
-        lines.append(f"time      {shares}   of {total:,.0f} s of episodes")
+    mean = counts["reward_mean"]
+    lines.append(f"reward    {'-' if mean is None else f'{mean:.3f}'} mean")
+    lines += _times(counts["seconds"])
     for subject in ("stops", "failures", "skips"):
         if counts[subject]:
-            lines.append(
-                f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items())
-            )
+            cells = [f"{number} {name}" for name, number in counts[subject].items()]
+            lines.append(f"{subject:<9} {'   '.join(cells)}")
     if counts["waits"]:
         lines.append(f"waits     {one_line(counts['waits'])}")
     return lines
 
 
+def _times(seconds: Mapping[str, float]) -> list[str]:
+    total = sum(seconds.values())
+    if not total:
+        return []
+    shares = [f"{spent / total:.1%} {what}" for what, spent in seconds.items()]
+    return [f"time      {'   '.join(shares)}   of {total:,.0f} s of episodes"]
+
+
 def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | None) -> str:
-    text = (
-        f"step {published['step']}, version {published['weight_version']}"
-        if published
-        else "none published"
-    )
+    text = "none published"
+    if published:
+        text = f"step {published['step']}, version {published['weight_version']}"
     if admission is None:
         return text
     running = f", {admission['max_running']} running" if admission["max_running"] else ""
@@ -158,15 +158,11 @@ def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | 
 
 
 def _fidelity(counts: Mapping[str, Any]) -> str:
-    ratio = "-" if counts["extension_ratio"] is None else f"{counts['extension_ratio']:.1%}"
-    turns = (
-        "   ".join(
-            f"{counts[f'{what}_turns']} {what}" for what in ("malformed", "unclosed", "drifted")
-        )
-        + " turns"
-    )
+    ratio = counts["extension_ratio"]
+    kept = "-" if ratio is None else f"{ratio:.1%}"
+    turns = [f"{counts[f'{kind}_turns']} {kind}" for kind in ("malformed", "unclosed", "drifted")]
     return (
-        f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   "
+        f"{kept} of prompts kept   {counts['traces']} traces   {'   '.join(turns)} turns   "
         f"{counts['version_breaks']} version breaks"
     )
 
@@ -181,37 +177,39 @@ def _late(groups: Sequence[LateGroup]) -> list[str]:
 
 
 def _described(group: LateGroup) -> list[str]:
-    opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
+    title = f"group {one_line(group.group)} ({group.purpose}): "
     if group.damage:
-        return [f"group {one_line(group.group)} ({group.purpose}): {one_line(group.damage)}"]
-    title = (
-        f"group {one_line(group.group)} ({group.purpose}): {group.graded} of "
-        f"{group.size} graded{opened}"
-    )
+        return [title + one_line(group.damage)]
+    title += f"{group.graded} of {group.size} graded"
+    if group.open_s is not None:
+        title += f", open for {age(group.open_s)}"
     return [title, *(f"  {line}" for line in _table(group.jobs))]
 
 
 def _table(jobs: Sequence[LateJob]) -> list[str]:
-    """A line for each job, and below it why its last attempt failed."""
-    rows = [("JOB", "STATE", "ATTEMPT", "TURN", "PLAYED", "WORKER", "WAITS FOR")]
-    for job in jobs:
-        played = age(job.played_s) if job.state == LEASED else "-"
-        waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
-        numbers = str(job.attempt), str(job.turns), played
-        rows.append(
-            (
-                one_line(job.job_id),
-                job.state,
-                *numbers,
-                one_line(job.worker or "-"),
-                one_line(waits),
-            )
-        )
-    shown: list[str] = []
+    """A line for each job, and below it the reason for which its last attempt failed."""
+    rows = [["JOB", "STATE", "ATTEMPT", "TURN", "PLAYED", "WORKER", "WAITS FOR"]]
+    rows += map(_row, jobs)
     title, *lines = columns(rows)
+    shown = [title]
     for line, job in zip(lines, jobs, strict=True):
         shown.append(line)
         if job.failures:
             times = "once" if job.failures == 1 else f"{job.failures} times"
             shown.append(f"  failed {times}, last by {job.last_failure}")
-    return [title, *shown]
+    return shown
+
+
+def _row(job: LateJob) -> list[str]:
+    waits = job.waits_for
+    if job.waits_s is not None:
+        waits += f" for {age(job.waits_s)}"
+    return [
+        one_line(job.job_id),
+        job.state,
+        str(job.attempt),
+        str(job.turns),
+        age(job.played_s) if job.state == LEASED else "-",
+        one_line(job.worker or "-"),
+        one_line(waits),
+    ]

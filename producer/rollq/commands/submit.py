@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollq.client.client import AHEAD
 from rollq.commands.connect import open_client
 from rollq.commands.flags import keys, plan
-from rollq.commands.flags.files import environment, given_name
+from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.flags.types import tasks, whole
@@ -156,30 +157,17 @@ def run(args: argparse.Namespace) -> int:
 def report(
     args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None
 ) -> None:
-    job, new, known, acked = what.job, len(done.new), len(done.known), len(done.acked)
     if args.json:
-        counts = {
-            "run": job.run,
-            "groups": what.groups,
-            "size": job.size,
-            "new": new,
-            "known": known,
-            "acked": acked,
-        }
-        more = {} if refilled is None else {"refilled": len(refilled)}
-        print(json.dumps({**counts, **more, "sealed": args.seal}))
+        print(json.dumps(_as_json(args, what, done, refilled)))
         return
-    said = f"{new} jobs submitted, {known} known already" + (
-        f", {acked} acknowledged already" if acked else ""
-    )
-    print(f"run {job.run}: {what.groups} groups of {job.size}: {said}")
+    job = what.job
+    counts = f"{len(done.new)} jobs submitted, {len(done.known)} known already"
+    if done.acked:
+        counts += f", {len(done.acked)} acknowledged already"
+    print(f"run {job.run}: {what.groups} groups of {job.size}: {counts}")
     if refilled:
         print(f"      {len(refilled)} jobs in place of dropped groups")
-    worker = "rollq worker" + ("" if job.queue == QUEUE else f" --queues {job.queue}")
-    for flag, name in (("--env", job.env), ("--agent", job.agent)):
-        worker += f" {flag} {given}" if (given := given_name(name)) != name else ""
-    worker += f" --tokenizer {what.of.tokenizer}" if what.of.tokenizer else ""
-    worker += f" --template {what.of.template}" if what.of.template else ""
+    worker = _worker_line(what)
     print(f"next: {worker:<34}  # plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {job.run}")
     purpose = "" if job.purpose is Purpose.TRAIN else f" --purpose {job.purpose}"
@@ -189,3 +177,33 @@ def report(
             "      the same line with --seal, when all jobs are submitted: consumers end "
             "after the last groups"
         )
+
+
+def _as_json(
+    args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None
+) -> dict[str, Any]:
+    result = {
+        "run": what.job.run,
+        "groups": what.groups,
+        "size": what.job.size,
+        "new": len(done.new),
+        "known": len(done.known),
+        "acked": len(done.acked),
+        "sealed": args.seal,
+    }
+    if refilled is not None:
+        result["refilled"] = len(refilled)
+    return result
+
+
+def _worker_line(what: plan.Plan) -> str:
+    """A line that starts a worker of these jobs."""
+    job = what.job
+    flags = {
+        "--queues": "" if job.queue == QUEUE else job.queue,
+        "--env": "" if typed(job.env) == job.env else typed(job.env),
+        "--agent": "" if typed(job.agent) == job.agent else typed(job.agent),
+        "--tokenizer": what.of.tokenizer,
+        "--template": what.of.template,
+    }
+    return "rollq worker" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)

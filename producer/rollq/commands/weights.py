@@ -143,12 +143,11 @@ def _check_run(args: argparse.Namespace) -> None:
         versions = Versions(reader.redis, reader.run)
         versions.check_name(args.step, args.version)
         of_run = versions.adapter()
-    if (of_run := versions.adapter()) not in (None, args.adapter or ""):
-        remedy = (
-            f"name it with --adapter {of_run}"
-            if of_run
-            else "leave --adapter out, or use another run"
-        )
+    of_run = versions.adapter()
+    if of_run not in (None, args.adapter or ""):
+        remedy = "leave --adapter out, or use another run"
+        if of_run:
+            remedy = f"name it with --adapter {of_run}"
         raise SettingsError(
             f"run {args.run_name} is played with adapter {of_run or 'none'}: {remedy}"
         )
@@ -158,7 +157,9 @@ def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) ->
     """Unload the versions of the adapter that no turn begins with. After a step back to a
     checkpoint, those that were trained since then are made again.
     """
-    keep = [args.version, *([before.weight_version] if before and before.step < args.step else [])]
+    keep = [args.version]
+    if before and before.step < args.step:
+        keep.append(before.weight_version)
     for url, reason in fleet.unload_adapter(args.adapter, keep).items():
         print(
             f"{url}: other versions of {args.adapter} stay loaded until the next sync: {reason}",
@@ -199,30 +200,36 @@ def _print(
     failed = dict(error.failed) if error else {}
     published = args.step if not error else None
     if args.json:
-        engines = [asdict(update) for update in updates]
-        found = {
+        result = {
             "path": args.path,
             "adapter": args.adapter,
             "version": args.version,
-            "engines": engines,
+            "engines": [asdict(update) for update in updates],
+            "failed": failed,
+            "published": published,
         }
-        print(json.dumps({**found, "failed": failed, "published": published}))
+        print(json.dumps(result))
         return
-    width = max(map(len, [*(update.url for update in updates), *failed]))
-    for update in updates:
-        done = "loaded" if update.loaded else "unchanged"
-        if not args.adapter:
-            done += f"     paused {update.paused_s:.2f} s" if update.loaded else ""
-            done += f"  checksum {(update.checksum or 'none')[:8]}"
-        print(f"{update.url:<{width}}  {done}")
-    for url in failed:
-        print(f"{url:<{width}}  failed")
+    states = {update.url: _state(update, args.adapter) for update in updates}
+    states |= dict.fromkeys(failed, "failed")
+    width = max(map(len, states))
+    for url, state in states.items():
+        print(f"{url:<{width}}  {state}")
     of = f" of adapter {args.adapter}" if args.adapter else ""
-    print(f"version {args.version}{of} on {len(updates)} of {len(updates) + len(failed)} engines")
+    print(f"version {args.version}{of} on {len(updates)} of {len(states)} engines")
     if published is not None:
         print(f"published: run {args.run_name} is at step {published}")
     elif not error:
         print(f"next: rollq engines publish --run RUN --step K --version {args.version}")
+
+
+def _state(update: EngineUpdate, adapter: str | None) -> str:
+    state = "loaded" if update.loaded else "unchanged"
+    if adapter:
+        return state
+    if update.loaded:
+        state += f"     paused {update.paused_s:.2f} s"
+    return f"{state}  checksum {(update.checksum or 'none')[:8]}"
 
 
 def _add_publish(commands: Commands) -> None:

@@ -1,5 +1,5 @@
-"""What authors of environments, users, rewards and agents import: protocols, and the values that
-they exchange.
+"""Protocols for authors of environments, users, rewards and agents, and the values that they
+exchange.
 
 It needs the standard library only. docs/environments.md shows how to implement Environment and
 Domain.

@@ -1,4 +1,4 @@
-"""What an agent function is given: its episode, and where the policy answers."""
+"""Arguments of an agent function: its episode, and where the policy answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rollq.job import Json
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """What an agent function is given."""
+    """Argument of an agent function."""
 
     base_url: str
     """For an OpenAI client, up to and including `/v1`."""

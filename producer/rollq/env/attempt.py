@@ -1,4 +1,4 @@
-"""Which attempt this thread plays: for the labels of what an environment starts outside of the
+"""The attempt that this thread plays: for the labels of what an environment starts outside of the
 worker.
 """
 
@@ -22,7 +22,7 @@ _current: ContextVar[AttemptLabels] = ContextVar("rollq_attempt", default=NO_ATT
 
 
 def attempt_labels() -> AttemptLabels:
-    """Those of the attempt for which this thread opens an environment; empty ones elsewhere."""
+    """Labels of the attempt for which this thread opens an environment; empty ones elsewhere."""
     return _current.get()
 
 

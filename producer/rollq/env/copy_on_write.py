@@ -133,7 +133,7 @@ class SharedDatabase:
         return {table: Table(records, self._copy) for table, records in self.tables.items()}
 
     def changes(self, view: View) -> Changes:
-        """How `view` differs from the shared database."""
+        """Differences of `view` from the shared database."""
         changed: dict[str, bytes | None] = {}
         for table, records in view.items():
             shared = self.tables[table]

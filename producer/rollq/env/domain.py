@@ -27,7 +27,7 @@ class Task:
     moves: Sequence[Action]
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
     user_tools: str = ""
-    """What a user that has tools is told of them. It calls one by a message
+    """Words that tell a user of its tools. It calls one by a message
     `<tool_call>JSON</tool_call>`.
     """
     outputs: Sequence[str] = ()

@@ -29,15 +29,15 @@ class Observation:
     """The result of an action: what the tool returned, or the user's reply."""
 
     text: str
-    """What the policy reads, up to 4 million characters."""
+    """Text that the policy reads, up to 4 million characters."""
     done: bool = False
     """The episode is over; no further step is allowed."""
     reward: float | None = None
-    """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the
+    """Reward of this step, for trainers that want rewards per turn. `Grade.reward` is the
     episode's, apart from these.
     """
     images: Sequence[Image] = ()
-    """What the policy sees behind the text (docs/images.md)."""
+    """Images that the policy sees behind the text (docs/images.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Tools(Protocol):
     """In OpenAI's form."""
 
     def call(self, action: Action) -> str:
-        """What the tool says. Raises EnvironmentFailure."""
+        """The tool's answer. Raises EnvironmentFailure."""
         ...
 
     def close(self) -> None:

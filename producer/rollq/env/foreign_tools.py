@@ -70,7 +70,7 @@ def check_calculation(tool: str, arguments: Mapping[str, Json]) -> None:
 
 
 def _is_too_large(expression: object) -> bool:
-    """Whether the tool would meet a number of more than MAX_BITS."""
+    """True if the tool would meet a number of more than MAX_BITS."""
     if not isinstance(expression, str):
         return False
     try:
@@ -136,7 +136,7 @@ def copy_record(record: Any) -> Any:
 
 
 def untouched(copied: Any, record: Any) -> bool:
-    """Whether a copy by `copy_record` holds just what the record holds, down to the very strings
+    """True if a copy by `copy_record` holds just what the record holds, down to the very strings
     and numbers.
 
     It is never true of records that differ. A copy in which a value was replaced by an equal one

@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command said and how it ended."""
+    """Output and end of a command."""
 
     output: str
     """Stdout and stderr in the order in which they were written, at most 32 KiB."""

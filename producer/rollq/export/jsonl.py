@@ -13,7 +13,7 @@ from rollq.export.validation import Checked, faults
 from rollq.job import Json
 
 START = b'{"job":"'
-"""How rollq's lines start. This tells a torn line from the text of another program."""
+"""Start of rollq's lines. It tells a torn line from the text of another program."""
 
 
 class Identity(TypedDict, total=False):

@@ -58,7 +58,7 @@ class Summary:
         return self.turns / self.trajectories if self.trajectories else None
 
     def numbers(self, most: int) -> dict[str, Any]:
-        """What `rollq demo` reports; pass^k for k from 1 to `most`."""
+        """Numbers that `rollq demo` reports; pass^k for k from 1 to `most`."""
         return {
             "reward_mean": self.reward_mean,
             "pass_hat_k": {str(k): value for k, value in self.pass_hat_k(most).items()},

@@ -41,7 +41,7 @@ LOST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How Redis does, and whether it takes writes."""
+    """State of Redis: its clock, its memory, and its trouble."""
 
     at: float
     """Its clock, Unix seconds."""
@@ -82,7 +82,7 @@ class FleetSnapshot:
     names: Sequence[str] = ()
     """All runs, the oldest first, where the one that was asked for does not exist."""
     runs: Sequence[RunSnapshot] = ()
-    """Those that were read."""
+    """Runs that were read."""
     more_runs: int = 0
     """Number of other runs."""
     unreadable: Sequence[str] = ()

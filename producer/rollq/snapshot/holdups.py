@@ -119,7 +119,7 @@ class RunView:
 
     @cached_property
     def misfits(self) -> Mapping[str, str]:
-        """Those of them that cannot play the run all the same, with reason and remedy."""
+        """Serving workers that cannot play the run all the same, with reason and remedy."""
         reasons = {}
         for worker in self.serving:
             left_alone = dict(worker.left_alone).get(self.name, "")
@@ -134,7 +134,7 @@ class RunView:
 
     @cached_property
     def able(self) -> Sequence[LiveWorker]:
-        """Those of them that can."""
+        """Serving workers that can play the run."""
         return [worker for worker in self.serving if worker.name not in self.misfits]
 
     @property

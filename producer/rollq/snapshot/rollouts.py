@@ -91,7 +91,7 @@ class Rollout:
     journaled: bool = False
     """Of a done job: whether its journal is there."""
     end: Closed | None = None
-    """How a done job ended; None when its journal does not say."""
+    """End of a done job; None when its journal does not say."""
     sampled: int | None = None
     """Sampled tokens of a done job, where they are known."""
 
@@ -284,7 +284,7 @@ def _rollout(
 
 
 TALLIED = (("turns", "turns"), ("sampled", "sampled_tokens"))
-"""What a done member has added to the totals, and its name there."""
+"""Fields of a rollout, and their names in the tally of a done member."""
 
 
 def _numbers(tally: bytes | None) -> dict[str, float]:

@@ -31,12 +31,12 @@ class OldGroup(NamedTuple):
     started: int | None
     """The step that was published when its first member was first claimed."""
     trains: bool
-    """Whether it is for training, not for an evaluation."""
+    """True if it is for training, not for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """What is known of a run."""
+    """State of a run."""
 
     run: str
     at: float
@@ -70,11 +70,11 @@ class RunSnapshot:
     are queued.
     """
     failing: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that have failed before, with class and reason of the last time."""
+    """Jobs among them that have failed before, with class and reason of the last time."""
 
     @property
     def known(self) -> bool:
-        """Whether a producer has submitted to it or pinned something for it."""
+        """True if a producer has submitted to it or pinned something for it."""
         return self.standings[Purpose.TRAIN].exists
 
     @property

@@ -1,3 +1,1 @@
-"""What a trainer makes of a batch: advantages, arrays, a tree of shared prefixes, and how old its
-tokens are.
-"""
+"""A trainer's view of a batch: advantages, arrays, and the age of its tokens."""

@@ -1,4 +1,4 @@
-"""How old a batch's tokens are: the steps from the policy that sampled a token to the one that
+"""Age of a batch's tokens: the steps from the policy that sampled a token to the one that
 trains on it.
 """
 

@@ -24,7 +24,7 @@ def load_domain(env: str, extra: str = "demo") -> "Domain":
 
 
 def task_count(env: str, split: str) -> int:
-    """How many tasks a split has. Raises SettingsError for an unknown environment or split."""
+    """Number of tasks of a split. Raises SettingsError for an unknown environment or split."""
     splits = load_domain(env).splits()
     if split not in splits:
         known = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())

@@ -24,7 +24,7 @@ __all__ = ["add_agent_file", "add_environment_file", "check_job", "token_texts",
 
 
 def check_job(job: Job, tasks: Sequence[int]) -> str:
-    """What this machine does not know of the job's tasks, which the workers may know; else empty.
+    """Tasks of the job that this machine does not know, which the workers may know; else empty.
 
     Raises JobFailure for an agent strategy, a user simulator, a reward function or a context that
     no worker can play.

@@ -22,7 +22,7 @@ MOST_SHOWN = 20
 
 @dataclass(slots=True)
 class Findings:
-    """What was found so far."""
+    """Counts of a check, and its first faults."""
 
     trajectories: int = 0
     """All that were looked at, faulty ones included."""

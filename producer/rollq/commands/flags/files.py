@@ -9,41 +9,27 @@ from rollq.job import NAME, Json, is_path
 from rollq.pip_extras import install_line
 from rollq.worker_package import for_clients
 
-
-class GivenName(str):
-    """The name of an environment or an agent."""
-
-    given: str
-    """What the user wrote: the name, or a file."""
-    args: Mapping[str, Json]
-    """The options of an agent that come with the name: the examples of a file."""
-
-    @classmethod
-    def of(cls, name: str, given: str, args: Mapping[str, Json] | None = None) -> "GivenName":
-        made = cls(name)
-        made.given, made.args = given, args or {}
-        return made
+_TYPED: dict[str, str] = {}
+"""Files by the name of the environment or agent that each became in this process."""
 
 
-def given_name(name: str) -> str:
-    """What the user wrote for this name of an environment or an agent."""
-    return name.given if isinstance(name, GivenName) else name
+def typed(name: str) -> str:
+    """The text that the user typed for this name of an environment or an agent."""
+    return _TYPED.get(name, name)
 
 
-def environment(text: str) -> GivenName:
+def environment(text: str) -> str:
     """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, or a
     folder `harbor:DIR`, which becomes its name `game@HASH`.
 
     This process and its children then know the file.
     """
-    return GivenName.of(
-        _name_of_file(text, "add_environment_file") if is_path(text) else text, text
-    )
+    return _name_of_file(text, "add_environment_file") if is_path(text) else text
 
 
 def _name_of_file(text: str, add: str) -> str:
     try:
-        return str(getattr(for_clients(), add)(text))
+        name = str(getattr(for_clients(), add)(text))
     except RollqError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
     except ImportError as e:
@@ -51,27 +37,34 @@ def _name_of_file(text: str, add: str) -> str:
         raise argparse.ArgumentTypeError(
             f"the file {text!r} needs the worker's packages: {remedy}"
         ) from e
+    _TYPED[name] = text
+    return name
 
 
-def agent(text: str) -> GivenName:
+def agent(text: str) -> str:
     """An argument type: an agent strategy, an installed agent program, or a file of one,
-    `solver.py:play` or `agent.sh`, which becomes its name `solver@HASH`; `few-shot:FILE` brings
-    examples.
+    `solver.py:play` or `agent.sh`, which becomes its name `solver@HASH`; `few-shot:FILE` has
+    examples in a file.
 
     This process and its children then know the file.
     """
     name, _, path = text.partition(":")
     if name == "few-shot" and path:
-        return GivenName.of(name, name, {"examples": _examples(path)})
+        return name
     if name.endswith((".py", ".sh")) or "/" in name:
-        return GivenName.of(_name_of_file(text, "add_agent_file"), text)
+        return _name_of_file(text, "add_agent_file")
     if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
         raise argparse.ArgumentTypeError(
-            "expected tool-calling, act, react, few-shot:FILE, an installed agent or a "
-            "file like solver.py:play, not"
-            f" {text!r}"
+            "expected tool-calling, act, react, few-shot:FILE, an installed agent or a file like "
+            f"solver.py:play, not {text!r}"
         )
-    return GivenName.of(name, name)
+    return name
+
+
+def agent_options(text: str) -> Mapping[str, Json]:
+    """Options that such a text brings with it: the examples of `few-shot:FILE`."""
+    name, _, path = text.partition(":")
+    return {"examples": _examples(path)} if name == "few-shot" and path else {}
 
 
 def _examples(path: str) -> list[str]:

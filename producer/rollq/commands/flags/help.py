@@ -1,4 +1,4 @@
-"""What `rollq --help` and `rollq COMMAND --help` say beyond the flags, in one place.
+"""Texts of `rollq --help` and `rollq COMMAND --help` beyond the flags.
 
 The texts are here so that the help of all commands imports none of them.
 """

@@ -1,4 +1,4 @@
-"""`--set KEY=VALUE` and run files: what `submit`, `eval` and `demo` may be told beside their flags.
+"""`--set KEY=VALUE` and run files: settings of `submit`, `eval` and `demo` beside their flags.
 
 A key is a field of `Job` or of the command's own settings. Below a mapping and below `budget` it is
 dotted: `sampling.temperature`. A new field is a new key; its class checks the value. Flags override
@@ -18,11 +18,11 @@ from itertools import pairwise
 from textwrap import fill
 from typing import Any, TypeVar
 
-from rollq.commands.flags.files import agent, environment
+from rollq.commands.flags.files import agent, agent_options, environment
 from rollq.commands.flags.parser import Parser
 from rollq.commands.flags.types import assignment, expert_shape, json_or_text, name, tasks
 from rollq.errors import ContractError, FailureClass, SettingsError
-from rollq.job import MAPPINGS, Budget, Job, Json
+from rollq.job import FIELD_TYPES, MAPPINGS, Budget, Job, Json
 from rollq.sampling import PARAMETERS
 
 Own = TypeVar("Own")
@@ -35,7 +35,7 @@ WITHIN: Mapping[str, tuple[str, ...]] = {
         failure for failure in FailureClass if failure is not FailureClass.CANCELLED
     ),
 }
-"""Keys whose parts are known."""
+"""Keys of which only these parts exist."""
 OF_A_MACHINE = {
     "redis": "ROLLQ_REDIS_URL",
     "broker": "ROLLQ_BROKER_URL",
@@ -64,7 +64,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "tasks": tasks,
     "routed_experts": expert_shape,
 }
-"""Keys whose value may be written shorter than it is, and what reads such a text."""
+"""Readers of the keys whose value may be written shorter than it is."""
 
 
 FLAGS = {"run": "run_name", "env": "env", "split": "split", "tasks": "tasks", "size": "size"}
@@ -93,75 +93,93 @@ def add_config(parser: Parser) -> None:
 
 
 class Values(dict[str, Any]):
-    """Values by key, as they were given. `own` is the class of the command's own settings; `filled`
-    are fields of a job that the command itself fills in.
+    """Values by key. `own` is the class of the command's own settings; `filled` are fields of a job
+    that the command itself fills in.
     """
 
     def __init__(self, own: type, filled: tuple[str, ...] = (), **defaults: Json) -> None:
         super().__init__(defaults)
         self._own = {field.name for field in fields(own)}
-        self._known = list(keys(own, filled))
+        self._keys = list(keys(own, filled))
+        self._agent_options: Mapping[str, Json] = {}
 
     def read(self, args: argparse.Namespace) -> "Values":
-        """Takes what a command line says. Raises SettingsError."""
-        if path := getattr(args, "config", None):
+        """Takes the values of a command line. Raises SettingsError."""
+        path = getattr(args, "config", None)
+        if path:
             for key, value in _toml(path).items():
                 self.assign(path, key, value)
         for key, text in args.set:
             self.assign("--set", key, text if _is_text(key) else json_or_text(text))
-        self.update(
-            {
-                key: value
-                for key, flag in FLAGS.items()
-                if (value := vars(args).get(flag)) is not None
-            }
-        )
+        for key, flag in FLAGS.items():
+            value = vars(args).get(flag)
+            if value is not None:
+                self[key] = value
         return self
 
     def assign(self, where: str, key: str, value: Json) -> None:
-        """Raises SettingsError for an unknown key, and for a value that is no table where one
-        belongs.
+        """Sets a key, or a part of one. Raises SettingsError for an unknown key, and for a value
+        that is no table where one belongs.
         """
         first, dot, part = key.partition(".")
-        parts = [known for known in self._known if known.startswith(f"{first}.")]
-        free = first in MAPPINGS and first in self._known
-        if dot and (parts or free) and (not part or "." in part):
-            raise SettingsError(
-                f"{where}: {key}: write {first}.NAME, and what is below NAME as "
-                "JSON or a TOML table"
-            )
-        if not (key in self._known or (dot and free) or (parts and not dot)):
-            raise SettingsError(f"{where}: {self._unknown(key)}")
         if dot:
-            self[first] = {**self.get(first, {}), part: value}
-            return
-        if key in READERS and (isinstance(value, str) or key == "tasks"):
-            try:
-                value = READERS[key](str(value))
-            except argparse.ArgumentTypeError as e:
-                raise SettingsError(f"{where}: {key}: {e}") from e
-        if (parts or free) and not isinstance(value, Mapping):
+            self._assign_part(where, first, part, value)
+        elif self._parts(key):
+            self._check_table(where, key, value)
+            for name in value:
+                self._assign_part(where, key, name, value[name])
+        elif key not in self._keys:
+            raise SettingsError(f"{where}: {self._unknown(key)}")
+        else:
+            value = self._read_short(where, key, value)
+            if key in MAPPINGS:
+                self._check_table(where, key, value)
+            self[key] = value
+
+    def _parts(self, key: str) -> list[str]:
+        """The parts of a key of which only these exist."""
+        return [each for each in self._keys if each.startswith(f"{key}.")]
+
+    def _assign_part(self, where: str, first: str, part: str, value: Json) -> None:
+        takes_any = first in MAPPINGS and first in self._keys
+        if (takes_any or self._parts(first)) and (not part or "." in part):
+            raise SettingsError(
+                f"{where}: {first}.{part}: write {first}.NAME, and what is below NAME as JSON or a "
+                "TOML table"
+            )
+        if not takes_any and f"{first}.{part}" not in self._keys:
+            raise SettingsError(f"{where}: {self._unknown(f'{first}.{part}')}")
+        self[first] = {**self.get(first, {}), part: value}
+
+    def _check_table(self, where: str, key: str, value: Json) -> None:
+        if not isinstance(value, Mapping):
             raise SettingsError(
                 f"{where}: {key}: expected a table, or parts as {key}.NAME, not {value!r}"
             )
-        for part in value if parts else ():
-            self.assign(where, f"{key}.{part}", value[part])
-        if not parts:
-            self[key] = value
+
+    def _read_short(self, where: str, key: str, value: Json) -> Json:
+        """The value of a key that may be written shorter than it is."""
+        if key not in READERS or not (isinstance(value, str) or key == "tasks"):
+            return value
+        text = str(value)
+        try:
+            if key == "agent":
+                self._agent_options = agent_options(text)
+            return READERS[key](text)
+        except argparse.ArgumentTypeError as e:
+            raise SettingsError(f"{where}: {key}: {e}") from e
 
     def _unknown(self, key: str) -> str:
         if key in OF_A_MACHINE:
             return f"{key} belongs to a machine, not to a run: set {OF_A_MACHINE[key]}"
         first, _, word = key.rpartition(".")
-        beside = [known for known in self._known if known.startswith(f"{first}.")] or self._known
-        last = {known.rpartition(".")[2]: known for known in beside}
-        close = [name for name in last if name.startswith(word)] or difflib.get_close_matches(
-            word, last, 1
-        )
-        others = ", ".join(dict.fromkeys(known.partition(".")[0] for known in self._known))
-        return f"there is no key {key}; " + (
-            f"did you mean {last[close[0]]}?" if close else f"there are {others}"
-        )
+        siblings = {each.rpartition(".")[2]: each for each in self._parts(first) or self._keys}
+        similar = [name for name in siblings if name.startswith(word)]
+        similar = similar or difflib.get_close_matches(word, siblings, 1)
+        if similar:
+            return f"there is no key {key}; did you mean {siblings[similar[0]]}?"
+        others = dict.fromkeys(each.partition(".")[0] for each in self._keys)
+        return f"there is no key {key}; there are {', '.join(others)}"
 
     def need(self, *needed: str) -> None:
         """Raises SettingsError for a key that has no value."""
@@ -171,17 +189,12 @@ class Values(dict[str, Any]):
 
     def job(self, **more: Any) -> Job:
         """The job of these values. Raises SettingsError."""
-        given = {key: value for key, value in self.items() if key not in self._own} | more
-        given["agent_args"] = {
-            **getattr(given.get("agent"), "args", {}),
-            **given.get("agent_args", {}),
-        }
-        given["sampling"] = {
-            "temperature": 1.0,
-            **given.get("sampling", {}),
-        }  # whatever the engine's default is
+        values = {key: value for key, value in self.items() if key not in self._own} | more
+        values["agent_args"] = {**self._agent_options, **values.get("agent_args", {})}
+        # Whatever the engine's default is.
+        values["sampling"] = {"temperature": 1.0, **values.get("sampling", {})}
         try:
-            return Job.of(given)
+            return Job.of(values)
         except ContractError as e:
             raise SettingsError(str(e)) from e
 
@@ -191,8 +204,8 @@ class Values(dict[str, Any]):
 
 
 def _is_text(key: str) -> bool:
-    """Whether the key's value is a text, even one that looks like JSON."""
-    return any(field.name == key and field.type is str for field in fields(Job))
+    """True if the key's value is a text, even one that looks like JSON."""
+    return FIELD_TYPES.get(key) is str
 
 
 def _toml(path: str) -> dict[str, Any]:
@@ -207,42 +220,45 @@ def _toml(path: str) -> dict[str, Any]:
 
 def keys(own: type, filled: tuple[str, ...] = ()) -> Iterator[str]:
     """The keys of a command, each part of a budget and each sampling parameter apart."""
-    for kind in (Job, own):
-        for field in fields(kind):
-            if field.name not in (*FILLED_IN, *filled):
-                yield from (f"{field.name}.{part}" for part in WITHIN.get(field.name, ()))
-                yield from () if field.name in WITHIN else (field.name,)
+    for field in (*fields(Job), *fields(own)):
+        if field.name in (*FILLED_IN, *filled):
+            continue
+        if field.name in WITHIN:
+            yield from (f"{field.name}.{part}" for part in WITHIN[field.name])
+        else:
+            yield field.name
 
 
 def _key_help(parser: Parser, own: type, filled: tuple[str, ...]) -> str:
-    """The keys that are no flags, with the first sentence of what their class says of each."""
+    """The keys that are no flags, with the first sentence of the string below each field."""
     rows: dict[str, str] = {}
     for kind in (Job, own):
-        said = field_docs(kind)
+        docs = field_docs(kind)
         for field in fields(kind):
             if field.name == "budget":
-                rows |= {
-                    f"budget.{part}": f"{text} ({getattr(Budget(), part)})"
-                    for part, text in field_docs(Budget).items()
-                }
+                for part, text in field_docs(Budget).items():
+                    rows[f"budget.{part}"] = f"{text} ({getattr(Budget(), part)})"
             elif field.name not in (*FILLED_IN, *filled) and f"--{field.name}" not in parser.flags:
-                rows |= _row(field.name, said[field.name], field.default)
-    lines = [f"{key:<21} {text}" for key, text in rows.items()]
-    return "\nkeys:\n" + "".join(
-        fill(line, 79, initial_indent="  ", subsequent_indent=" " * 24) + "\n" for line in lines
-    )
+                key, text = _help_row(field.name, docs[field.name], field.default)
+                rows[key] = text
+    lines = []
+    for key, text in rows.items():
+        line = f"{key:<21} {text}"
+        lines.append(fill(line, 79, initial_indent="  ", subsequent_indent=" " * 24))
+    return "\nkeys:\n" + "\n".join(lines) + "\n"
 
 
-def _row(key: str, said: str, default: Any) -> dict[str, str]:
+def _help_row(key: str, text: str, default: Any) -> tuple[str, str]:
     if key in WITHIN:
-        return {f"{key}.NAME": f"{said}: {', '.join(WITHIN[key])}"}
-    shown = "" if default in (MISSING, None, "", False, 0) else f" ({default})"
-    return {f"{key}.NAME" if key in MAPPINGS else key: said + shown}
+        return f"{key}.NAME", f"{text}: {', '.join(WITHIN[key])}"
+    if default not in (MISSING, None, "", False, 0):
+        text += f" ({default})"
+    return f"{key}.NAME" if key in MAPPINGS else key, text
 
 
 def field_docs(kind: type) -> dict[str, str]:
     """The first sentence of the string below each field, without its full stop."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         [tree] = ast.parse(inspect.getsource(base)).body
         for field, below in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
@@ -252,5 +268,5 @@ def field_docs(kind: type) -> dict[str, str]:
                 and isinstance(field.target, ast.Name)
             ):
                 text = " ".join(str(ast.literal_eval(below.value)).split())
-                found[field.target.id] = re.split(r"\.(?= |$)", text)[0]
-    return found
+                docs[field.target.id] = re.split(r"\.(?= |$)", text)[0]
+    return docs

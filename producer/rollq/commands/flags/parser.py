@@ -21,9 +21,9 @@ class Parser(argparse.ArgumentParser):
         self.flags: dict[str, argparse.Action] = {}
         """All flags, by each of their names."""
         self.places: list[str] = []
-        """What help calls the arguments that are no flags."""
+        """Names of the arguments that are no flags, as help has them."""
         self.more_help: Callable[[], str] = str
-        """What --help says between the flags and the examples."""
+        """Text of --help between the flags and the examples."""
         self.commands: Commands | None = None
         super().__init__(**{"allow_abbrev": False, **options})
 
@@ -74,7 +74,7 @@ class Commands:
 
     def __init__(self, added: Any) -> None:
         self._added = added
-        """What argparse's `add_subparsers` returned."""
+        """Result of argparse's `add_subparsers`."""
         self.parsers: dict[str, Parser] = {}
         self.summaries: dict[str, str] = {}
 
@@ -87,6 +87,6 @@ class Commands:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """What the word may have meant, as the end of a sentence; else empty."""
+    """Similar words, as the end of a sentence; empty when there are none."""
     found = difflib.get_close_matches(word, known, 2)
     return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -1,4 +1,4 @@
-"""What a line of `submit` or `eval` plays. The same line always gives the same jobs."""
+"""Jobs of a line of `submit` or `eval`. The same line always gives the same jobs."""
 
 import contextlib
 import hashlib
@@ -42,11 +42,12 @@ class Tasks:
     """true: submits tasks that this machine does not know, because the workers may know them."""
 
     def __post_init__(self) -> None:
-        for key, kind in {"tokenizer": str | None, "template": str | None, "force": bool}.items():
-            if not isinstance(value := getattr(self, key), kind):
-                raise SettingsError(
-                    f"{key} must be {'true or false' if kind is bool else 'a text'}, not {value!r}"
-                )
+        for key in ("tokenizer", "template"):
+            value = getattr(self, key)
+            if not isinstance(value, str | None):
+                raise SettingsError(f"{key} must be a text, not {value!r}")
+        if not isinstance(self.force, bool):
+            raise SettingsError(f"force must be true or false, not {self.force!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +85,22 @@ class Plan:
         return "line-" + hashlib.sha256(text).hexdigest()[:20]
 
     def describe(self) -> str:
-        """What is going to be played, in one line, defaults included."""
-        tasks = "-".join(map(str, sorted({self.of.tasks[0], self.of.tasks[-1]})))
-        shown = {
+        """The jobs in one line, defaults included."""
+        last = self.of.tasks[-1]
+        tasks = str(last) if len(self.of.tasks) == 1 else f"{self.of.tasks[0]}-{last}"
+        facts: dict[str, Any] = {
             "env": self.job.env,
             "split": self.job.split,
             "tasks": tasks,
             "epochs": self.epochs,
         }
-        of_job = {
-            key: value
-            for key, value in asdict(self.job).items()
-            if key not in (*shown, "run", "group", "task")
-        }
-        parts = {**shown, **dict(_flat(of_job))}
-        said = ", ".join(
-            f"{key} {value}"
-            for key, value in parts.items()
-            if value and (key, value) != ("queue", QUEUE)
-        )
-        return f"run {self.job.run}: {said}"
+        for key, value in asdict(self.job).items():
+            if key not in ("run", "group", "task"):
+                facts.setdefault(key, value)
+        if self.job.queue == QUEUE:
+            del facts["queue"]
+        parts = [f"{key} {value}" for key, value in _flat(facts)]
+        return f"run {self.job.run}: {', '.join(parts)}"
 
     def check(self, refill: int = 0) -> None:
         """Raises SettingsError when a job is invalid, and when this machine does not know its task.
@@ -115,9 +112,10 @@ class Plan:
             encode_job(last.replacement(refill))  # with the largest seed and the longest name
         except ContractError as e:
             raise SettingsError(str(e)) from e
-        if unknown := unknown_part(last, self.of.tasks):
-            if not self.of.force:
-                raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
+        unknown = unknown_part(last, self.of.tasks)
+        if unknown and not self.of.force:
+            raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
+        if unknown:
             print(f"rollq: warning: {unknown}", file=sys.stderr)
 
     def pin_tokenizer(self, client: Client) -> None:

@@ -65,7 +65,7 @@ def one_of(kind: type[E]) -> Callable[[str], E]:
 
 
 def words(kind: type[StrEnum]) -> str:
-    """What help shows for such a value."""
+    """Placeholder of such a value in help."""
     return f"{{{','.join(kind)}}}"
 
 

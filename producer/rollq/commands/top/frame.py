@@ -55,17 +55,15 @@ class Frame(NamedTuple):
 
 
 class Pace:
-    """How many rollouts of each run ended in the last minute."""
+    """Counts the rollouts of each run that ended in the last minute."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[str, int]]] = deque()
 
     def of(self, fleet: FleetSnapshot) -> dict[str, float]:
         """Rollouts a minute by run; none before the second look."""
-        at, now = (
-            fleet.server.at,
-            {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs},
-        )
+        at = fleet.server.at
+        now = {run.run: run.counts["done"] + run.counts["dead"] for run in fleet.runs}
         self._looks.append((at, now))
         while len(self._looks) > 2 and at - self._looks[1][0] >= 60.0:  # counted over a minute
             self._looks.popleft()
@@ -82,7 +80,8 @@ class Pace:
 def frame(
     fleet: FleetSnapshot, pace: Mapping[str, float], address: str, *, wide: bool = True
 ) -> Frame:
-    holdup, runs = fleet_holdup(fleet), _runs(fleet.runs, pace, wide)._replace(more=fleet.more_runs)
+    holdup = fleet_holdup(fleet)
+    runs = _runs(fleet.runs, pace, wide)._replace(more=fleet.more_runs)
     tables = (runs, _engines(fleet.engines, wide), _workers(fleet, wide))
     return Frame(
         head=(_title(fleet, address), _speed(fleet), _outcomes(fleet)),
@@ -104,10 +103,11 @@ def fitted(page: Frame, room: int) -> list[tuple[Table, int]]:
     tables = page.tables
     shown = [min(len(table.rows), 1) for table in tables]  # on the lowest terminal, too
     left = room - 2 * len(tables) - sum(shown)
-    while left > 0 and (
-        short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]
-    ):
-        shown[min(short, key=shown.__getitem__)] += 1  # all tables grow alike
+    while left > 0:
+        cut = [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]
+        if not cut:
+            break
+        shown[min(cut, key=shown.__getitem__)] += 1  # all tables grow alike
         left -= 1
     return [
         (table._replace(rows=table.rows[:rows]), len(table.rows) - rows + table.more)
@@ -170,34 +170,31 @@ def _count(number: int, what: str) -> str:
 
 def _runs(runs: Sequence[RunSnapshot], pace: Mapping[str, float], wide: bool) -> Table:
     columns = ["RUN", "DONE", "PLAYED", "QUEUED", "DEAD", "REWARD", "GROUPS", "OLDEST", "STALE"]
-    more = ["ROLLOUTS/MIN", "OLDEST GROUP", "STOPS"]
-    rows = []
-    for run in runs:
-        of, oldest = run.counts, run.oldest
-        groups = "/".join(str(of[f"groups_{place}"]) for place in PLACES)
-        row = [
-            Cell(one_line(run.run, LONGEST[wide]), "" if run.has_work else QUIET),
-            Cell(f"{of['done']}/{of['submitted']}"),
-            _number(of["leased"]),
-            _number(of["queued"]),
-            _number(of["dead"], BAD),
-            Cell(NONE if of["reward_mean"] is None else f"{of['reward_mean']:.3f}"),
-            Cell(groups, QUIET if groups == "0/0/0" else ""),
-            Cell(NONE if run.oldest_s is None else age(run.oldest_s)),
-            _staleness(run),
-        ]
-        speed = Cell(f"{pace[run.run]:.1f}") if run.run in pace else Cell(NONE)
-        rows.append(
-            [
-                *row,
-                speed,
-                Cell(one_line(oldest.name if oldest else NONE, LONGEST[False])),
-                Cell(_counts(of["stops"])),
-            ]
-        )
     if wide:
-        return Table("runs", columns + more, rows)
+        columns += ["ROLLOUTS/MIN", "OLDEST GROUP", "STOPS"]
+    rows = [_run(run, pace.get(run.run), wide) for run in runs]
     return Table("runs", columns, [row[: len(columns)] for row in rows])
+
+
+def _run(run: RunSnapshot, pace: float | None, wide: bool) -> list[Cell]:
+    counts = run.counts
+    mean = counts["reward_mean"]
+    groups = "/".join(str(counts[f"groups_{place}"]) for place in PLACES)
+    oldest = run.oldest.name if run.oldest else NONE
+    return [
+        Cell(one_line(run.run, LONGEST[wide]), "" if run.has_work else QUIET),
+        Cell(f"{counts['done']}/{counts['submitted']}"),
+        _number(counts["leased"]),
+        _number(counts["queued"]),
+        _number(counts["dead"], BAD),
+        Cell(NONE if mean is None else f"{mean:.3f}"),
+        Cell(groups, QUIET if groups == "0/0/0" else ""),
+        Cell(NONE if run.oldest_s is None else age(run.oldest_s)),
+        _staleness(run),
+        Cell(NONE if pace is None else f"{pace:.1f}"),
+        Cell(one_line(oldest, LONGEST[False])),
+        Cell(_counts(counts["stops"])),
+    ]
 
 
 def _number(value: int, style: str = "") -> Cell:
@@ -234,7 +231,7 @@ def _known(value: int | None) -> str:
 
 
 def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
-    """Those in trouble first."""
+    """The workers, those in trouble first."""
     columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + [
         "TOKENS/S",
         "QUEUES",
@@ -276,7 +273,7 @@ def _worker(worker: LiveWorker, wide: bool) -> list[Cell]:
 
 
 def _waits(worker: LiveWorker) -> str:
-    """What its episodes wait for, and the longest of these waits."""
+    """Waits of its episodes, and the longest of them."""
     if not worker.waits:
         return NONE
     longest = max(worker.waits, key=lambda wait: wait.seconds)

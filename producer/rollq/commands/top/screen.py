@@ -33,7 +33,7 @@ class Screen:
 
     @property
     def wide(self) -> bool:
-        """Whether there is room for everything."""
+        """True if there is room for everything."""
         return not self._stream.isatty() or shutil.get_terminal_size().columns >= WIDE
 
     def show(self, frame: Frame) -> None:

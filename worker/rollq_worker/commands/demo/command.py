@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from rollq.commands.connect import settings
 from rollq.commands.flags import keys
-from rollq.commands.flags.files import environment, given_name
+from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.plan import unknown_part
 from rollq.commands.flags.shared import add_json, add_tokenizer
@@ -229,7 +229,7 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     if job.env == "shop":
         tau = f"tasks of tau2-bench ({install_line('tau2-2025')})"
         steps["rollq demo --env tau2_2025:retail --set split=test"] = tau
-    env, agent = given_name(job.env), given_name(job.agent)
+    env, agent = typed(job.env), typed(job.agent)
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""

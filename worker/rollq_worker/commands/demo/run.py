@@ -48,7 +48,7 @@ class DemoRun:
         self.run = jobs[0].run
         self.summary = Summary()
         self.delivered: Counter[str] = Counter()
-        """How often each job was acknowledged."""
+        """Acknowledgements of each job."""
         self.deaths: list[str] = []
         self.lost = 0
         """Jobs by which the counts disagree; set by `result`."""

@@ -1,4 +1,4 @@
-"""What is wrong with an environment: its tasks are played by the worker's own agent loop, without a
+"""Checks an environment: its tasks are played by the worker's own agent loop, without a
 model.
 
 Engine and renderer are the fakes that ship with rollq, so the loop's own checks of tools,
@@ -64,11 +64,11 @@ TASK_FIELDS: dict[str, Any] = {
 
 @dataclass
 class Report:
-    """What was found. Costs are seconds of CPU."""
+    """Results of a check. Costs are seconds of CPU."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What need not be wrong."""
+    """Remarks that need be no problem."""
     played: int = 0
     steps: int = 0
     step_s: float = 0.0
@@ -81,7 +81,7 @@ class Report:
     judged: int = 0
     """Tasks with assertions, which nothing here judges."""
     episodes: int = 0
-    """How often the environment was opened."""
+    """Times that the environment was opened."""
     programs_s: float = 0.0
     """Of the programs that it started, all episodes together."""
 

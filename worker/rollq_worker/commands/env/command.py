@@ -10,7 +10,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollq.commands.flags.files import environment
+from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json
 from rollq.commands.flags.types import tasks
@@ -117,7 +117,7 @@ def _check(args: argparse.Namespace) -> int:
         shown = {"env": args.env, "version": domain.version, "split": split, "tasks": report.played}
         print(json.dumps({**shown, "problems": report.problems, "notes": report.notes, **costs}))
     else:
-        print("\n".join(_as_text(args.env.given, split, splits, report)))
+        print("\n".join(_as_text(typed(args.env), split, splits, report)))
     return 1 if report.problems else 0
 
 

@@ -47,24 +47,21 @@ def compare(after: Result, before: Result, name: str) -> Comparison:
     check_tasks(after.run, [task.key for task in after.tasks], before, name)
     theirs = {task.key: task for task in before.tasks}
     paired = replace(before, tasks=[theirs[task.key] for task in after.tasks])
-    changes = [
-        Change(now.title, then.reward, now.reward)
-        for now, then in zip(after.tasks, paired.tasks, strict=True)
-    ]
+    changes = []
+    for now, then in zip(after.tasks, paired.tasks, strict=True):
+        changes.append(Change(now.title, then.reward, now.reward))
+    pass_hat_k = {}
+    for k in range(1, min(after.size, before.size) + 1):
+        pass_hat_k[k] = _mean_difference(after.pass_hat(k), paired.pass_hat(k))
+    changes.sort(key=lambda change: abs(change.after - change.before), reverse=True)
     return Comparison(
         before=name,
-        reward=_mean([change.after - change.before for change in changes]),
-        pass_hat_k={
-            k: _mean(
-                [
-                    now - then
-                    for now, then in zip(after.pass_hat(k), paired.pass_hat(k), strict=True)
-                ]
-            )
-            for k in range(1, min(after.size, before.size) + 1)
-        },
-        better=sorted((c for c in changes if c.after > c.before), key=lambda c: c.before - c.after),
-        worse=sorted((c for c in changes if c.after < c.before), key=lambda c: c.after - c.before),
+        reward=_mean_difference(
+            [task.reward for task in after.tasks], [task.reward for task in paired.tasks]
+        ),
+        pass_hat_k=pass_hat_k,
+        better=[change for change in changes if change.after > change.before],
+        worse=[change for change in changes if change.after < change.before],
     )
 
 
@@ -79,10 +76,10 @@ def check_tasks(run: str, tasks: Iterable[TaskKey], before: Result, name: str) -
         )
 
 
-def _mean(differences: Sequence[float]) -> Estimate:
-    found = estimate(differences)
-    assert found is not None  # there are tasks
-    return found
+def _mean_difference(after: Sequence[float], before: Sequence[float]) -> Estimate:
+    mean = estimate([now - then for now, then in zip(after, before, strict=True)])
+    assert mean is not None  # there are tasks
+    return mean
 
 
 def _only(name: str, keys: Collection[TaskKey]) -> str:

@@ -71,8 +71,8 @@ def _task(result: Result, task: TaskResult) -> dict[str, Any]:
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "before": comparison.before,
-        "reward": numbers(comparison.reward),
-        "pass_hat_k": {str(k): numbers(value) for k, value in comparison.pass_hat_k.items()},
+        "reward": estimate_json(comparison.reward),
+        "pass_hat_k": {str(k): estimate_json(value) for k, value in comparison.pass_hat_k.items()},
         "better": [change._asdict() for change in comparison.better],
         "worse": [change._asdict() for change in comparison.worse],
     }
@@ -81,31 +81,29 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def summary_lines(result: Result) -> list[str]:
     """The result as a whole, one subject per line."""
     reward, turns = result.reward, _mean(one.turns for one in result.tries)
-    sampled, total = (
-        sum(one.sampled_tokens for one in result.tries),
-        sum(one.total_tokens for one in result.tries),
-    )
+    sampled = sum(one.sampled_tokens for one in result.tries)
+    total = sum(one.total_tokens for one in result.tries)
+    turns_text = "-" if turns is None else f"{turns:.1f}"
     tasks = len(result.tasks) + len(result.left_out)
-    kinds = ", ".join(dict.fromkeys(f"{task.env}/{task.split}" for task in result.tasks)) or "-"
+    submitted = tasks * result.size
+    kinds = dict.fromkeys(f"{task.env}/{task.split}" for task in result.tasks)
+    pass_hat = [f"pass^{k} {mean_in_interval(value)}" for k, value in result.pass_hat_k.items()]
     rows = {
-        "eval": f"{title(result)}: {kinds}, {tasks} tasks, {result.size} tries each",
-        "reward": "-" if reward is None else f"mean {text(reward)} (over tasks)",
-        "pass^k": "  ".join(f"pass^{k} {short(value)}" for k, value in result.pass_hat_k.items())
-        or "-",
-        "jobs": f"{tasks * result.size} submitted: {len(result.tries)} graded here, "
-        f"{result.dead} dead",
+        "eval": f"{title(result)}: {', '.join(kinds) or '-'}, {tasks} tasks, {result.size} tries "
+        "each",
+        "reward": f"mean {mean_with_error(reward)} (over tasks)" if reward else "-",
+        "pass^k": "  ".join(pass_hat) or "-",
+        "jobs": f"{submitted} submitted: {len(result.tries)} graded here, {result.dead} dead",
         "stops": _stops(result.tries) or "-",
-        "tokens": f"{sampled} sampled of {total}, "
-        f"{'-' if turns is None else f'{turns:.1f}'} turns an episode",
+        "tokens": f"{sampled} sampled of {total}, {turns_text} turns an episode",
         "weights": _weights(result),
     }
     return [f"{subject:<8} {line}" for subject, line in rows.items()]
 
 
 def _stops(tries: Sequence[Try]) -> str:
-    return ", ".join(
-        f"{stop} {count}" for stop, count in sorted(Counter(one.stop for one in tries).items())
-    )
+    counts = Counter(one.stop for one in tries)
+    return ", ".join(f"{stop} {count}" for stop, count in sorted(counts.items()))
 
 
 def _weights(result: Result) -> str:
@@ -116,11 +114,13 @@ def _weights(result: Result) -> str:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    pairs = "  ".join(f"pass^{k} {short(value, '+')}" for k, value in comparison.pass_hat_k.items())
+    pass_hat = [
+        f"pass^{k} {mean_in_interval(value, '+')}" for k, value in comparison.pass_hat_k.items()
+    ]
+    reward = mean_with_error(comparison.reward, "+")
     lines = [
-        f"compare  with {comparison.before}: reward "
-        f"{text(comparison.reward, '+')} (paired by task)",
-        f"         {pairs}",
+        f"compare  with {comparison.before}: reward {reward} (paired by task)",
+        f"         {'  '.join(pass_hat)}",
         f"         {len(comparison.better)} tasks better, {len(comparison.worse)} worse",
     ]
     return [*lines, *_changes("better", comparison.better), *_changes("worse", comparison.worse)]
@@ -142,10 +142,8 @@ def task_table(result: Result) -> list[str]:
     lines = [f"{'task':<{width}}  reward  successes  turns  tokens  stops"]
     for task in shown:
         successes = f"{task.successes} of {len(task.tries)}"
-        turns, tokens = (
-            fmean(one.turns for one in task.tries),
-            fmean(one.sampled_tokens for one in task.tries),
-        )
+        turns = fmean(one.turns for one in task.tries)
+        tokens = fmean(one.sampled_tokens for one in task.tries)
         cells = f"{task.reward:>6.3f}  {successes:>9}  {turns:>5.1f}  {tokens:>6.0f}"
         lines.append(f"{task.title:<{width}}  {cells}  {_stops(task.tries)}")
     if more := len(result.tasks) - len(shown):
@@ -167,7 +165,7 @@ def title(result: Result) -> str:
     return f"{result.run}@{result.name}" if result.name else result.run
 
 
-def text(value: Estimate, sign: str = "") -> str:
+def mean_with_error(value: Estimate, sign: str = "") -> str:
     """The mean with its error."""
     if value.low is None or value.high is None or value.stderr is None:
         return f"{value.mean:{sign}.3f}"
@@ -177,7 +175,7 @@ def text(value: Estimate, sign: str = "") -> str:
     )
 
 
-def short(value: Estimate, sign: str = "") -> str:
+def mean_in_interval(value: Estimate, sign: str = "") -> str:
     """The mean with its interval."""
     if value.low is None or value.high is None:
         return f"{value.mean:{sign}.3f}"
@@ -188,10 +186,10 @@ def _interval(value: Estimate) -> list[float] | None:
     return None if value.low is None or value.high is None else [value.low, value.high]
 
 
-def numbers(value: Estimate) -> Mapping[str, Any]:
+def estimate_json(value: Estimate) -> Mapping[str, Any]:
     return {"mean": value.mean, "stderr": value.stderr, "interval": _interval(value)}
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None

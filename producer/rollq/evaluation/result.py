@@ -71,9 +71,8 @@ def task_result(trajectories: Sequence[Trajectory]) -> TaskResult:
 
 def _try(trajectory: Trajectory) -> Try:
     closed = trajectory.closed
-    assert (
-        closed is not None and closed.reward is not None
-    )  # the ledger's reader gives graded ones only
+    # The ledger's reader gives graded ones only.
+    assert closed is not None and closed.reward is not None
     return Try(
         closed.reward,
         closed.stop.value,
@@ -125,8 +124,8 @@ class Result:
     @property
     def pass_hat_k(self) -> dict[int, Estimate]:
         """By k up to `size`: the chance that k tries at a task all succeed."""
-        found = {k: estimate(self.pass_hat(k)) for k in range(1, self.size + 1)}
-        return {k: value for k, value in found.items() if value}
+        estimates = {k: estimate(self.pass_hat(k)) for k in range(1, self.size + 1)}
+        return {k: value for k, value in estimates.items() if value}
 
     def pass_hat(self, k: int) -> list[float]:
         """pass^k of each task."""
@@ -160,11 +159,12 @@ class Result:
         """The tries that did not succeed: those of the worst task first, and of a task the worst
         try first.
         """
-        return [
-            Failure(f"{self.run}/{task.group}/{sample}", one.reward, one.stop)
-            for task in self.worst_first
-            for sample, one in sorted(
-                enumerate(task.tries), key=lambda numbered: numbered[1].reward
-            )
-            if one.reward < SUCCESS
-        ]
+        failures = []
+        for task in self.worst_first:
+            of_task = []
+            for sample, one in enumerate(task.tries):
+                if one.reward < SUCCESS:
+                    job = f"{self.run}/{task.group}/{sample}"
+                    of_task.append(Failure(job, one.reward, one.stop))
+            failures += sorted(of_task, key=lambda failure: failure.reward)
+        return failures

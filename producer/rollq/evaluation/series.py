@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rollq.evaluation.report import numbers, short, summary_json, title
+from rollq.evaluation.report import estimate_json, mean_in_interval, summary_json, title
 from rollq.evaluation.result import Result
 from rollq.evaluation.statistics import Estimate, estimate
 
@@ -27,14 +27,10 @@ def series(
     """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are
     compared with.
     """
-    points = [
-        Point(
-            step=steps.get(result.version or ""),
-            result=result,
-            difference=_difference(result, before),
-        )
-        for result in results
-    ]
+    points = []
+    for result in results:
+        step = steps.get(result.version or "")
+        points.append(Point(step=step, result=result, difference=_difference(result, before)))
     return sorted(points, key=lambda point: (point.step is None, point.step, point.result.name))
 
 
@@ -48,50 +44,44 @@ def _difference(result: Result, before: Result | None) -> Estimate | None:
 
 
 def series_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """As `--json` has them: what it says of a result as a whole, with `step` and
+    """The points as `--json` has them: each result as a whole, with `step` and
     `reward_difference`.
     """
-    return [
-        {
-            "step": point.step,
-            **summary_json(point.result),
-            "reward_difference": point.difference and numbers(point.difference),
-        }
-        for point in points
-    ]
+    rows = []
+    for point in points:
+        difference = point.difference and estimate_json(point.difference)
+        summary = summary_json(point.result)
+        rows.append({"step": point.step, **summary, "reward_difference": difference})
+    return rows
 
 
 def series_lines(points: Sequence[Point], before: Result | None) -> list[str]:
     """A table with a line for each evaluation."""
     shown = sorted({1, max(point.result.size for point in points)})
-    head = [
-        "step",
-        "name",
-        "tasks",
-        "reward",
-        *(f"pass^{k}" for k in shown),
-        *([f"against {title(before)}"] if before else []),
-    ]
+    head = ["step", "name", "tasks", "reward"]
+    head += [f"pass^{k}" for k in shown]
+    if before:
+        head.append(f"against {title(before)}")
     rows = [head, *(_row(point, shown, bool(before)) for point in points)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _row(point: Point, shown: Sequence[int], compared: bool) -> list[str]:
     result = point.result
     mixed = " (mixed)" if result.other_versions else ""
-    return [
-        "-" if point.step is None else str(point.step),
-        f"{result.name or '-'}{mixed}",
-        f"{len(result.tasks)}"
-        + (f" of {len(result.tasks) + len(result.left_out)}" if result.left_out else ""),
-        short(result.reward) if result.reward else "-",
-        *(
-            f"{fmean(result.pass_hat(k)):.3f}" if result.tasks and k <= result.size else "-"
-            for k in shown
-        ),
-        *([short(point.difference, "+") if point.difference else "-"] if compared else []),
-    ]
+    tasks = str(len(result.tasks))
+    if result.left_out:
+        tasks += f" of {len(result.tasks) + len(result.left_out)}"
+    row = ["-" if point.step is None else str(point.step), f"{result.name or '-'}{mixed}", tasks]
+    row.append(mean_in_interval(result.reward) if result.reward else "-")
+    for k in shown:
+        is_there = result.tasks and k <= result.size
+        row.append(f"{fmean(result.pass_hat(k)):.3f}" if is_there else "-")
+    if compared:
+        row.append(mean_in_interval(point.difference, "+") if point.difference else "-")
+    return row

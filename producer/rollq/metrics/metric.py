@@ -46,11 +46,11 @@ def gauge(name: str, says: str, *labels: str) -> Metric:
 def spread(
     metric: Metric,
     values: Mapping[str, float],
-    known: Iterable[str] = (),
+    names: Iterable[str] = (),
     before: tuple[str, ...] = (),
 ) -> list[Sample]:
     """A sample for each of the values; the last label is its name. Those that are `known` are there
     from the start, as 0, because a rate needs two numbers.
     """
-    found = dict.fromkeys(known, 0.0) | dict(values)
-    return [Sample(metric, (*before, name), value) for name, value in found.items()]
+    all_values = dict.fromkeys(names, 0.0) | dict(values)
+    return [Sample(metric, (*before, name), value) for name, value in all_values.items()]

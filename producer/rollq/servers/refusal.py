@@ -76,19 +76,23 @@ def why_and_remedy(error: Exception, key_remedy: str) -> tuple[str, str]:
     text = str(error)
     if isinstance(error, ReadOnlyError):
         return text, REMEDIES["READONLY"]
-    if found := DAMAGED.search(text):
-        return f"{found[1]} {found[2]}", key_remedy
+    damage = DAMAGED.search(text)
+    if damage:
+        return f"{damage[1]} {damage[2]}", key_remedy
     if "not allowed when used memory" in text:
         return "Redis is out of memory (used memory > 'maxmemory')", MEMORY_REMEDY
-    if why := REFUSING.search(text):
-        text = text[why.start() :].lstrip(" -")
+    refusal = REFUSING.search(text)
+    if refusal:
+        text = text[refusal.start() :].lstrip(" -")
         code = text.partition(" ")[0]
         if code == "BUSY":  # Redis's own text tells to stop it without saving
             return "Redis is busy with a long script", "Wait until it has ended"
         return text, REMEDIES.get(code, "")
     if "WRONGTYPE" in text:
         return text, key_remedy
-    return text, RIGHTS_REMEDY if isinstance(error, NoPermissionError) or "NOPERM" in text else ""
+    if isinstance(error, NoPermissionError) or "NOPERM" in text:
+        return text, RIGHTS_REMEDY
+    return text, ""
 
 
 def no_answer(error: BaseException | None) -> str:
@@ -101,9 +105,8 @@ def no_answer(error: BaseException | None) -> str:
         return "It still reads its file: wait until it has"
     if isinstance(error, redis.TimeoutError) and "reading" in str(error):
         return (
-            "It is there and does not answer: look whether it is frozen, or busy with "
-            "one long command, and at its log."
-            " Do not start a second one"
+            "It is there and does not answer: look whether it is frozen, or busy with one long "
+            "command, and at its log. Do not start a second one"
         )
     return ""
 
@@ -128,46 +131,49 @@ def of_sentinels(error: MasterNotFoundError) -> redis.ConnectionError:
 
 
 def _where_to_look(address: str, error: BaseException) -> str:
-    if remedy := no_answer(error):
+    remedy = no_answer(error)
+    if remedy:
         return remedy
-    causes = _causes(error)
-    tls = address.startswith("rediss:")
     if isinstance(error, MasterNotFoundError):
         return (
             "Start the Sentinels, or correct them and their service in the address "
             "(--redis, ROLLQ_REDIS_URL)"
         )
-    if any(type(cause) is redis.RedisError for cause in causes):
-        return (
-            "Correct the options of the address (ssl_cert_reqs= takes required, optional and none)"
-        )
-    if not address.startswith("unix:") and any(
-        isinstance(cause, FileNotFoundError) for cause in causes
-    ):
-        return "Correct the files in its options (ssl_ca_certs=, ssl_certfile=, ssl_keyfile=)"
-    if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return "No such host: correct the address"
-    if any(
-        isinstance(cause, ssl.SSLError) or (tls and isinstance(cause, redis.TimeoutError))
-        for cause in causes
-    ):
-        return (
-            "Does it speak TLS there? Is its certificate valid, for this host, and "
-            "trusted (ssl_ca_certs=)? Does it"
-            " want one of yours (ssl_certfile=, ssl_keyfile=)?"
-        )
-    if not tls and re.search("closed by server|reset by peer", str(error)):
+    for cause in _causes(error):
+        remedy = _remedy_for_cause(address, cause)
+        if remedy:
+            return remedy
+    has_tls = address.startswith("rediss:")
+    if not has_tls and re.search("closed by server|reset by peer", str(error)):
         return "Does it speak TLS there (rediss://, or ssl=true)?"
     return "Start one with `rollq redis`, or give another address (--redis, ROLLQ_REDIS_URL)"
 
 
+def _remedy_for_cause(address: str, cause: BaseException) -> str:
+    if type(cause) is redis.RedisError:
+        return (
+            "Correct the options of the address (ssl_cert_reqs= takes required, optional and none)"
+        )
+    if isinstance(cause, FileNotFoundError) and not address.startswith("unix:"):
+        return "Correct the files in its options (ssl_ca_certs=, ssl_certfile=, ssl_keyfile=)"
+    if isinstance(cause, socket.gaierror):
+        return "No such host: correct the address"
+    has_tls = address.startswith("rediss:")
+    if isinstance(cause, ssl.SSLError) or (has_tls and isinstance(cause, redis.TimeoutError)):
+        return (
+            "Does it speak TLS there? Is its certificate valid, for this host, and trusted "
+            "(ssl_ca_certs=)? Does it want one of yours (ssl_certfile=, ssl_keyfile=)?"
+        )
+    return ""
+
+
 def _causes(error: BaseException | None) -> list[BaseException]:
     """The error and what led to it."""
-    found: list[BaseException] = []
-    while error and error not in found:
-        found.append(error)
+    causes: list[BaseException] = []
+    while error and error not in causes:
+        causes.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return causes
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:

@@ -70,10 +70,12 @@ class Answer:
                 f"HTTP {self.status}: the engine wants another API key: see "
                 "api_key_file (--api-key-file)"
             )
-        said = self.body
-        if isinstance(said, dict):
-            said = next(filter(None, map(said.get, ("message", "error", "error_message"))), "")
-        return f"HTTP {self.status} {' '.join(str(said or '').split())[:300]}".rstrip()
+        message = self.body
+        if isinstance(message, dict):
+            texts = [message.get(name) for name in ("message", "error", "error_message")]
+            message = next(filter(None, texts), "")
+        words = " ".join(str(message or "").split())
+        return f"HTTP {self.status} {words[:300]}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class Connection:
         timeout_s: float = CONTROL_TIMEOUT_S,
     ) -> Answer:
         """The answer, whatever its status. Raises ControlFailure when none came."""
-        data = (
-            json.dumps(body).encode() if body is not None else (b"" if method == "POST" else None)
-        )
+        data = b"" if method == "POST" else None
+        if body is not None:
+            data = json.dumps(body).encode()
         request = urllib.request.Request(
             self._base + path, data=data, headers=self._headers, method=method
         )
@@ -184,9 +186,9 @@ class Engine:
         """The weights that it serves now. Raises ControlFailure."""
         self.begin("look")
         info = self._connection.call("GET", "/server_info")
-        found = info.body if info.ok and isinstance(info.body, dict) else {}
-        self.server = str(found.get("version", ""))
-        self.shape = tuple(str(found.get(name)) for name in SHAPE)
+        fields = info.body if info.ok and isinstance(info.body, dict) else {}
+        self.server = str(fields.get("version", ""))
+        self.shape = tuple(str(fields.get(name)) for name in SHAPE)
         return self.serving()
 
     def serving(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Serving:
@@ -201,9 +203,8 @@ class Engine:
                 "/model_info does not name the weight version: is this an SGLang server?"
             ) from None
         ready = self._connection.call("GET", "/ready", timeout_s=timeout_s)
-        return Serving(
-            str(version), str(path).rstrip("/"), None if ready.status == NOT_FOUND else not ready.ok
-        )
+        is_paused = None if ready.status == NOT_FOUND else not ready.ok
+        return Serving(str(version), str(path).rstrip("/"), is_paused)
 
     def pause(self, mode: PauseMode, serving: Serving) -> None:
         """A server without `/ready` has no versions per token, so its requests are aborted: no
@@ -264,11 +265,10 @@ class Engine:
         answer = self._connection.call(
             "POST", "/weights_checker", {"action": "checksum"}, timeout_s
         )
-        return (
-            answer.body.get("per_engine_checksum")
-            if answer.ok and isinstance(answer.body, dict)
-            else None
-        )
+        if not answer.ok or not isinstance(answer.body, dict):
+            return None
+        checksum: str | None = answer.body.get("per_engine_checksum")
+        return checksum
 
     def flush(self) -> None:
         """Empty the cache that the old weights have left. Raises ControlFailure."""
@@ -293,7 +293,9 @@ class Engine:
         """Generate again. Returns the seconds of the pause. Raises ControlFailure."""
         self.begin("continue")
         self._do("/continue_generation", {})
-        return time.monotonic() - self.paused_at if self.paused_at is not None else 0.0
+        if self.paused_at is None:
+            return 0.0
+        return time.monotonic() - self.paused_at
 
 
 def engines_at(
@@ -308,24 +310,20 @@ def engines_at(
     direct = Connection(url, key)
     if direct.call("GET", "/model_info", timeout_s=timeout_s).status != NOT_FOUND:
         return [Engine(mask_url(url), direct, on_step)]
-    found = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
-    if not found.ok or not isinstance(found.body, dict):
+    listing = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
+    if not listing.ok or not isinstance(listing.body, dict):
         raise ControlFailure(
-            "no engine here (/model_info: HTTP 404). Routers do not pass weight updates "
-            "on: give the engines' own"
-            " addresses, or start smg with --enable-rl"
+            "no engine here (/model_info: HTTP 404). Routers do not pass weight updates on: give "
+            "the engines' own addresses, or start smg with --enable-rl"
         )
-    workers = found.body.get("workers") or []
-    if not workers:
+    engines = []
+    for worker in listing.body.get("workers") or []:
+        worker_id = urllib.parse.quote(str(worker["id"]))
+        connection = Connection(url, key, f"/v1/rl/workers/{worker_id}/engine")
+        engines.append(Engine(mask_url(str(worker["url"])), connection, on_step))
+    if not engines:
         raise ControlFailure("this smg has no workers")
-    return [
-        Engine(
-            mask_url(str(worker["url"])),
-            Connection(url, key, f"/v1/rl/workers/{urllib.parse.quote(str(worker['id']))}/engine"),
-            on_step,
-        )
-        for worker in workers
-    ]
+    return engines
 
 
 def router_engines(url: str) -> list[str]:

@@ -84,11 +84,11 @@ class Fleet:
         self._urls = [url.rstrip("/") for url in urls]
         if not self._urls:
             raise SettingsError("no engine is named or listed: a fleet has at least one")
-        if twice := next((url for url in self._urls if self._urls.count(url) > 1), None):
-            raise SettingsError(
-                f"{mask_url(twice)} is there twice: a fleet needs each of its engines once"
-            )
         for url in self._urls:
+            if self._urls.count(url) > 1:
+                raise SettingsError(
+                    f"{mask_url(url)} is there twice: a fleet needs each of its engines once"
+                )
             _check_url(url)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
         if pause not in [*PauseMode]:
@@ -142,14 +142,15 @@ class Fleet:
                 try:
                     engine.load_adapter(served, folder, self._update_timeout_s)
                 except ControlFailure:
-                    if (
-                        served not in engine.adapters()
-                    ):  # else another call was quicker, or a turn that asked for it
+                    # Another call may have been quicker, or a turn that needed it.
+                    if served not in engine.adapters():
                         raise
             engine.begin("verify")
-            if (found := engine.adapters().get(served)) != folder:
+            loaded_from = engine.adapters().get(served)
+            if loaded_from != folder:
                 raise ControlFailure(
-                    f"it has {served} from {found}: give each version a name that no other one had"
+                    f"it has {served} from {loaded_from}: give each version a name that no other "
+                    "one had"
                 )
             engine.begin("done")
             return EngineUpdate(
@@ -174,10 +175,8 @@ class Fleet:
                     engine.unload_adapter(served, self._update_timeout_s)
 
         engines, away = self._engines(None)
-        return {
-            **away,
-            **{engine.url: reason for engine, reason in _parallel(engines, one)[1].items()},
-        }
+        _, failed = _parallel(engines, one)
+        return away | {engine.url: reason for engine, reason in failed.items()}
 
     @contextmanager
     def paused(self, version: str, report: Report | None = None) -> Iterator[None]:
@@ -224,11 +223,11 @@ class Fleet:
     def _engines(
         self, report: Report | None, timeout_s: float = CONTROL_TIMEOUT_S
     ) -> tuple[list[Engine], dict[str, str]]:
-        """The engines, and the reason for each address where none was found."""
-        found, away = _parallel(
+        """The engines, and the reason for each address that has none."""
+        engines_by_url, away = _parallel(
             self._urls, lambda url: engines_at(url, self._key, report, timeout_s)
         )
-        engines = [engine for url in self._urls for engine in found.get(url, ())]
+        engines = [engine for url in self._urls for engine in engines_by_url.get(url, ())]
         return engines, {mask_url(url): reason for url, reason in away.items()}
 
     def _pause_all(self, version: str, report: Report | None) -> list[Engine]:
@@ -242,13 +241,10 @@ class Fleet:
             self._pause_one(engine, serving)
             if serving.paused is False:
                 generated.append(engine)
+            elif serving.paused:
+                staying[engine] = "it was paused before, so it stays paused"
             else:
-                known = (
-                    "was paused before"
-                    if serving.paused
-                    else "cannot say whether it was paused before"
-                )
-                staying[engine] = f"it {known}, so it stays paused"
+                staying[engine] = "it cannot say whether it was paused before, so it stays paused"
 
         _, failed = _parallel(engines, pause)
         if away or failed:
@@ -276,13 +272,13 @@ class Fleet:
         generate.
         """
         engine.begin("verify")
-        found = engine.serving()
-        if (found.version, found.path) != (wanted.version, wanted.path):
-            raise ControlFailure(f"it serves version {found.version!r} from {found.path}")
+        served = engine.serving()
+        if (served.version, served.path) != (wanted.version, wanted.path):
+            raise ControlFailure(f"it serves version {served.version!r} from {served.path}")
         checksum = engine.checksum(self._update_timeout_s) if self._checksums else None
         if not agreement.reached(engine, checksum):
             if engine.paused_at is None:
-                engine.pause(self._pause, found)
+                engine.pause(self._pause, served)
             raise ControlFailure(
                 f"its weights have checksum {checksum}, and those of other engines another one"
             )

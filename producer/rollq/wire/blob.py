@@ -51,20 +51,28 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
         raise ContractError(f"{where}: nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, str | bool):
         return value
+    if isinstance(value, int | float):
+        return _plain_number(value, where)
+    if isinstance(value, Mapping):
+        copy = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ContractError(f"{where}: the key {key!r} is not a string")
+            copy[str(key)] = plain(item, where, depth + 1)
+        return copy
+    if isinstance(value, list | tuple):
+        return [plain(item, where, depth + 1) for item in value]
+    raise ContractError(f"{where}: {value!r} ({type(value).__name__}) is not JSON")
+
+
+def _plain_number(value: float, where: str) -> float:
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise ContractError(f"{where}: {value} does not fit in 64 bits")
         return int(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ContractError(f"{where}: the key {key!r} is not a string")
-        return {str(key): plain(item, where, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, where, depth + 1) for item in value]
-    raise ContractError(f"{where}: {value!r} ({type(value).__name__}) is not JSON")
+    if not math.isfinite(value):
+        raise ContractError(f"{where}: {value!r} is not JSON")
+    return float(value)
 
 
 def pack(value: Any, where: str) -> bytes:
@@ -186,26 +194,27 @@ def dump_ids(ids: Iterable[Any], where: str) -> bytes:
     zeros = bytes(len(raw) // 4)
     if raw[3::4] != zeros:
         return b"\0" + split_planes(raw, 4)
-    if (third := raw[2::4]) != zeros:
-        return b"\3" + raw[::4] + raw[1::4] + third
-    return b"\2" + raw[::4] + raw[1::4]
+    first, second, third = raw[::4], raw[1::4], raw[2::4]
+    if third != zeros:
+        return b"\3" + first + second + third
+    return b"\2" + first + second
 
 
 def load_ids(packed: bytes) -> array[int]:
     """The ids that `dump_ids` packed. Raises ValueError or zlib.error."""
-    how = packed[:1]
-    if how == b"\2" or how == b"\3":
-        count, cut = divmod(len(packed) - 1, packed[0])
+    if packed[:1] in (b"\2", b"\3"):
+        planes = packed[0]
+        count, cut = divmod(len(packed) - 1, planes)
         if cut:
-            raise ValueError(f"{len(packed) - 1} bytes are not {packed[0]} planes")
+            raise ValueError(f"{len(packed) - 1} bytes are not {planes} planes")
         raw = bytearray(4 * count)
-        raw[::4], raw[1::4] = packed[1 : 1 + count], packed[1 + count : 1 + 2 * count]
-        if how == b"\3":
-            raw[2::4] = packed[1 + 2 * count :]
+        for plane in range(planes):
+            start = 1 + plane * count
+            raw[plane::4] = packed[start : start + count]
         return load("I", raw)
-    return load(
-        "I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4)
-    )
+    if len(packed) >= SHARED:
+        return load("I", _read_planes(packed))
+    return load("I", join_planes(unpack_bytes(packed), 4))
 
 
 @lru_cache(KEPT)
@@ -243,7 +252,9 @@ def pack_bytes(data: bytes) -> bytes:
     # 64 kB of memory, a quarter of the default: most streams are shorter than 2 kB.
     deflate = zlib.compressobj(1, zlib.DEFLATED, 13, 6)
     stream = deflate.compress(data) + deflate.flush()
-    return (b"\1" + stream) if len(stream) < len(data) else b"\0" + data
+    if len(stream) < len(data):
+        return b"\1" + stream
+    return b"\0" + data
 
 
 def _pack_shared(data: bytes) -> bytes:

@@ -27,8 +27,8 @@ def routed_experts(trajectory: Trajectory) -> Extra:
             wanted, part = (missing - 1, shape.layers, shape.top_k), event.experts
             if part is None or part.shape != wanted or part.dtype != shape.dtype:
                 where = f"job {trajectory.job.id}: routed experts of turn {event.turn}"
-                found = f"{part.dtype} {part.shape}" if part else "nothing"
-                raise ContractError(f"{where}: {found} where {shape.dtype} {wanted} belongs")
+                recorded = f"{part.dtype} {part.shape}" if part else "nothing"
+                raise ContractError(f"{where}: {recorded} where {shape.dtype} {wanted} belongs")
             rows.append(part.data)
             missing = 1
     return shape.part(b"".join([*rows, filler * missing]))

@@ -8,7 +8,6 @@ counted as dead, and a group that comes back no longer counts as dropped.
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 
 import redis
 
@@ -33,9 +32,7 @@ class DeadLetters:
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Ids of the dead jobs, the longest dead first. With a class, only that class."""
-        members: list[bytes] = self.scripts.guard(
-            self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1)
-        )
+        members: list[bytes] = self.scripts.command("zrange", self.keys.dead, 0, -1)
         ids = [job_id.decode("utf-8", "replace") for job_id in members]
         if failure is None:
             return ids
@@ -62,7 +59,7 @@ class DeadLetters:
         discarded, or when its group was made ready without it.
         """
         self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
-        self.scripts.guard(ACTIVE, lambda: self.redis.zadd(ACTIVE, {self.run: time.time()}))
+        self.scripts.command("zadd", ACTIVE, {self.run: time.time()})
 
     def discard(self, job_id: str) -> None:
         """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is
@@ -81,7 +78,7 @@ class DeadLetters:
         names: list[bytes] = []
         for purpose in Purpose:
             key = f"{self.keys.prefix}open:{purpose}"
-            names += self.scripts.guard(key, partial(self.redis.zrange, key, 0, -1))
+            names += self.scripts.command("zrange", key, 0, -1)
         return [text(name) for name in names]
 
     def cancel_group(self, group: str, reason: str = "cancelled") -> int:
@@ -103,11 +100,9 @@ class DeadLetters:
         """
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
         # What makes the run known goes first, so that its workers write no new keys meanwhile.
-        deleted = int(
-            self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta))
-        )
+        deleted = int(self.scripts.command("unlink", self.keys.meta))
         for index in (RUNS, ACTIVE):
-            self.scripts.guard("forgetting it", partial(self.redis.zrem, index, self.run))
+            self.scripts.command("zrem", index, self.run)
         while True:
             keys = self.scripts.guard(
                 "forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))
@@ -115,8 +110,7 @@ class DeadLetters:
             if not keys:
                 return deleted
             for start in range(0, len(keys), PAGE):
-                page = keys[start : start + PAGE]
-                deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
+                deleted += self.scripts.command("unlink", *keys[start : start + PAGE])
 
     def _act(self, job_id: str, done: str, script: str, *args: str | bytes) -> None:
         """Runs the script. Raises LedgerError when it refuses the job. `done`: the participle of

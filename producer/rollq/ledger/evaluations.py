@@ -24,14 +24,14 @@ class Store:
 
     def names(self) -> list[str]:
         """Names of the evaluations, sorted. Raises LedgerError."""
-        names = self._scripts.guard(self._key, lambda: self._scripts.redis.hkeys(self._key))
+        names = self._scripts.command("hkeys", self._key)
         return sorted(name.decode("utf-8", "replace") for name in names)
 
     def load(self, name: str) -> Result | None:
         """The evaluation of that name. Raises LedgerError, or ContractError for one that cannot be
         read.
         """
-        blob = self._scripts.guard(self._key, lambda: self._scripts.redis.hget(self._key, name))
+        blob = self._scripts.command("hget", self._key, name)
         return None if blob is None else decode(blob, self._scripts.run)
 
     def save(self, result: Result) -> None:

@@ -149,17 +149,14 @@ class Ledger:
 
     def forget_source(self, source: str) -> None:
         """Delete the cursor of a source that ends here."""
-        key = self.keys.sources
-        self.scripts.guard(key, lambda: self.redis.hdel(key, source, f"{source}#"))
+        self.scripts.command("hdel", self.keys.sources, source, f"{source}#")
 
     def forget_after(self, days: float) -> None:
         """Forget acknowledged groups after that many days. A later submission of such a group is
         then a new one.
         """
         seconds = math.ceil(days * 86400)
-        self.scripts.guard(
-            self.keys.meta, lambda: self.redis.hset(self.keys.meta, "forget_after_s", seconds)
-        )
+        self.scripts.command("hset", self.keys.meta, "forget_after_s", seconds)
 
     def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
         """Pin the number of failures of each class that kills a job. The run's first caller

@@ -81,11 +81,11 @@ class LedgerReader:
 
     def exists(self) -> bool:
         """True if a producer has submitted to the run or pinned something for it."""
-        return bool(self.scripts.guard(self.keys.meta, lambda: self.redis.exists(self.keys.meta)))
+        return bool(self.scripts.command("exists", self.keys.meta))
 
     def began(self) -> float:
         """Unix time of the run's first submission; inf for an unknown run."""
-        began = self.scripts.guard(RUNS, lambda: self.redis.zscore(RUNS, self.run))
+        began = self.scripts.command("zscore", RUNS, self.run)
         return inf if began is None else float(began)
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
@@ -100,8 +100,7 @@ class LedgerReader:
 
     def forgets(self) -> bool:
         """True if the run forgets acknowledged groups."""
-        key = self.keys.meta
-        return self.scripts.guard(key, lambda: self.redis.hget(key, "forget_after_s")) is not None
+        return self.scripts.command("hget", self.keys.meta, "forget_after_s") is not None
 
     def group_states(self, names: Sequence[str]) -> list[str]:
         """The state of each group: open, ready, held, acked or dropped (also one that was skipped
@@ -243,8 +242,7 @@ class LedgerReader:
     ) -> JobState:
         attempt, state = int(record["attempt"]), State(text(record["state"]))
         lease = f"{job_id}#{attempt}#{text(record.get('token'))}"
-        key = self.keys.leased
-        lease_until = self.scripts.guard(key, lambda: self.redis.zscore(key, lease))
+        lease_until = self.scripts.command("zscore", self.keys.leased, lease)
         body = record.get("body", group["body"])
         job = None
         if body and "discarded" not in record and state is not State.SURPLUS:
@@ -275,7 +273,7 @@ class LedgerReader:
         key, last = self.keys.dead, -1
         if limit is not None:
             last = limit - 1
-        rows = self.scripts.guard(key, lambda: self.redis.zrevrange(key, 0, last, withscores=True))
+        rows = self.scripts.command("zrevrange", key, 0, last, withscores=True)
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
             pipe.hmget(

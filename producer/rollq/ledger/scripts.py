@@ -97,6 +97,10 @@ class Scripts:
                 return f"{name} of job {arg}"
         return name
 
+    def command(self, name: str, key: str, *args: Any, **options: Any) -> Any:
+        """The reply of a Redis command on this key. Raises LedgerError, naming run and key."""
+        return self.guard(key, lambda: getattr(self.redis, name)(key, *args, **options))
+
     def guard(self, what: str, call: Callable[[], T]) -> T:
         """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis
         refuses it.

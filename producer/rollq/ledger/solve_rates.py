@@ -30,7 +30,7 @@ class Store:
 
     def latest(self) -> dict[str, Rate]:
         """By task."""
-        blobs = self._scripts.guard(self._latest, lambda: self._redis.hgetall(self._latest))
+        blobs = self._scripts.command("hgetall", self._latest)
         rates = {}
         for task, blob in blobs.items():
             group, rate = unpack(blob, "solved", 2, self._where)
@@ -39,7 +39,7 @@ class Store:
 
     def at(self, step: int) -> dict[str, Rate] | None:
         """The rates stored for this step; None when nothing was."""
-        blob = self._scripts.guard(self._at_steps, lambda: self._redis.hget(self._at_steps, step))
+        blob = self._scripts.command("hget", self._at_steps, step)
         if blob is None:
             return None
         [rates] = unpack(blob, "known", 1, self._where)

@@ -64,7 +64,7 @@ class Versions:
     def published(self) -> Published | None:
         """The last publication; None before the first."""
         key = self.keys.meta
-        step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
+        step, version = self.scripts.command("hmget", key, "step", "version")
         if not step:
             return None
         return Published(count(step, key, "step"), text(version))
@@ -73,8 +73,7 @@ class Versions:
         """The LoRA adapter of which these are versions; empty: the run has none; None: it has no
         jobs yet.
         """
-        key = self.keys.meta
-        seq, name = self.scripts.guard(key, lambda: self.redis.hmget(key, "seq", "adapter"))
+        seq, name = self.scripts.command("hmget", self.keys.meta, "seq", "adapter")
         return None if seq is None else text(name)
 
     def limit_staleness(
@@ -114,9 +113,7 @@ class Versions:
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = f"{self.keys.prefix}versions"
-        steps: Sequence[bytes | None] = self.scripts.guard(
-            key, lambda: self.redis.hmget(key, list(names))
-        )
+        steps: Sequence[bytes | None] = self.scripts.command("hmget", key, list(names))
         published = {}
         for name, step in zip(names, steps, strict=True):
             if step is not None:

@@ -11,6 +11,7 @@ it is dead. Two that reap at once do no harm: every script decides for itself.
 """
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollq.job import NAME
@@ -39,7 +40,8 @@ class ActiveRuns:
         """In the list of all runs."""
 
     def names(self) -> list[str]:
-        return _names(guarded(ACTIVE, lambda: self._redis.zrange(ACTIVE, 0, -1), ACTIVE_REMEDY))
+        members = guarded(ACTIVE, lambda: self._redis.zrange(ACTIVE, 0, -1), ACTIVE_REMEDY)
+        return _names(members)
 
     def jobs(self, run: str) -> tuple[int, int]:
         """Number of queued and of leased jobs."""
@@ -89,10 +91,8 @@ class ReaperRole:
 
     def _call(self, ms: int) -> int:
         script = lone_script("reaper_role")
-        left_ms = guarded(
-            REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), ROLE_REMEDY
-        )
-        return int(left_ms)
+        call = partial(self._redis.eval, script, 1, REAPER, self._worker, ms)
+        return int(guarded(REAPER, call, ROLE_REMEDY))
 
 
 def _names(members: list[bytes]) -> list[str]:

@@ -19,6 +19,9 @@ PARSERS = {
     "gigachat31": "gigachat3",
     "hunyuan3": "hunyuan",
     "minimax_m3": "minimax-m3",
+    "deepseek_v41": "deepseekv41",
+    "mimo_v2": "mimo",
+    "intern_s1": "interns1",
 }
 """SGLang's name for a format, where it is another one."""
 

@@ -5,9 +5,10 @@ import pytest
 from rollq.env import Action
 from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.format_tests import reader_tests
-from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
+from tests.rollq_worker.toolcalls.turns.every_format import TURNS
 from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL
 from tests.rollq_worker.toolcalls.turns.token_formats import KIMI_CALL
+from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
 from tests.rollq_worker.toolcalls.written import WRITE
 
 
@@ -28,7 +29,7 @@ def test_a_turn_is_read_as_listed(turn: Turn):
 
 
 ROWS_OF_MESSAGES = {"functionary_v32", "gpt_oss", "inkling", "muse"}
-WHOLE_TURNS = {"llama3", "pythonic"}
+WHOLE_TURNS = {"llama3", "pythonic", "xlam"}
 """Formats that read a call only where a turn, or a line of it, begins."""
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rollq_worker.toolcalls import PARSERS
-from tests.rollq_worker.toolcalls.turns import TOOLS
 from tests.rollq_worker.toolcalls.turns.token_formats import HARMONY_CALL
+from tests.rollq_worker.toolcalls.turns.turn import TOOLS
 
 BAD_JSON = "harmony does not look into arguments"
 ROLE = "harmony takes messages of other roles for the assistant's"

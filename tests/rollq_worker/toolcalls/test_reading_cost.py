@@ -6,7 +6,7 @@ from typing import SupportsIndex
 import pytest
 
 from rollq_worker.toolcalls import PARSERS, pieces
-from tests.rollq_worker.toolcalls.turns import TOOLS
+from tests.rollq_worker.toolcalls.turns.turn import TOOLS
 from tests.rollq_worker.toolcalls.written import WRITE
 
 TOKEN = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|[^\s\w]|\w+")

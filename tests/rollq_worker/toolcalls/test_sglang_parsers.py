@@ -14,7 +14,8 @@ import pytest
 
 from rollq_worker.toolcalls import PARSERS
 from tests.conftest import REPO
-from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
+from tests.rollq_worker.toolcalls.turns.every_format import TURNS
+from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
 
 pytestmark = pytest.mark.sglang
 SHIM = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu" / "shim"
@@ -22,6 +23,7 @@ SHIM = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cp
 WITHOUT_PARSER = {
     *("seed", "granite3", "nemotron_v2"),
     *("functionary_v31", "functionary_v32", "solar", "apriel", "minimax_m1"),
+    *("longcat", "olmo3", "xlam"),
 }
 """Formats that SGLang has no parser for."""
 COMPARED = [turn for turn in TURNS if turn.format not in WITHOUT_PARSER]

@@ -56,13 +56,6 @@ def glm(name: str, arguments: Arguments) -> str:
     return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
 
 
-def minimax(name: str, arguments: Arguments) -> str:
-    inside = "".join(
-        f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items()
-    )
-    return f'<minimax:tool_call>\n<invoke name="{name}">\n{inside}</invoke>\n</minimax:tool_call>'
-
-
 def deepseek_v32(name: str, arguments: Arguments) -> str:
     kinds = {key: json.dumps(isinstance(value, str)) for key, value in arguments.items()}
     parameters = (
@@ -96,6 +89,30 @@ def hunyuan(name: str, arguments: Arguments) -> str:
     for tag in marked:
         call = call.replace(tag, tag.replace(">", ":opensource>"))
     return f"<tool_calls:opensource>\n{call}\n</tool_calls:opensource>"
+
+
+def glm_like(prefix: str, begin: str = "", end: str = "") -> Write:
+    def write(name: str, arguments: Arguments) -> str:
+        pairs = (
+            f"<{prefix}arg_key>{key}</{prefix}arg_key>\n"
+            f"<{prefix}arg_value>{bare(value)}</{prefix}arg_value>\n"
+            for key, value in arguments.items()
+        )
+        call = f"<{prefix}tool_call>{name}\n{''.join(pairs)}</{prefix}tool_call>"
+        return f"{begin}{call}{end}"
+
+    return write
+
+
+def invoke(begin: str, end: str, prefix: str = "") -> Write:
+    def write(name: str, arguments: Arguments) -> str:
+        inside = "".join(
+            f'<{prefix}parameter name="{key}">{bare(value)}</{prefix}parameter>\n'
+            for key, value in arguments.items()
+        )
+        return f'{begin}<{prefix}invoke name="{name}">\n{inside}</{prefix}invoke>\n{end}'
+
+    return write
 
 
 def kimi_k3(name: str, arguments: Arguments) -> str:
@@ -162,7 +179,31 @@ WRITE: Mapping[str, Write] = {
     "kimi_k2": lambda name, arguments: kimi_section(
         kimi_call(as_json(arguments), f"functions.{name}:0")
     ),
-    "minimax_m2": minimax,
+    "minimax_m2": invoke("<minimax:tool_call>\n", "</minimax:tool_call>"),
+    "mimo_v2": coder("tool_call", line=""),
+    "dots": invoke("<dots_function_call>\n", "</dots_function_call>"),
+    "step3": invoke(
+        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>",
+        "<｜tool_call_end｜><｜tool_calls_end｜>",
+        "steptml:",
+    ),
+    "longcat": glm_like("longcat_"),
+    "k2_horizon": glm_like("ifm|", "<ifm|tool_calls>", "</ifm|tool_calls>"),
+    "olmo3": lambda name, arguments: (
+        f"<function_calls>{in_python(name, arguments)[1:-1]}</function_calls>"
+    ),
+    "xlam": lambda name, arguments: f"[{as_object(name, arguments)}]",
+    "intern_s1": lambda name, arguments: (
+        f'<|action_start|> <|plugin|>\n{{"name": "{name}", "parameters": {as_json(arguments)}}}'
+        "<|action_end|>"
+    ),
+    "deepseek_v41": lambda name, arguments: (
+        deepseek_v32(name, arguments)
+        .replace("DSML｜tool_calls", "DSML｜ calls")
+        .replace("DSML｜function_calls", "DSML｜ calls")
+        .replace("DSML｜invoke", "DSML｜ invoke")
+        .replace("DSML｜parameter", "DSML｜ parameter")
+    ),
     "gpt_oss": lambda name, arguments: (
         f"<|channel|>commentary to=functions.{name} "
         f"<|constrain|>json<|message|>{as_json(arguments)}"

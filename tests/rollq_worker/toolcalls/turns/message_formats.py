@@ -91,7 +91,7 @@ M3_TURNS = [
     ),
     m3(
         "reasoning",
-        f"<think>\nhm\n</think>\n\n{M3_CALL}",
+        f"<mm:think>\nhm\n</mm:think>\n\n{M3_CALL}",
         calls=[f(s="hi")],
         reasoning="hm",
         sglang=REASONING,

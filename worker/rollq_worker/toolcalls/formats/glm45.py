@@ -1,5 +1,6 @@
 """Calls as a name, then keys and values in tags; white space between tags is free. GLM-4.5 to 5 and
-Laguna write them. Hunyuan 3 marks every tag and puts a section around the calls.
+Laguna write them. Hunyuan 3 marks every tag and puts a section around the calls, as K2 Horizon
+does. LongCat has longer names.
 
     <tool_call>f                          <tool_calls:opensource>
     <arg_key>a</arg_key>                  <tool_call:opensource>f<tool_sep:opensource>
@@ -24,6 +25,8 @@ from rollq_worker.toolcalls.schema_types import parameters
 class KeysAndValues:
     """The tags of one format."""
 
+    prefix: str = ""
+    """The beginning of every tag's name."""
     mark: str = ""
     """The suffix of every tag's name."""
     behind_name: str = ""
@@ -37,7 +40,8 @@ class KeysAndValues:
         return block_reader({tags[0]: call_block(tags, self._call)}, self.think, self.frames)
 
     def _tags(self, name: str) -> tuple[str, str]:
-        return f"<{name}{self.mark}>", f"</{name}{self.mark}>"
+        full_name = f"{self.prefix}{name}{self.mark}"
+        return f"<{full_name}>", f"</{full_name}>"
 
     def _form(self) -> str:
         key = "key".join(self._tags("arg_key"))
@@ -118,5 +122,11 @@ READERS = {
         behind_name=f"<tool_sep{_HUNYUAN}>",
         frames=(f"<tool_calls{_HUNYUAN}>", f"</tool_calls{_HUNYUAN}>"),
         think=(f"<think{_HUNYUAN}>", f"</think{_HUNYUAN}>"),
+    ).reader(),
+    "longcat": KeysAndValues(prefix="longcat_").reader(),
+    "k2_horizon": KeysAndValues(
+        prefix="ifm|",
+        frames=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        think=("<ifm|think>", "</ifm|think>"),
     ).reader(),
 }

@@ -1,6 +1,6 @@
 """Formats that write a call, or a list of calls, as JSON behind a tag: Hermes' (also of Qwen2.5,
-Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's and GigaChat's; MiniMax
-M1's calls follow one another.
+Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's, GigaChat's and
+Intern-S1's; MiniMax M1's calls follow one another.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
@@ -9,6 +9,7 @@ M1's calls follow one another.
     <|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>
     <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
     <|function_call|>{"name": "f", "arguments": {"a": 1}}
+    <|action_start|><|plugin|>{"name": "f", "parameters": {"a": 1}}<|action_end|>
 
 White space is free. A turn may end without the last end tag, because SGLang's parsers take such a
 call. Cohere also marks what a turn says, with `<|START_RESPONSE|>` or `<|START_TEXT|>`.
@@ -125,6 +126,14 @@ def _by_name(value: Json, form: str) -> Action:
 _OBJECTS = '{"name": ..., "arguments": {...}}'
 
 
+def _intern_s1(tag: str) -> JsonLists:
+    return JsonLists(
+        tags=(tag, "<|action_end|>"),
+        call=call_of,
+        form='Write {"name": ..., "parameters": {...}} between the action tokens.',
+    )
+
+
 READERS = {
     "hermes": JsonLists(
         tags=("<tool_call>", "</tool_call>"),
@@ -180,4 +189,10 @@ READERS = {
     "gigachat31": JsonLists(
         tags=("<|function_call|>", ""), call=call_of, form=f"Write <|function_call|>{_OBJECTS}."
     ).reader(),
+    "intern_s1": block_reader(
+        {
+            tag: _intern_s1(tag).block
+            for tag in ("<|action_start|> <|plugin|>", "<|action_start|><|plugin|>")
+        }
+    ),
 }

@@ -1,11 +1,13 @@
-"""Llama's format: a turn that is JSON, or JSON after the python tag (Llama 3) or the python tokens
-(Llama 4).
+"""Formats whose turn is JSON: Llama's, also after the python tag (Llama 3) or the python tokens
+(Llama 4), and xLAM's list.
 
-{"name": "f", "parameters": {"a": 1}} <|python_tag|>{"name": "f", "parameters": {"a": 1}}
-<|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
+    {"name": "f", "parameters": {"a": 1}}
+    <|python_tag|>{"name": "f", "parameters": {"a": 1}}
+    <|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
+    [{"name": "f", "arguments": {"a": 1}}]
 
-Several calls are separated by ";" or ",". JSON after other text is text, and so is what begins with
-"{" but not as a call does: prose, and JSON that the user asked for.
+Several calls of Llama's are separated by ";" or ",". JSON after other text is text. So is a turn
+that begins with a bracket but not as a call does: prose, and JSON that the user asked for.
 """
 
 import re
@@ -20,6 +22,8 @@ from rollq_worker.toolcalls.schema_types import is_tool
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
+_LIST_FORM = 'Write [{"name": ..., "arguments": {...}}] and nothing else.'
+_LIST = re.compile(r"""\[\s*\{\s*["'](?:name|parameters|arguments)["']\s*:""")
 _BEGINNING = re.compile(r"""\{\s*["'](?:name|parameters|arguments|function|type)["']\s*:""")
 
 
@@ -33,6 +37,36 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
         return pieces
     before = [Piece(Kind.TEXT, pieces[first].start, start)] if start > pieces[first].start else []
     return [*pieces[:first], *before, *_calls(text, start, start, tools)]
+
+
+def _list_pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
+    """A turn that may be a list of calls behind its reasoning."""
+    pieces = cut(text, {}, thinking, tools)
+    if not pieces or pieces[-1].kind is not Kind.TEXT:
+        return pieces
+    last = pieces.pop()
+    start = skip(text, last.start)
+    if not _LIST.match(text, start):
+        return [*pieces, last]
+    try:
+        calls, end = _list_of_calls(text, start)
+    except NotACall as e:
+        return [*pieces, Piece(Kind.BROKEN, last.start, len(text), errors=(str(e),))]
+    pieces.append(Piece(Kind.CALL, last.start, end, calls=tuple(calls)))
+    if end < len(text):
+        pieces.append(Piece(Kind.TEXT, end, len(text)))
+    return pieces
+
+
+def _list_of_calls(text: str, at: int) -> tuple[list[Action], int]:
+    """Reads the list at `at`. Returns its calls and its end. Raises NotACall."""
+    try:
+        values, problem, end = strict_json(text, at)
+    except NotJson as e:
+        raise NotACall(f"The tool call is {e} {_LIST_FORM}") from None
+    if problem:
+        raise NotACall(problem)
+    return [call_of(value, _LIST_FORM) for value in values], end
 
 
 def _is_spoken(text: str, piece: Piece) -> bool:
@@ -96,5 +130,6 @@ def _call(text: str, at: int) -> tuple[Action, int]:
 
 
 READERS = {
+    "xlam": Reader(_list_pieces),
     "llama3": Reader(_pieces),
 }

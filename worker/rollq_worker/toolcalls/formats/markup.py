@@ -10,9 +10,10 @@ tags.
     </tool_call>
 
 The first is Qwen3-Coder's, also of Qwen3.5, Nemotron 3 and, with tags of its own, Seed-OSS; the
-second MiniMax M2's. DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each value
-whether it is text or JSON, as Kimi K3's does. In the others a value's type is what the tool's
-schema says. MiniCPM5's functions stand without a block.
+second MiniMax M2's, also of dots and, with tags of its own, Step 3. DeepSeek-V3.2's is like it, with
+`<｜DSML｜` in every tag (V4.1 writes a space behind it), and says of each value whether it is text or
+JSON, as Kimi K3's does. In the others a value's type is what the tool's schema says. MiMo-V2 writes
+Qwen3-Coder's tags with values on their lines. MiniCPM5's functions stand without a block.
 """  # noqa: E501
 
 import re
@@ -210,7 +211,28 @@ _CODER = Markup(
     line=True,
     may_end_open=True,
 )
-_DSML = "｜DSML｜"
+_INVOKE = Markup(
+    blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
+    function=('<invoke name="', "</invoke>"),
+    parameter=('<parameter name="', "</parameter>"),
+    name=QUOTED,
+    form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between '
+    "the tool_call tags.",
+)
+
+
+def _dsml(space: str, *blocks: str) -> Reader:
+    """The reader of DeepSeek's markup. `space` follows the mark in each tag."""
+    mark = f"｜DSML｜{space}"
+    return Markup(
+        blocks=tuple((f"<{mark}{name}>", f"</{mark}{name}>") for name in blocks),
+        function=(f'<{mark}invoke name="', f"</{mark}invoke>"),
+        parameter=(f'<{mark}parameter name="', f"</{mark}parameter>"),
+        name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
+        marks_text=True,
+        form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
+        'string="true" or "false".',
+    ).reader()
 
 
 READERS = {
@@ -221,25 +243,20 @@ READERS = {
         line=False,
         think=("<seed:think>", "</seed:think>"),
     ).reader(),
-    "minimax_m2": Markup(
-        blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
-        function=('<invoke name="', "</invoke>"),
-        parameter=('<parameter name="', "</parameter>"),
+    "mimo_v2": replace(_CODER, line=False).reader(),
+    "minimax_m2": _INVOKE.reader(),
+    "dots": replace(_INVOKE, blocks=(("<dots_function_call>", "</dots_function_call>"),)).reader(),
+    "step3": Markup(
+        blocks=(("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),),
+        function=('<steptml:invoke name="', "</steptml:invoke>"),
+        parameter=('<steptml:parameter name="', "</steptml:parameter>"),
         name=QUOTED,
-        form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between '
-        "the tool_call tags.",
+        form='Write <steptml:invoke name="name"><steptml:parameter name="key">value'
+        "</steptml:parameter></steptml:invoke> between the tool_call tokens.",
+        frames=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     ).reader(),
-    "deepseek_v32": Markup(
-        blocks=tuple(
-            (f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")
-        ),
-        function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
-        parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
-        name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
-        marks_text=True,
-        form="Write an invoke tag with the name; in it, for each argument, a parameter tag with "
-        'string="true" or "false".',
-    ).reader(),
+    "deepseek_v32": _dsml("", "function_calls", "tool_calls"),
+    "deepseek_v41": _dsml(" ", "calls"),
     "kimi_k3": Markup(
         blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
         function=('<|open|>call tool="', "<|close|>call<|sep|>"),

@@ -160,5 +160,7 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
 
 
 READERS = {
-    "minimax_m3": block_reader({_BLOCK[0]: call_block(_BLOCK, _calls)}),
+    "minimax_m3": block_reader(
+        {_BLOCK[0]: call_block(_BLOCK, _calls)}, think=("<mm:think>", "</mm:think>")
+    ),
 }

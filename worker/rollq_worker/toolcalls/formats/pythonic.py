@@ -1,8 +1,10 @@
-"""Calls written as a list of Python calls: LFM2's between tokens, Llama 4's and Gemma 3's as a line
-of the turn.
+"""Calls written as Python calls: LFM2's in a list between tokens, Llama 4's and Gemma 3's in a list
+as a line of the turn, OLMo 3's on lines between tags.
 
     <|tool_call_start|>[f(a=1, b="x"), g()]<|tool_call_end|>
     [f(a=1, b="x"), g()]
+    <function_calls>f(a=1, b="x")
+    g()</function_calls>
 
 Arguments have names, and values are literals of Python or of JSON. A string may run over lines,
 because LFM2.5's template writes it so. LFM2 may also write a list of JSON objects.
@@ -19,7 +21,17 @@ from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import call_of
 from rollq_worker.toolcalls.formats.json_lists import JsonLists
 from rollq_worker.toolcalls.literals import PYTHON, Cursor, Unreadable
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, cut, unclosed
+from rollq_worker.toolcalls.pieces import (
+    BrokenCall,
+    Kind,
+    Piece,
+    Reader,
+    block_reader,
+    broken,
+    call_block,
+    cut,
+    unclosed,
+)
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*+(?=\s*+\()")
 _KEY = re.compile(r"([^\s=(),'\"\[\]{}](?:[^=(),'\"\[\]{}\n]*[^\s=(),'\"\[\]{}])?)\s*+=(?!=)")
@@ -77,6 +89,22 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
     return [Piece(Kind.CALL, start, end + len(tags[1]), calls=calls)]
 
 
+def _rows(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
+    """Reads calls on lines up to their end tag."""
+    cursor = Cursor(PYTHON, text, skip(text, at))
+    calls = []
+    while not text.startswith(_OLMO3[1], cursor.at):
+        try:
+            calls.append(_call(cursor))
+        except Unreadable as e:
+            raise BrokenCall(str(e), cursor.at) from None
+        cursor.take(",")
+        cursor.at = skip(text, cursor.at)
+    if not calls:
+        raise BrokenCall(f"The list of tool calls is empty. {PYTHON.form}", cursor.at)
+    return calls, cursor.at + len(_OLMO3[1])
+
+
 def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
     pieces: list[Piece] = []
     for piece in cut(text, {_LLAMA4[0]: partial(_block, _LLAMA4)}, thinking):
@@ -113,9 +141,11 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 _LLAMA4 = ("<|python_start|>", "<|python_end|>")
+_OLMO3 = ("<function_calls>", "</function_calls>")
 
 
 READERS = {
+    "olmo3": block_reader({_OLMO3[0]: call_block(_OLMO3, _rows)}),
     "lfm2": block_reader({_LFM2[0]: partial(_block, _LFM2)}),
     "pythonic": Reader(_pieces),
 }

@@ -294,8 +294,8 @@ FAMILY_HABITS: dict[str, Habit] = {
         "{% elif v is iterable %}{% for w in v %}{{ x }}<item>{{ xml(w) }}{{ x "
         "}}</item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
         "]~!b[{%- for m in messages %}]~b]{{ 'ai' if m.role == 'assistant' else m.role "
-        "}}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content "
-        "}}\n</think>\n\n{% endif %}{{ m.content }}"
+        "}}\n{% if m.reasoning_content %}<mm:think>\n{{ m.reasoning_content "
+        "}}\n</mm:think>\n\n{% endif %}{{ m.content }}"
         "{% if loop.first and tools %}{{ tools | tojson }}{% endif %}{% if m.tool_calls "
         '%}{{ x }}<tool_call>\n{% for c in m.tool_calls %}{{ x }}<invoke name="{{ '
         'c.function.name }}">\n'
@@ -303,7 +303,7 @@ FAMILY_HABITS: dict[str, Habit] = {
         "}}</{{ k }}>\n{% endfor %}{{ x }}</invoke>\n{% endfor %}{{ x }}</tool_call>{% "
         "endif %}[e~[\n{% endfor %}"
         "{%- if add_generation_prompt %}]~b]ai\n{% endif %}",
-        added=["]~!b[", "]~b]", "[e~[", "]<]minimax[>[", *THINK],
+        added=["]~!b[", "]~b]", "[e~[", "]<]minimax[>[", "<mm:think>", "</mm:think>"],
     ),
     # Muse Glimmer: messages to recipients, with markup for calls
     "muse": Habit(

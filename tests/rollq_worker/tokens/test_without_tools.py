@@ -21,8 +21,7 @@ from tests.rollq_worker.episode.episodes import play_with_fakes
 from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 from tests.rollq_worker.tokens.models import tokenizer_with
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
-from tests.rollq_worker.toolcalls.turns import TOOLS
-from tests.rollq_worker.toolcalls.turns.turn import FULL
+from tests.rollq_worker.toolcalls.turns.turn import FULL, TOOLS
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -1,20 +1,22 @@
 """Finds the family of a chat template by rendering, never by a model's name.
 
 A record fits when its stop token is the template's own and its reader gets back, argument for
-argument, the call that the template wrote. A template that fits no record, but whose calls some
-reader gets back, makes a record of its own. A template that leaves calls out fits a record that
-writes them as text. Without tools no record is needed.
+argument, the call that the template wrote, and its reasoning as reasoning. A template that fits no
+record, but whose calls some reader gets back, makes a record of its own. A template that leaves
+calls out fits a record that writes them as text. Without tools no record is needed.
 """
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq.events import Message
 from rollq.job import Json
+from rollq_worker.protocols import ReadTurn
 from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import Family, example_call
@@ -27,7 +29,13 @@ _USER = "zqxjkv"
 _SYSTEM = "vbnmwq"
 """A system prompt that occurs nowhere else, either."""
 _TOOL_NAME = "sample_tool"
-_ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
+_REASONING = "wqzjkx"
+"""Reasoning whose text occurs nowhere else, either."""
+_PLAIN_ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
+_ARGUMENTS = {**_PLAIN_ARGUMENTS, "x": '\na "b" {c}\n'}
+"""With line breaks at the ends of a value, which tell two forms of markup apart. Some templates
+trim them.
+"""
 _TOOL: Json = {
     "type": "function",
     "function": {
@@ -85,7 +93,11 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
         if with_text is None and tools:
             raise
         family = with_text or _without_calls(tokenizer)
-    return replace(family, system_in_user=_takes_no_system(tokenizer))
+    return replace(
+        family,
+        system_in_user=_takes_no_system(tokenizer),
+        one_system=not _takes_several_systems(tokenizer),
+    )
 
 
 def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
@@ -96,19 +108,35 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
     """
     refusal: JobFailure | None = None
     rendered = False
-    for text_arguments in (False, True):
-        for call_id in ("call00000", f"functions.{_TOOL_NAME}:0"):
-            try:
-                prompt, turn = _render_call(tokenizer, text_arguments, call_id)
-            except JobFailure as e:
-                refusal = refusal or e
-                continue
-            rendered = rendered or _TOOL_NAME in turn
-            family = next((f for f in _candidates(tokenizer, prompt, turn) if _fits(f, turn)), None)
-            if family is not None:
+    for call in _example_calls():
+        try:
+            prompt, turn = _render_turn(tokenizer, call.message)
+        except JobFailure as e:
+            refusal = refusal or e
+            continue
+        rendered = rendered or _TOOL_NAME in turn
+        for family in _candidates(tokenizer, prompt, turn):
+            if _reads_call(family, turn, call) and _reads_reasoning(tokenizer, family, call):
                 is_complete = turn.count(family.stops[0]) < 2
-                return replace(family, text_arguments=text_arguments), is_complete
+                return replace(family, text_arguments=call.text_arguments), is_complete
     raise _no_family(tokenizer, rendered, refusal)
+
+
+class _ExampleCall(NamedTuple):
+    """A turn with one call, in one of the forms that templates take."""
+
+    message: Message
+    arguments: Mapping[str, Json]
+    text_arguments: bool
+
+
+def _example_calls() -> Iterator[_ExampleCall]:
+    for arguments in (_ARGUMENTS, _PLAIN_ARGUMENTS):
+        for text_arguments in (False, True):
+            shown: Json = json.dumps(arguments) if text_arguments else arguments
+            for call_id in ("call00000", f"functions.{_TOOL_NAME}:0"):
+                message = example_call(_TOOL_NAME, shown, call_id)
+                yield _ExampleCall(message, arguments, text_arguments)
 
 
 def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None) -> JobFailure:
@@ -133,14 +161,10 @@ def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None)
     )
 
 
-def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tuple[str, str]:
-    """The end of a rendered prompt, and the text that the template writes after it for a turn with
-    a call.
-    """
-    arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+def _render_turn(tokenizer: Tokenizer, turn: Message) -> tuple[str, str]:
+    """The end of a rendered prompt, and the text that the template writes after it for a turn."""
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
-    call = example_call(_TOOL_NAME, arguments, call_id)
-    conversation = _render(tokenizer, [call], False).rpartition(_USER)[2]
+    conversation = _render(tokenizer, [turn], False).rpartition(_USER)[2]
     return prompt, text_behind(tokenizer, prompt, conversation)
 
 
@@ -239,6 +263,22 @@ def _takes_no_system(tokenizer: Tokenizer) -> bool:
         return False
 
 
+def _takes_several_systems(tokenizer: Tokenizer) -> bool:
+    """True if the template writes a second system message, behind the first and behind a turn."""
+    first: Message = {"role": "system", "content": _SYSTEM}
+    second: Message = {"role": "system", "content": _SYSTEM[::-1]}
+    user: Message = {"role": "user", "content": _USER}
+    turn: Message = {"role": "assistant", "content": "a"}
+    for messages in ([first, second, user], [first, user, turn, second, user]):
+        try:
+            text = tokenizer.render(messages, add_generation_prompt=True)
+        except JobFailure:
+            return False
+        if _SYSTEM not in text or _SYSTEM[::-1] not in text:
+            return False
+    return True
+
+
 def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     """The control token with which the template ends an assistant's turn, both at the end and
     before a reply. "" if it has none.
@@ -264,10 +304,29 @@ def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     return candidates[0] if candidates else ""
 
 
-def _fits(family: Family, turn: str) -> bool:
+def _reads_call(family: Family, turn: str, call: _ExampleCall) -> bool:
     """True if the family's reader gets the call back."""
+    read = _read(family, turn)
+    return list(read.calls) == [Action(_TOOL_NAME, call.arguments)] and not read.errors
+
+
+def _reads_reasoning(tokenizer: Tokenizer, family: Family, call: _ExampleCall) -> bool:
+    """True if the family's reader takes the reasoning that the template writes before a call for
+    reasoning, or the template writes none.
+    """
+    try:
+        _, turn = _render_turn(tokenizer, {**call.message, "reasoning_content": _REASONING})
+    except JobFailure:
+        return True
+    if _REASONING not in turn:
+        return True
+    read = _read(family, turn)
+    return _REASONING in read.reasoning and _REASONING not in read.content
+
+
+def _read(family: Family, turn: str) -> ReadTurn:
+    """Reads a rendered turn without its end token."""
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0 and _TOOL_NAME not in turn[cut:]:
         turn = turn[:cut]
-    read = readers()[family.parser](turn, None, [_TOOL])
-    return list(read.calls) == [Action(_TOOL_NAME, _ARGUMENTS)] and not read.errors
+    return readers()[family.parser](turn, None, [_TOOL])

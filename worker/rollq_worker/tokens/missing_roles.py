@@ -1,8 +1,9 @@
 """Writes roles and calls that a chat template lacks as text of the messages that it takes.
 
-A system prompt goes before the first user's message. Calls become words of the turn, and results a
-user's message. It works on messages whose foreign text is hidden already, so that control tokens of
-the calls stay control tokens. It does not know templates or tokens.
+System messages at the beginning become one. A later one, or a system prompt, goes into a user's
+message. Calls become words of the turn, and results a user's message. It works on messages whose
+foreign text is hidden already, so that control tokens of the calls stay control tokens. It does not
+know templates or tokens.
 """
 
 import json
@@ -18,11 +19,54 @@ def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]
     shown = list(messages)
     if family.call_text is not None:
         shown = _with_written_calls(shown, family.call_text)
+    if family.one_system:
+        shown = _with_one_system(shown)
     first_roles = [message["role"] for message in shown[:2]]
     if family.system_in_user and first_roles == ["system", "user"]:
-        content = "\n\n".join(filter(None, (shown[0]["content"], shown[1]["content"])))
-        shown = [{**shown[1], "content": content}, *shown[2:]]
+        shown = [{**_joined(*shown[:2]), "role": "user"}, *shown[2:]]
     return shown
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """Joins the system messages at the beginning. Each later one joins the user's message behind it
+    or before it, or is a user's message itself.
+    """
+    shown: list[Message] = []
+    pending: Message | None = None
+    for message in messages:
+        if message["role"] != "system":
+            if pending is not None and message["role"] == "user":
+                message = _joined(pending, message)
+            elif pending is not None:
+                shown.append(pending)
+            pending = None
+            shown.append(message)
+        elif all(before["role"] == "system" for before in shown):
+            shown = [_joined(*shown, message)]
+        elif pending is not None:
+            pending = _joined(pending, message)
+        elif shown[-1]["role"] == "user":
+            shown[-1] = _joined(shown[-1], message)
+        else:
+            pending = {**message, "role": "user"}
+    return shown if pending is None else [*shown, pending]
+
+
+def _joined(*messages: Message) -> Message:
+    """One message with the content of all, in the role of the first."""
+    contents = [message["content"] for message in messages]
+    if any(isinstance(content, list) for content in contents):
+        return {
+            **messages[0],
+            "content": [part for content in contents for part in _parts(content)],
+        }
+    return {**messages[0], "content": "\n\n".join(filter(None, contents))}
+
+
+def _parts(content: str | list[Json]) -> list[Json]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def write_calls(calls: Sequence[Json], form: CallText) -> str:

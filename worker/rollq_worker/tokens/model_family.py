@@ -100,6 +100,8 @@ class Family:
     """True if the system prompt stands before the first user's message, because the template takes
     none.
     """
+    one_system: bool = False
+    """True if the template refuses or leaves out a system message behind another message."""
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
     text_arguments: bool = False

@@ -232,8 +232,9 @@ def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> It
         yield Server(url, load_tokenizer(str(model)), process)
 
 
-def wrapped(venv: Path, folder: Path, script: Path) -> Path:
-    """The environment with an interpreter that starts the server through that script."""
+def wrapped(venv: Path, folder: Path) -> Path:
+    """The environment with an interpreter that starts the server through serve_on_cpu.py."""
+    script = Path(__file__).with_name("serve_on_cpu.py")
     python = folder / "bin" / "python"
     python.parent.mkdir()
     # serve.sh calls `python -m sglang.launch_server FLAGS`.

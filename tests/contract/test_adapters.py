@@ -75,9 +75,7 @@ def sglang_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder, scripts = tmp_path_factory.mktemp("sglang_lora"), sglang_scripts()
     venv, model = installed(scripts)
     subprocess.run([venv / "bin/python", HERE / "tiny_adapters.py", model, folder], check=True)
-    with sglang(
-        scripts, wrapped(venv, folder, HERE / "serve_lora.py"), model, folder / "log", *FLAGS
-    ) as server:
+    with sglang(scripts, wrapped(venv, folder), model, folder / "log", *FLAGS) as server:
         yield Serving(server, folder)
 
 

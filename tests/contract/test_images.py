@@ -54,7 +54,7 @@ def vision_server(
         return
     scripts = sglang_scripts()
     venv, model = installed(scripts)
-    serving = wrapped(venv, folder, HERE / "serve_vision.py")
+    serving = wrapped(venv, folder)
     with sglang(scripts, serving, made(request.param, venv, model), folder / "log") as server:
         yield server
         assert server.process is not None

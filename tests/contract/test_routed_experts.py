@@ -51,7 +51,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     subprocess.run(
         [venv / "bin/python", HERE / "tiny_moe_model.py", text_model, folder / "model"], check=True
     )
-    serving = wrapped(venv, folder, HERE / "serve_moe.py")
+    serving = wrapped(venv, folder)
     with sglang(scripts, serving, folder / "model", folder / "log", FLAG) as server:
         yield server
 

@@ -27,11 +27,11 @@ def test_an_engine_is_used_by_the_episodes_that_play_there() -> None:
 
         assert use() == (0, None)
         generate(pool, "run/group/0")
-        pool._loads.look(pool.engines[0])
+        pool._loads.observe(pool.engines[0])
         load = EngineLoad(running=2, waiting=0, token_usage=0.25)
         assert use() == (1, load)
         pool.end("run/group/0")
-        pool._loads.look(pool.engines[0])
+        pool._loads.observe(pool.engines[0])
         assert use() == (0, None)  # it is not asked any more
         pool.close()
 
@@ -42,7 +42,7 @@ def test_an_engine_that_tells_no_load_is_used_all_the_same(answer: Answer) -> No
         pool = EnginePool([engine.url])
         generate(pool, "run/group/0")
         for _ in range(3):
-            pool._loads.look(pool.engines[0])
+            pool._loads.observe(pool.engines[0])
         assert pool.usage()[0].load is None and pool.available
         pool.close()
 
@@ -68,7 +68,7 @@ def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
     held = HeldReply()
 
     def is_paused() -> list[bool]:
-        pool._loads.look(pool.engines[0])
+        pool._loads.observe(pool.engines[0])
         return [usage.idle is Idle.PAUSED for usage in pool.usage()]
 
     with scripted_engine(held, ready=ready) as engine, ThreadPoolExecutor(1) as thread:

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import gc
-from rollq_worker.process.memory import settle
+from rollq_worker.process.memory import freeze_loaded_objects
 
 class Cycle:
     def __init__(self):
@@ -16,10 +16,10 @@ class Cycle:
 
 kept = [Cycle() for _ in range(1000)]
 del kept[500:]
-settle()
+freeze_loaded_objects()
 print(gc.get_freeze_count() > 500, sum(type(found) is Cycle for found in gc.get_objects()))
 one = Cycle()
-settle(collect=False)
+freeze_loaded_objects(collect=False)
 print(sum(type(found) is Cycle for found in gc.get_objects()))
 """
 

@@ -68,7 +68,7 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
     spent = TimeSpent("w", lambda: attempts(ledger, *waits), traffic)
     traffic.begin("r/g/6")
     traffic.begin("r/g/7")
-    spent.look(2.0, 0.0)
+    spent.count(2.0, 0.0)
     # Three run Python code and do not wait for the engine, so one runs and two wait for the
     # interpreter.
     assert spent.seconds["r"] == pytest.approx(
@@ -90,7 +90,7 @@ def test_a_late_look_counts_what_woke_meanwhile(ledger: Ledger) -> None:
     spent = TimeSpent("w", lambda: attempts(ledger, "engine", "engine"), traffic)
     traffic.begin("r/g/0")
     traffic.begin("r/g/1")
-    spent.look(1.0, 0.0)
+    spent.count(1.0, 0.0)
     traffic.end("r/g/0", 3, GENERATED)
     assert traffic.replies() == Replies(
         Counter({"stop": 1}), prompt_tokens=3, cached_tokens=2, sampled_tokens=2
@@ -98,7 +98,7 @@ def test_a_late_look_counts_what_woke_meanwhile(ledger: Ledger) -> None:
     assert (traffic.answered, set(traffic.asking)) == (1, {"r/g/1"})
     assert spent.seconds["r"] == {**dict.fromkeys(WAITS, 0.0), "engine": 2.0}
     traffic.begin("r/g/0")
-    spent.look(1.0, 0.1)  # one wait has ended since, and its thread came as late as this look
+    spent.count(1.0, 0.1)  # one wait has ended since, and its thread came as late as this look
     assert spent.seconds["r"] == pytest.approx(
         {**dict.fromkeys(WAITS, 0.0), "engine": 3.9, "interpreter": 0.1}
     )
@@ -130,7 +130,7 @@ def test_a_job_that_was_played_is_counted(runner: JobRunner, ledger: Ledger) -> 
     sample = engine.sample
 
     def watched(call: Any) -> Any:
-        runner.time_spent.look(1.0, 0.0)
+        runner.time_spent.count(1.0, 0.0)
         return sample(call)
 
     engine.sample = watched  # type: ignore[method-assign]

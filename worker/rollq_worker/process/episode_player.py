@@ -92,7 +92,7 @@ class EpisodePlayer:
         opening = f"opening {job.env}"
         with attempt.time_limits.call(EnvironmentFailure, opening, OPEN_LIMIT_S):
             env = domain(job.env)
-            self._settle(job.env)
+            self._freeze_once(job.env)
             task = env.task(job.split, job.task)
             check_judged(job, task)
             if not isinstance(task.hash, str):
@@ -125,11 +125,11 @@ class EpisodePlayer:
         ):
             close()
 
-    def _settle(self, env: str) -> None:
-        """After the first load of an environment. Its data stays."""
+    def _freeze_once(self, env: str) -> None:
+        """Freeze the data of an environment after its first load."""
         if env not in self._loaded:
             self._loaded.add(env)
-            memory.settle(collect=False)
+            memory.freeze_loaded_objects(collect=False)
 
     def _play_episode(
         self, environment: Environment, attempt: Attempt, claim: Claim, env: Domain, task: Task

@@ -82,7 +82,7 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
     on_broken = partial(shutdown.request, celery_app.EXIT_BROKER)
     worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)
     startup_checks.check_engines(engine.engines, tokenizer.name)
-    memory.settle()
+    memory.freeze_loaded_objects()
     worker.start()
     release(runner, reaper)
     return shutdown.exit_code or int(worker.exitcode or 0)

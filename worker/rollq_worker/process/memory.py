@@ -1,8 +1,8 @@
 """Keeps a worker's memory small, and the collector away from objects that live as long as the
 process.
 
-It knows glibc's allocator; with another one, `use_one_arena` does nothing and `settle` gives no
-memory back.
+It knows glibc's allocator; with another one, `use_one_arena` does nothing, and no freed memory is
+given back.
 """
 
 import ctypes
@@ -21,9 +21,8 @@ def use_one_arena() -> None:
         ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX (malloc.h)
 
 
-def settle(collect: bool = True) -> None:
-    """After something large was loaded: give freed memory back to the system, and let the collector
-    pass over the rest.
+def freeze_loaded_objects(collect: bool = True) -> None:
+    """Let the collector pass over everything that is loaded, and give freed memory back.
 
     `collect`: free cycles first. That stops all threads for a moment, so it is for a process that
     plays nothing yet.

@@ -64,20 +64,21 @@ class TimeSpent:
         if self._thread.is_alive():
             self._thread.join(1.0)  # Redis may be away
 
-    def look(self, passed_s: float, late_s: float) -> None:
+    def count(self, passed_s: float, late_s: float) -> None:
         """Count the `passed_s` seconds since the last look, which came `late_s` seconds
         too late.
         """
         held = self._held()
         asking = self._traffic.asking
         waits = Counter((attempt.job.run, _wait(attempt, asking)) for attempt in held)
-        count: Counter[str] = Counter()
+        by_wait: Counter[str] = Counter()
         for (_, wait), attempts in waits.items():
-            count[wait] += attempts
+            by_wait[wait] += attempts
         answered = self._answered
         self._answered = self._traffic.answered
-        woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
-        running_s = passed_s / max(1, count["tokens"])
+        newly_answered = self._answered - answered
+        woken_s = min(passed_s, late_s * newly_answered / max(1, by_wait["engine"]))
+        running_s = passed_s / max(1, by_wait["tokens"])
         share = {
             "engine": (passed_s - woken_s, woken_s),
             "tokens": (running_s, passed_s - running_s),
@@ -104,7 +105,7 @@ class TimeSpent:
         looked = reported = slept = time.monotonic()
         while not self._end.wait(LOOK_S):
             now = time.monotonic()
-            self.look(now - looked, max(0.0, now - slept - LOOK_S))
+            self.count(now - looked, max(0.0, now - slept - LOOK_S))
             looked = now
             if now - reported >= REPORT_S:
                 self.report()

@@ -215,7 +215,9 @@ class ChatModel:
                 answer = f"answered {response.status}"
                 pause_s = _retry_after(response)
                 raise _Retry(answer, pause_s, may_be_away=True, busy=response.status == 429)
-            if response.status not in (400, 422) or not self._leave_out(body, response):
+            if response.status not in (400, 422) or not self._learn_refused_parameter(
+                body, response
+            ):
                 raise self._failure(f"answered {response.status}{self._explain(response, key)}")
 
     def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Json]:
@@ -229,7 +231,7 @@ class ChatModel:
         parameters = {name: value for name, value in wanted.items() if name not in refused}
         return {"model": self._options.model, "messages": messages, **parameters}
 
-    def _leave_out(self, body: Mapping[str, Json], response: Response) -> bool:
+    def _learn_refused_parameter(self, body: Mapping[str, Json], response: Response) -> bool:
         """True if the model refuses a parameter that it can do without. It is not sent again by
         this process.
         """

@@ -55,7 +55,7 @@ def idle_after(engine: Engine, seconds: Sequence[float]) -> Idle | None:
     placement.enter("episode", "group", [URL])
     watch = LoadWatch(lambda: [engine], placement, lambda: clock[0])
     for clock[0] in seconds:
-        watch.look(engine)
+        watch.observe(engine)
     return watch.idle(URL)
 
 

@@ -55,7 +55,7 @@ def test_a_rollout_under_way_is_counted_turn_by_turn(runner: JobRunner, ledger: 
     sample = engine.sample
 
     def watched(call: Any) -> Any:
-        runner.time_spent.look(1.0, 0.0)
+        runner.time_spent.count(1.0, 0.0)
         found = values(runner)
         seen.append(
             (found["turns_total",], found["in_flight",], found["episode_seconds_total", "engine"])

@@ -74,7 +74,7 @@ class LoadWatch:
             for engine in self._engines():
                 if self._stop.is_set():
                     return
-                self.look(engine)
+                self.observe(engine)
 
     def idle(self, url: str) -> Idle | None:
         """Why that engine generated nothing at the last look; None when it may have."""
@@ -84,7 +84,7 @@ class LoadWatch:
         """Last report of that engine; None when it has no episodes, or does not report."""
         return self._loads.get(url)
 
-    def look(self, engine: SGLangEngine) -> None:
+    def observe(self, engine: SGLangEngine) -> None:
         """Ask an engine, if there is a reason to."""
         url = engine.url
         if not engine.available or not self._placement.episodes(url):

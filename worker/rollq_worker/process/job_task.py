@@ -191,9 +191,7 @@ class JobRunner:
             return self._release(attempt)
         except OtherWeights as e:
             log.info("%s: it comes again in %g s", e, LATER_S)
-            summary = self._release(attempt)
-            self._resend(attempt.ledger, job.id, LATER_S)
-            return summary
+            return self._release_for_later(attempt)
         except LedgerError as e:
             return self._give_back(attempt, e)
         except (UnknownSchema, ForOtherWorkers) as e:
@@ -236,15 +234,8 @@ class JobRunner:
             )
         except LedgerError as e:
             return self._give_back(attempt, e)
-        log.warning(
-            "%s: attempt %d: %s: %s (%s)",
-            attempt.job.id,
-            attempt.number,
-            failure.failure,
-            failure,
-            outcome,
-        )
         why = f"{failure.failure}: {failure}"
+        log.warning("%s: attempt %d: %s (%s)", attempt.job.id, attempt.number, why, outcome)
         return {
             "job": attempt.job.id,
             "stop": "failed",
@@ -265,15 +256,17 @@ class JobRunner:
         log.error(
             "%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error
         )
-        summary = self._release(attempt)
-        self._resend(attempt.ledger, attempt.job.id, LATER_S)
-        return summary
+        return self._release_for_later(attempt)
 
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
         """Give the job back at no cost, because only another version of rollq can read its journal,
         or because only other workers have the file of its environment.
         """
         self.incompatible_runs.record(attempt.job.run, str(error))
+        return self._release_for_later(attempt)
+
+    def _release_for_later(self, attempt: Attempt) -> Summary:
+        """Release the job, which is sent again in LATER_S seconds."""
         summary = self._release(attempt)
         self._resend(attempt.ledger, attempt.job.id, LATER_S)
         return summary

@@ -11,7 +11,7 @@ import pytest
 
 from rollq.commands.stats import table
 from rollq.errors import JobFailure
-from rollq.job import History, Job
+from rollq.job import Job
 from rollq_worker.environments import domain
 from rollq_worker.process import episode_player
 from rollq_worker.process.attempts import renderer_cache
@@ -63,26 +63,12 @@ def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
         made.get(job(agent_args={"calls": "all"}), tools())
 
 
-def test_what_an_agent_program_needs_is_found_out_by_its_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_an_agent_program_needs_is_found_out_by_its_requests() -> None:
     made = RendererCache(ALL_HABITS["llama-3.2"].tokenizer("llama-3.2"))
-    assert (
-        made.get(job(agent="a_program"), tools(), cut=True).tools
-        == made.get(job(agent="a_program"), tools()).tools
-    )
+    program = job(agent="a_program")
+    assert made.get(program, tools(), cut=True).tools == made.get(program, tools()).tools
     with pytest.raises(JobFailure, match="calls -> tools"):
-        made.get(job(agent="a_program"), tools(), several=True)
-    asked = []
-    monkeypatch.setattr(
-        renderer_cache,
-        "checked_renderer",
-        lambda *args, rerender: asked.append(args[2:]) or object(),
-    )
-    RendererCache(load_tokenizer(None)).get(
-        job(sampling={"stop": "END"}), tools(), several=True, cut=True
-    )
-    assert asked == [(Edge.TRUNCATED, Edge.CALLS)]
+        made.get(program, tools(), several=True)
 
 
 def test_text_actions_need_no_tools_of_the_template() -> None:
@@ -95,20 +81,6 @@ def test_text_actions_need_no_tools_of_the_template() -> None:
     assert made.get(job(agent="a_program"), tools()) is made.get(
         job(), tools()
     )  # its tools are the template's
-
-
-def test_a_job_whose_history_is_rendered_again_asks_less_of_bridges(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-    monkeypatch.setattr(
-        renderer_cache,
-        "checked_renderer",
-        lambda *args, rerender: asked.append(rerender) or object(),
-    )
-    made = RendererCache(load_tokenizer(None))
-    assert made.get(job(), tools()) is not made.get(job(history=History.TEMPLATE), tools())
-    assert asked == [False, True]
 
 
 def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(

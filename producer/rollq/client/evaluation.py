@@ -155,21 +155,20 @@ class Collector:
         if "acked" in states or "" in states:
             stored = {task.group: task for task in self._load()}
         for job, state in zip(pending, states, strict=True):
-            match state:
-                case "ready" | "held":
-                    self._read(job)
-                case "acked" | "" if job.group in stored:
-                    self._results[job.group] = stored[job.group]
-                case "acked":
-                    raise LedgerError(
-                        f"group {job.run}/{job.group} was acknowledged before this evaluation had "
-                        "read it, for example by `rollq pull --purpose eval`. Evaluate again under "
-                        "another run or name"
-                    )
-                case "dropped":
-                    self._left_out[job.group] = None
-                case "":
-                    unknown.append(job.group)
+            if state in ("ready", "held"):
+                self._read(job)
+            elif job.group in stored:
+                self._results[job.group] = stored[job.group]
+            elif state == "acked":
+                raise LedgerError(
+                    f"group {job.run}/{job.group} was acknowledged before this evaluation had "
+                    "read it, for example by `rollq pull --purpose eval`. Evaluate again under "
+                    "another run or name"
+                )
+            elif state == "dropped":
+                self._left_out[job.group] = None
+            elif not state:
+                unknown.append(job.group)
         return unknown
 
     @property

@@ -80,25 +80,30 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def summary_lines(result: Result) -> list[str]:
     """The result as a whole, one subject per line."""
-    reward, turns = result.reward, _mean(one.turns for one in result.tries)
-    sampled = sum(one.sampled_tokens for one in result.tries)
-    total = sum(one.total_tokens for one in result.tries)
-    turns_text = "-" if turns is None else f"{turns:.1f}"
     tasks = len(result.tasks) + len(result.left_out)
     submitted = tasks * result.size
     kinds = dict.fromkeys(f"{task.env}/{task.split}" for task in result.tasks)
     pass_hat = [f"pass^{k} {mean_in_interval(value)}" for k, value in result.pass_hat_k.items()]
+    reward = f"mean {mean_with_error(result.reward)} (over tasks)" if result.reward else "-"
     rows = {
         "eval": f"{title(result)}: {', '.join(kinds) or '-'}, {tasks} tasks, {result.size} tries "
         "each",
-        "reward": f"mean {mean_with_error(reward)} (over tasks)" if reward else "-",
+        "reward": reward,
         "pass^k": "  ".join(pass_hat) or "-",
         "jobs": f"{submitted} submitted: {len(result.tries)} graded here, {result.dead} dead",
         "stops": _stops(result.tries) or "-",
-        "tokens": f"{sampled} sampled of {total}, {turns_text} turns an episode",
+        "tokens": _tokens(result.tries),
         "weights": _weights(result),
     }
     return [f"{subject:<8} {line}" for subject, line in rows.items()]
+
+
+def _tokens(tries: Sequence[Try]) -> str:
+    sampled = sum(one.sampled_tokens for one in tries)
+    total = sum(one.total_tokens for one in tries)
+    turns = _mean(one.turns for one in tries)
+    turns_text = "-" if turns is None else f"{turns:.1f}"
+    return f"{sampled} sampled of {total}, {turns_text} turns an episode"
 
 
 def _stops(tries: Sequence[Try]) -> str:

@@ -92,20 +92,19 @@ class Ledger:
         reply = self.scripts.call("submit", *args)
         if reply.status in ("new", "known"):
             self.activate()
-        match reply.status:
-            case "new":
-                return Submission(new=ids)
-            case "known":
-                return Submission(known=ids)
-            case "acked":
-                return Submission(acked=ids)
-            case "full":
-                return Submission(full=True)
-            case "gap":
-                raise self._gap(source, cursor.groups - 1, _cursor(reply))
-        raise self._refused(reply, jobs)
+        results = {
+            "new": Submission(new=ids),
+            "known": Submission(known=ids),
+            "acked": Submission(acked=ids),
+            "full": Submission(full=True),
+        }
+        if reply.status in results:
+            return results[reply.status]
+        if reply.status == "gap":
+            raise self._gap(source, cursor.groups - 1, _cursor(reply))
+        raise self._refusal(reply, jobs)
 
-    def _refused(self, reply: Reply, jobs: Sequence[Job]) -> RollqError:
+    def _refusal(self, reply: Reply, jobs: Sequence[Job]) -> RollqError:
         match reply.status:
             case "conflict":
                 return conflict(self.scripts, reply.text("id"), jobs)

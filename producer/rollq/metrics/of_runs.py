@@ -28,55 +28,67 @@ LOOKED_AT = 100
 EARLIER = "earlier"
 """In place of the class of dead jobs before those MOST_DEAD."""
 
-UP = gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below is there.")
-UNREADABLE = gauge(
-    "rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`)."
-)
-MEMORY = gauge("rollq_redis_memory_bytes", "Bytes of memory that Redis uses.")
-MEMORY_LIMIT = gauge("rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none.")
-WORKERS = gauge("rollq_live_workers", "Number of worker processes that live.")
-SLOTS = gauge("rollq_live_slots", "Episodes that the live workers can play at once.")
-IN_FLIGHT = gauge("rollq_live_in_flight", "Episodes that the live workers are playing.")
-WITHOUT_ENGINE = gauge(
-    "rollq_live_workers_without_engine", "Number of live workers whose engines are all away."
-)
-
-QUEUED = gauge("rollq_jobs_queued", "Jobs that wait for a worker, or for a retry.", "run")
-LEASED = gauge("rollq_jobs_leased", "Jobs that are being played.", "run")
-DEAD = gauge(
-    "rollq_jobs_dead", "Dead jobs by the class of the failure that killed them.", "run", "class"
-)
-GROUPS = gauge(
-    "rollq_groups", "Groups that are open, ready for a trainer, or held by one.", "run", "state"
-)
-OLDEST = gauge(
-    "rollq_group_wait_seconds",
-    "Seconds since the oldest group in that state was submitted; of those that are ready "
-    "or held, for training.",
-    "run",
-    "state",
-)
-STEP = gauge("rollq_policy_step", "Training step of the policy that was published last.", "run")
-STALENESS = gauge(
-    "rollq_staleness_steps",
-    "Steps that the policy has gone on since the stalest of the oldest 100 groups for "
-    "training in that state began.",
-    "run",
-    "state",
-)
-REWARD = gauge(
-    "rollq_reward_mean", "Mean reward of all graded rollouts since the run began.", "run"
-)
-LAG = gauge(
-    "rollq_reaper_lag_seconds",
-    "Seconds since a worker last looked for lost and due jobs; 0 without jobs.",
-    "run",
-)
-ROLLOUTS = counter("rollq_rollouts", "Graded rollouts by why they ended.", "run", "stop")
-FAILURES = counter("rollq_failures", "Failed attempts by class, retried or not.", "run", "class")
-SECONDS = counter(
-    "rollq_episode_seconds", "Seconds of episodes by what they waited for.", "run", "waiting_for"
-)
+FLEET: dict[str, Metric] = {
+    "up": gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below is there."),
+    "unreadable": gauge(
+        "rollq_runs_unreadable", "Number of runs whose ledger cannot be read (see `rollq stats`)."
+    ),
+    "memory": gauge("rollq_redis_memory_bytes", "Bytes of memory that Redis uses."),
+    "memory_limit": gauge("rollq_redis_memory_limit_bytes", "Redis's maxmemory in bytes; 0: none."),
+    "workers": gauge("rollq_live_workers", "Number of worker processes that live."),
+    "slots": gauge("rollq_live_slots", "Episodes that the live workers can play at once."),
+    "in_flight": gauge("rollq_live_in_flight", "Episodes that the live workers are playing."),
+    "without_engine": gauge(
+        "rollq_live_workers_without_engine", "Number of live workers whose engines are all away."
+    ),
+}
+"""Of Redis and of the workers."""
+RUN: dict[str, Metric] = {
+    "queued": gauge("rollq_jobs_queued", "Jobs that wait for a worker, or for a retry.", "run"),
+    "leased": gauge("rollq_jobs_leased", "Jobs that are being played.", "run"),
+    "dead": gauge(
+        "rollq_jobs_dead", "Dead jobs by the class of the failure that killed them.", "run", "class"
+    ),
+    "groups": gauge(
+        "rollq_groups", "Groups that are open, ready for a trainer, or held by one.", "run", "state"
+    ),
+    "oldest": gauge(
+        "rollq_group_wait_seconds",
+        "Seconds since the oldest group in that state was submitted; of those that are ready "
+        "or held, for training.",
+        "run",
+        "state",
+    ),
+    "step": gauge(
+        "rollq_policy_step", "Training step of the policy that was published last.", "run"
+    ),
+    "staleness": gauge(
+        "rollq_staleness_steps",
+        "Steps that the policy has gone on since the stalest of the oldest 100 groups for "
+        "training in that state began.",
+        "run",
+        "state",
+    ),
+    "reward": gauge(
+        "rollq_reward_mean", "Mean reward of all graded rollouts since the run began.", "run"
+    ),
+    "lag": gauge(
+        "rollq_reaper_lag_seconds",
+        "Seconds since a worker last looked for lost and due jobs; 0 without jobs.",
+        "run",
+    ),
+    "rollouts": counter("rollq_rollouts", "Graded rollouts by why they ended.", "run", "stop"),
+    "failures": counter(
+        "rollq_failures", "Failed attempts by class, retried or not.", "run", "class"
+    ),
+    "seconds": counter(
+        "rollq_episode_seconds",
+        "Seconds of episodes by what they waited for.",
+        "run",
+        "waiting_for",
+    ),
+}
+"""Of each run."""
 TOTALS: dict[str, Metric] = {
     "submitted": counter("rollq_jobs_submitted", "Jobs that were submitted.", "run"),
     "done": counter("rollq_jobs_done", "Jobs that ended with a grade.", "run"),
@@ -112,12 +124,7 @@ TOTALS: dict[str, Metric] = {
 }
 """Of a run's totals, by their names in `LedgerReader.stats`."""
 
-LEDGER_METRICS = (
-    *(UP, UNREADABLE, MEMORY, MEMORY_LIMIT, WORKERS, SLOTS, IN_FLIGHT, WITHOUT_ENGINE),
-    *(QUEUED, LEASED, DEAD, GROUPS, OLDEST, STEP, STALENESS, REWARD, LAG),
-    *(ROLLOUTS, FAILURES, SECONDS),
-    *TOTALS.values(),
-)
+LEDGER_METRICS = (*FLEET.values(), *RUN.values(), *TOTALS.values())
 """All of them."""
 
 
@@ -134,10 +141,10 @@ class RunMetrics:
         try:
             fleet = read_fleet(self._redis, None, LOOKED_AT)
             self._dead = {run.run: self._dead.get(run.run, {}) for run in fleet.runs}
-            return [Sample(UP, (), 1), *_fleet(fleet), *self._runs(fleet)]
+            return [Sample(FLEET["up"], (), 1), *_fleet(fleet), *self._runs(fleet)]
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("metrics: %s: %s", type(e).__name__, e)
-            return [Sample(UP, (), 0)]
+            return [Sample(FLEET["up"], (), 0)]
 
     def _runs(self, fleet: FleetSnapshot) -> Iterator[Sample]:
         unreadable = list(fleet.unreadable)
@@ -148,10 +155,10 @@ class RunMetrics:
                 unreadable.append(str(e))
             else:
                 yield from _of_run(run)
-                yield from spread(DEAD, dead, FailureClass, (run.run,))
+                yield from spread(RUN["dead"], dead, FailureClass, (run.run,))
         for why in unreadable:
             log.warning("metrics: %s", why)
-        yield Sample(UNREADABLE, (), len(unreadable))
+        yield Sample(FLEET["unreadable"], (), len(unreadable))
 
     def _dead_by_class(self, reader: LedgerReader) -> dict[str, float]:
         """Each dead job is looked up once, because its class does not change."""
@@ -175,13 +182,15 @@ class RunMetrics:
 
 
 def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
-    yield Sample(WORKERS, (), len(fleet.workers))
-    yield Sample(SLOTS, (), fleet.slots)
-    yield Sample(IN_FLIGHT, (), fleet.in_flight)
-    yield Sample(WITHOUT_ENGINE, (), sum(worker.engine == AWAY for worker in fleet.workers))
+    yield Sample(FLEET["workers"], (), len(fleet.workers))
+    yield Sample(FLEET["slots"], (), fleet.slots)
+    yield Sample(FLEET["in_flight"], (), fleet.in_flight)
+    yield Sample(
+        FLEET["without_engine"], (), sum(worker.engine == AWAY for worker in fleet.workers)
+    )
     if fleet.server.used is not None:
-        yield Sample(MEMORY, (), fleet.server.used)
-        yield Sample(MEMORY_LIMIT, (), fleet.server.limit or 0)
+        yield Sample(FLEET["memory"], (), fleet.server.used)
+        yield Sample(FLEET["memory_limit"], (), fleet.server.limit or 0)
 
 
 def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
@@ -192,29 +201,31 @@ def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
         stop.value: counts["stops"].get(stop, 0) + rejected.get(f"stop:{stop}", 0)
         for stop in GRADED
     }
-    yield Sample(QUEUED, run, counts["queued"])
-    yield Sample(LEASED, run, counts["leased"])
-    yield Sample(LAG, run, snapshot.reaper_lag_s)
+    yield Sample(RUN["queued"], run, counts["queued"])
+    yield Sample(RUN["leased"], run, counts["leased"])
+    yield Sample(RUN["lag"], run, snapshot.reaper_lag_s)
     for name, metric in TOTALS.items():
         yield Sample(metric, run, counts[name] + rejected.get(name, 0))
-    yield from spread(GROUPS, {place: counts[f"groups_{place}"] for place in PLACES}, before=run)
-    yield from spread(ROLLOUTS, stops, before=run)
-    yield from spread(FAILURES, counts["failures"], FailureClass, run)
-    yield from spread(SECONDS, snapshot.seconds, WAITS, run)
     yield from spread(
-        OLDEST,
+        RUN["groups"], {place: counts[f"groups_{place}"] for place in PLACES}, before=run
+    )
+    yield from spread(RUN["rollouts"], stops, before=run)
+    yield from spread(RUN["failures"], counts["failures"], FailureClass, run)
+    yield from spread(RUN["seconds"], snapshot.seconds, WAITS, run)
+    yield from spread(
+        RUN["oldest"],
         {place: snapshot.age_s(place, trains=place != "open") for place in PLACES},
         before=run,
     )
     if snapshot.step is not None:
-        yield Sample(STEP, run, snapshot.step)
+        yield Sample(RUN["step"], run, snapshot.step)
         yield from spread(
-            STALENESS,
+            RUN["staleness"],
             {place: max(0, snapshot.staleness(place) or 0) for place in PLACES},
             before=run,
         )
     if counts["reward_mean"] is not None:
-        yield Sample(REWARD, run, counts["reward_mean"])
+        yield Sample(RUN["reward"], run, counts["reward_mean"])
 
 
 def _class(failure: object) -> str:

@@ -257,7 +257,7 @@ def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLette
     assert not list(ledger.redis.scan_iter(r"rollq:*"))
 
 
-# -------------------------------------------------------------------------------------------------------  # noqa: E501
+# ----------------------------------------------------------------
 # the commands
 
 

@@ -107,7 +107,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             for step in [step for step, hold in consumer.holds.items() if hold.expired]:
                 self.ready = sorted(self.ready + consumer.holds.pop(step).groups)
 
-    # ------------------------------------------------------------------------------------------------------  # noqa: E501
+    # ----------------------------------------------------------------
     # the rules
 
     @precondition(lambda self: self.open)

@@ -63,7 +63,7 @@ class LedgerMachine(DeliveryRules, ClockRules):
         """A job, most often one in that state."""
         return data.draw(st.sampled_from(self.of_jobs(state) * 4 + self.ids), label="job")
 
-    # --------------------------------------------------------------------------------------------------  # noqa: E501
+    # ----------------------------------------------------------------
     # the rules
 
     @rule(name=st.sampled_from(NAMES), other=st.sampled_from([False, False, True]))
@@ -337,7 +337,7 @@ class LedgerMachine(DeliveryRules, ClockRules):
                 name: count for name, count in found.failures.items() if count
             }
 
-    # ---------------------------------------------------------------------------------------------------  # noqa: E501
+    # ----------------------------------------------------------------
     # and always
 
     @invariant()

@@ -158,7 +158,7 @@ class Deliveries:
         ends_s = float(reply["ends_s"])
         return Taken(
             at=float(reply["time"]),
-            exists=bool(reply["known"]),
+            exists=bool(reply["exists"]),
             sealed=bool(reply["sealed"]),
             open=reply["open"],
             ready=reply["ready"],
@@ -302,7 +302,7 @@ class Deliveries:
         return Opened(
             owner=reply.text("owner"),
             next=reply["next"],
-            next_in_ledger=reply["known"],
+            next_in_ledger=reply["next_in_ledger"],
             filling=None if filling < 0 else filling,
             steps=reply["steps"],
         )

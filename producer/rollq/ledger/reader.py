@@ -320,7 +320,7 @@ class LedgerReader:
             totals[text(name)] = total
         stats: dict[str, Any] = {
             "run": self.run,
-            "known": bool(reply["known"]),
+            "known": bool(reply["exists"]),
             "sealed": bool(reply["sealed"]),
         }
         stats |= {name: int(totals.get(name, 0)) for name in COUNTS}
@@ -354,7 +354,7 @@ def _standing(purpose: Purpose, reply: Reply) -> Standing:
         sealed=bool(reply["sealed"]),
         queued=reply["queued"],
         leased=reply["leased"],
-        exists=bool(reply["known"]),
+        exists=bool(reply["exists"]),
         full=None if full < 0 else full,
         wanted=reply[f"wanted:{purpose}"],
         published=published,

@@ -10,7 +10,7 @@ local got = redis.pcall('HMGET', job, 'state', 'deadline', 'reach', 'kept', 'tur
 local length, clock = redis.pcall('LLEN', journal), redis.call('TIME')
 local time, entry_count = tonumber(clock[1]) + tonumber(clock[2]) / 1000000, #ARGV - 7
 local prompts = ARGV[6] ~= '' and KEYS[1] .. 'prompts:' .. (string.match(id, '^[^/]+/([^/]+)/%d+$') or '')
-local known = prompts and redis.pcall('HEXISTS', prompts, ARGV[6]) -- a table for a key of another type
+local has_prompt = prompts and redis.pcall('HEXISTS', prompts, ARGV[6]) -- a table for a key of another type
 local ends_at = math.min(time + constants.lease_s, tonumber(got[2]) or time)
 local renewed = type(till) == 'string' and tonumber(till) >= time + constants.lease_s * 2 / 3
 
@@ -18,11 +18,11 @@ local renewed = type(till) == 'string' and tonumber(till) >= time + constants.le
 -- functions. test_append.py compares it with what follows.
 local reach, turned, kept = tonumber(got[3] or '0'), string.match(got[5] or '0', '^%d%d?%d?%d?$'), tonumber(got[4])
 if type(till) == 'string' and got[1] == 'leased' and length == index and string.match(ARGV[5], '^0*1$')
-  and type(known) ~= 'table' and entry_count < 100 and reach and reach < length + entry_count and turned and kept
+  and type(has_prompt) ~= 'table' and entry_count < 100 and reach and reach < length + entry_count and turned and kept
   and (kept < 2 or kept < length) then
   -- As allow_without_memory() does.
   redis.call('DEL', KEYS[1] .. 'nothing')
-  if known == 0 then redis.call('HSET', prompts, ARGV[6], ARGV[7]) end
+  if has_prompt == 0 then redis.call('HSET', prompts, ARGV[6], ARGV[7]) end
   redis.call('RPUSH', journal, unpack(ARGV, 8))
   redis.call('HSET', job, 'turned', turned + 1, 'reach', length + entry_count, 'fail:worker', '0')
   if not renewed then redis.call('ZADD', leased, 'XX', 'GT', ends_at, held) end

@@ -3,7 +3,7 @@
 -- reads and writes  run count held:<purpose> holds:<purpose> waiting:<purpose> hold:<token> wake:<session>
 --                   consumer:<purpose>:<name>
 -- ARGV   purpose name text hold_s step (the last one that the trainer's checkpoint holds; -1: not told)
--- reply  ok owner next (step) known (the next step as far as the ledger knew) filling (step of a batch that a filter
+-- reply  ok owner next (step) next_in_ledger (as far as the ledger knew) filling (step of a batch that a filter
 --        left incomplete; -1: none) steps (those that are held)
 --        | acked step (one after the checkpoint's is acknowledged; nothing has changed)
 local purpose, name, text, hold_s, step = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -37,5 +37,5 @@ for _, token in ipairs(tokens) do
   renew_hold(purpose, token, redis_call('SMEMBERS', prefix .. 'hold:' .. token), time, hold_s)
   steps[#steps + 1] = step_of(token)
 end
-return { 'ok', 'owner', owner, 'next', math.max(next_step, step + 1), 'known', next_step,
+return { 'ok', 'owner', owner, 'next', math.max(next_step, step + 1), 'next_in_ledger', next_step,
   'filling', number(filling or '-1', key), 'steps', steps }

@@ -3,12 +3,12 @@
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> held:<purpose> waiting:<purpose> (reads
 --                   only)
 -- ARGV   totals (1: with them)
--- reply  ok known (1: the run exists) sealed, the number of entries in each index under its name; full:<purpose> (the
+-- reply  ok exists (1: the run does) sealed, the number of entries in each index under its name; full:<purpose> (the
 --        limit at which a producer waits; -1: none waits; 0: it waits for admission) wanted:<purpose> (smallest number
 --        of groups that a consumer waits for; 0: none waits) step version ('': none) batch (0: no admission) staleness
 --        running (0: no limit) trained capacity totals (names and values)
 local time, meta = now(), prefix .. 'run'
-local reply = { 'ok', 'known', redis_call('EXISTS', meta), 'sealed', redis_call('HEXISTS', meta, 'sealed') }
+local reply = { 'ok', 'exists', redis_call('EXISTS', meta), 'sealed', redis_call('HEXISTS', meta, 'sealed') }
 local function add(name, value)
   reply[#reply + 1], reply[#reply + 2] = name, value
 end

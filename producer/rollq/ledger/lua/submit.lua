@@ -12,13 +12,13 @@ local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), A
 local meta, sources, key = prefix .. 'run', prefix .. 'sources', prefix .. 'group:' .. name
 local first, spare, send_in_s, ahead = 16, tonumber(ARGV[12]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
-local known, submitted, resubmitted = unpack(redis_call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
-local acked = not known and acked_record(name)
-local was, was_jobs, mark = read_cursor(source)
-local is = tonumber(string.match(ARGV[9], '^%d+'))
+local seq, submitted, resubmitted = unpack(redis_call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
+local acked = not seq and acked_record(name)
+local stored_groups, stored_jobs, stored_mark = read_cursor(source)
+local cursor_groups = tonumber(string.match(ARGV[9], '^%d+'))
 
 local function move_cursor()
-  if source ~= '' and is > was then redis_call('HSET', sources, source, ARGV[9]) end
+  if source ~= '' and cursor_groups > stored_groups then redis_call('HSET', sources, source, ARGV[9]) end
 end
 
 for i = first, #ARGV, 4 do
@@ -30,13 +30,15 @@ for i = first, #ARGV, 4 do
   else
     if digest and digest ~= ARGV[i + 1] then return { 'conflict', 'id', ARGV[i] } end
     -- A group without its job, or a job without its group. A job never starts again with the numbers of old attempts.
-    if not known ~= not digest then return { 'conflict', 'id', ARGV[i] } end
+    if not seq ~= not digest then return { 'conflict', 'id', ARGV[i] } end
   end
 end
 if submitted == token then return { 'new' } end
-if source ~= '' and is > was + 1 then return { 'gap', 'groups', was, 'jobs', was_jobs, 'mark', mark } end
-if known or acked then
-  if known and resubmitted ~= token then
+if source ~= '' and cursor_groups > stored_groups + 1 then
+  return { 'gap', 'groups', stored_groups, 'jobs', stored_jobs, 'mark', stored_mark }
+end
+if seq or acked then
+  if seq and resubmitted ~= token then
     redis_call('HSET', key, 'resubmitted', token)
   end
   if acked or resubmitted ~= token then count('resubmitted', jobs) end
@@ -66,7 +68,7 @@ if bound and capacity(bound) <= 0 then
 end
 
 local stale = prefix .. 'stale'
-local seq = redis_call('HINCRBY', meta, 'seq', 1) -- the first write, so that it is refused without memory
+seq = redis_call('HINCRBY', meta, 'seq', 1) -- the first write, so that it is refused without memory
 redis_call('SREM', stale, name) -- that of a group which was forgotten
 local send_at = send_in_s > 0 and now() + send_in_s or 0
 for _, pin in ipairs(pins) do

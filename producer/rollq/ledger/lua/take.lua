@@ -16,7 +16,7 @@
 -- reply  groups dropped (groups of the run, or stale) step (the published one; '': none) published (times) bound (on
 --          staleness; '': none) groups (each as name seq size handed started (no token is older than this step; '': not
 --          known) states (of its members))
---        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
+--        | wait time exists (1: the run does) sealed open ready others (groups that others hold) last (1: no more come than are ready)
 --          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
 --          step published
 --        | again (groups were too old: ask again) | fenced | large most (groups of a batch)
@@ -27,7 +27,7 @@ local ready, open, held = prefix .. 'ready:' .. purpose, prefix .. 'open:' .. pu
 local holds, waiting, hold = prefix .. 'holds:' .. purpose, prefix .. 'waiting:' .. purpose, prefix .. 'hold:' .. token
 local session, time = session_of(token), now()
 if since == 0 then since = time end
-local sealed, known, most, staleness, step, published =
+local sealed, seq, most, staleness, step, published =
   unpack(redis_call('HMGET', prefix .. 'run', 'sealed', 'seq', 'batch', 'staleness', 'step', 'published'))
 local function of_run(text) return number(text, prefix .. 'run') end
 step, published = (step or most) and of_run(step) or '', of_run(published)
@@ -209,6 +209,6 @@ if wake and not over then
   redis_call('EXPIRE', waiting, constants.wake_s)
   for _, of in ipairs(own) do redis_call('ZADD', holds, 'XX', time, of) end -- alive
 end
-return { 'wait', 'time', seconds(time), 'known', known and 1 or 0, 'sealed', sealed and 1 or 0, 'open', count_open,
+return { 'wait', 'time', seconds(time), 'exists', seq and 1 or 0, 'sealed', sealed and 1 or 0, 'open', count_open,
   'ready', count_ready, 'others', others, 'last', last and 1 or 0, 'over', over and 1 or 0, 'dropped', dropped(),
   'ends_s', ends and seconds(math.max(0, ends - time)) or '-1', 'step', step, 'published', published }

@@ -1,5 +1,4 @@
-"""One rollout as its page shows it: why it scored what it scored, then the conversation, turn by
-turn.
+"""A rollout's page: the reasons for its reward, then the conversation, turn by turn.
 
 A page is a plain JSON value. Texts are the models' and users' own, neither escaped nor shortened:
 the page's script writes them as text only.
@@ -8,36 +7,26 @@ the page's script writes them as text only.
 import json
 import math
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.events import Message
 from rollq.export.record import as_json as ascii_json
-from rollq.export.transcript import steps_behind
+from rollq.export.transcript import steps_by_turn
 from rollq.trajectory import Trajectory
 from rollq_view.rows import last_line
 from rollq_view.turns import Episode, Turn, add_journal, of_record
 
-SHOWN = (
-    *(
-        "job",
-        "run",
-        "group",
-        "sample",
-        "env",
-        "split",
-        "task",
-        "queue",
-        "labels",
-        "sampling",
-        "template_kwargs",
-    ),
-    *("adapter", "attempt", "stop", "failure", "reward", "turns", "began"),
+SHOWN = tuple(
+    "job run group sample env split task queue labels sampling template_kwargs adapter attempt "
+    "stop failure reward turns began".split()
 )
 """Fields of a record that the page has as they are."""
 IMAGE_TYPES = ("image/png", "image/jpeg")
 FAILED = ("error", "traceback", "exception")
-"""What the result of a call that failed begins with."""
+"""Beginnings of the result of a call that failed."""
 
 
 def page(
@@ -74,8 +63,8 @@ def page(
             **facts,
         }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
-        said = "; ".join(faults) or f"{type(e).__name__} {e}"
-        raise ContractError(f"{str(record.get('job'))[:300]} cannot be shown: {said}") from e
+        reason = "; ".join(faults) or f"{type(e).__name__} {e}"
+        raise ContractError(f"{str(record.get('job'))[:300]} cannot be shown: {reason}") from e
 
 
 def as_json(value: Any) -> str:
@@ -91,136 +80,144 @@ def _finite(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(name): _finite(entry) for name, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
 
 
 def _parts(info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the grader says, one thing at a time. `ok` is None where neither good nor bad
-    is known.
-    """
+    """The grader's facts, one at a time. `ok` is None where neither good nor bad is known."""
     for name, value in info.items():
         if name in ("reason", "failures"):  # which have places of their own
             continue
-        ok = value if isinstance(value, bool) else None
-        plain = isinstance(value, (str, int, float, bool)) or value is None
-        text = (
-            str(value)
-            if plain and not isinstance(value, bool)
-            else json.dumps(value, ensure_ascii=False)
-        )
-        yield {"name": name, "value": text, "ok": ok, "empty": value in ([], {}, "", None)}
+        is_bool = isinstance(value, bool)
+        is_plain = value is None or (isinstance(value, str | int | float) and not is_bool)
+        yield {
+            "name": name,
+            "value": str(value) if is_plain else json.dumps(value, ensure_ascii=False),
+            "ok": value if is_bool else None,
+            "empty": value in ([], {}, "", None),
+        }
 
 
 def _failed_calls(entries: Sequence[Mapping[str, Any]], *, died: bool) -> Iterator[dict[str, Any]]:
     """Turns that could not be read, calls that failed, and the turn in which an attempt died."""
     turn = None
     for entry in entries:
-        turn = entry["turn"] if entry["turn"] is not None else turn
+        if entry["turn"] is not None:
+            turn = entry["turn"]
+        text = entry["text"][:1000]
         for error in entry.get("errors", ()):
             yield {"turn": turn, "what": "the turn could not be read", "text": error}
         if entry["failed"]:
-            yield {
-                "turn": turn,
-                "what": entry["call"] or entry["role"],
-                "text": entry["text"][:1000],
-            }
+            yield {"turn": turn, "what": entry["call"] or entry["role"], "text": text}
         if died and entry.get("answered") is False:
-            yield {
-                "turn": turn,
-                "what": "the attempt failed in this turn",
-                "text": entry["text"][:1000],
-            }
+            yield {"turn": turn, "what": "the attempt failed in this turn", "text": text}
 
 
 def _tokens(episode: Episode) -> dict[str, Any]:
-    logprobs = [p for turn in episode.turns for p in turn.logprobs]
-    versions: dict[str, int] = {}
+    logprobs = [logprob for turn in episode.turns for logprob in turn.logprobs]
+    versions: Counter[str] = Counter()
+    spans: list[list[Any]] = [[episode.prompt, 0, None]]
     for turn in episode.turns:
         for version, start, end in turn.versions:
-            versions[str(version)] = versions.get(str(version), 0) + end - start
-    masked = episode.prompt + sum(
-        turn.masked + (turn.opens.prompt if turn.opens else 0) for turn in episode.turns
-    )
+            versions[str(version)] += end - start
+        if turn.opens:
+            spans.append([turn.opens.prompt, 0, None])
+        spans += [[len(turn.ids), 1, turn.number], [turn.masked, 0, turn.number]]
     return {
         "sampled": len(logprobs),
-        "total": len(logprobs) + masked,
+        "total": sum(length for length, _, _ in spans),
         "mean": sum(logprobs) / len(logprobs) if logprobs else None,
         "lowest": min(logprobs, default=None),
-        "versions": versions,
-        "spans": [
-            [episode.prompt, 0, None],
-            *(span for turn in episode.turns for span in _spans(turn)),
-        ],
+        "versions": dict(versions),
+        "spans": spans,
     }
 
 
-def _spans(turn: Turn) -> list[list[Any]]:
-    prompt = [[turn.opens.prompt, 0, None]] if turn.opens else []
-    return [*prompt, [len(turn.ids), 1, turn.number], [turn.masked, 0, turn.number]]
-
-
 def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
-    for place, message in enumerate(episode.opening):
-        masked = episode.prompt if place == len(episode.opening) - 1 else None
-        yield _entry(message, images) | {"masked": masked}
-    steps = steps_behind(episode.steps)
-    yield from _steps(steps[None], images)
+    yield from _opening_entries(episode.opening, episode.prompt, images)
+    steps = steps_by_turn(episode.steps)
+    yield from _step_entries(steps[None], images)
     for turn in episode.turns:
-        number = turn.number
         if turn.opens is not None:
             yield _entry({"role": "trace", "content": turn.opens.words}, images)
-            for place, message in enumerate(turn.opens.messages):
-                masked = turn.opens.prompt if place == len(turn.opens.messages) - 1 else None
-                yield _entry(message, images) | {"masked": masked}
-        message = turn.message or {"role": "assistant", "content": turn.text}
-        yield _entry(message, images) | {
-            "turn": number,
-            "answered": turn.message is not None,
-            "ids": turn.ids,
-            "logprobs": [round(p, 4) for p in turn.logprobs],
-            "versions": turn.versions,
-            "pieces": turn.pieces,
-            "reward": turn.reward,
-            "asked": turn.asked,
-            **turn.notes,
-        }
-        yield from _steps(steps[number], images)
-        calls = {str(call.get("id")): _name(call) for call in message.get("tool_calls") or ()}
-        names = [*calls.values()]
-        for place, reply in enumerate(turn.replies):
-            entry = _entry(reply, images)
-            if entry["role"] == "tool":
-                listed = names[place] if place < len(names) else ""
-                entry["call"] = calls.get(str(reply.get("tool_call_id"))) or listed
-            yield entry | {"masked": turn.masked if place == len(turn.replies) - 1 else None}
+            yield from _opening_entries(turn.opens.messages, turn.opens.prompt, images)
+        yield _turn_entry(turn, images)
+        yield from _step_entries(steps[turn.number], images)
+        yield from _reply_entries(turn, images)
 
 
-def _steps(
+def _opening_entries(
+    messages: Sequence[Message], tokens: int, images: Mapping[str, bytes]
+) -> Iterator[dict[str, Any]]:
+    """Messages before the first turn of a trace. The last one has the number of their tokens."""
+    last = len(messages) - 1
+    for place, message in enumerate(messages):
+        yield _entry(message, images) | {"masked": tokens if place == last else None}
+
+
+def _turn_entry(turn: Turn, images: Mapping[str, bytes]) -> dict[str, Any]:
+    message = turn.message or {"role": "assistant", "content": turn.text}
+    return _entry(message, images) | {
+        "turn": turn.number,
+        "answered": turn.message is not None,
+        "ids": turn.ids,
+        "logprobs": [round(logprob, 4) for logprob in turn.logprobs],
+        "versions": turn.versions,
+        "pieces": turn.pieces,
+        "reward": turn.reward,
+        "asked": turn.asked,
+        **turn.notes,
+    }
+
+
+def _reply_entries(turn: Turn, images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+    """Replies to a turn. A tool's reply names its call, by id or else by its place."""
+    calls = (turn.message or {}).get("tool_calls") or ()
+    names = [_name(call) for call in calls]
+    by_id = {str(call.get("id")): _name(call) for call in calls}
+    last = len(turn.replies) - 1
+    for place, reply in enumerate(turn.replies):
+        entry = _entry(reply, images)
+        if entry["role"] == "tool":
+            by_place = names[place] if place < len(names) else ""
+            entry["call"] = by_id.get(str(reply.get("tool_call_id"))) or by_place
+        entry["masked"] = turn.masked if place == last else None
+        yield entry
+
+
+def _step_entries(
     steps: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
 ) -> Iterator[dict[str, Any]]:
-    """What an agent program did in the environment behind a turn."""
+    """Actions of an agent program in the environment behind a turn."""
     for step in steps:
         action = step["action"]
         entry = _entry({"role": "step", "content": step["text"]}, images)
-        arguments = json.dumps(action.get("arguments") or {}, ensure_ascii=False)
-        calls = [{"name": str(action["name"]), "arguments": arguments}] if action["name"] else []
-        yield entry | {"calls": calls, "failed": _is_failure(entry["text"])}
+        if action["name"]:
+            arguments = json.dumps(action.get("arguments") or {}, ensure_ascii=False)
+            entry["calls"] = [{"name": str(action["name"]), "arguments": arguments}]
+        entry["failed"] = _is_failure(entry["text"])
+        yield entry
 
 
 def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     content, role = message.get("content"), str(message["role"])
     parts = content if isinstance(content, list) else []
-    text = "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
-    text = text if parts else str(content or "")
+    text = "" if parts else str(content or "")
+    if parts:
+        texts = [str(part.get("text") or "") for part in parts if part.get("type") == "text"]
+        text = "\n".join(texts)
+    calls = [
+        {"name": _name(call), "arguments": _arguments(call)}
+        for call in message.get("tool_calls") or ()
+    ]
     return {
         "role": role,
         "turn": None,
         "text": text,
         "reasoning": str(message.get("reasoning_content") or ""),
-        "calls": [
-            {"name": _name(call), "arguments": _arguments(call)}
-            for call in message.get("tool_calls") or ()
-        ],
+        "calls": calls,
         "images": [_image(part, images) for part in parts if part.get("type") == "image"],
         "call": "",
         "failed": role == "tool" and _is_failure(text),
@@ -239,18 +236,16 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 
 def _is_failure(text: str) -> bool:
-    """Whether the result of a call says that it failed, in one of the usual ways."""
+    """True if the result of a call says that it failed, in one of the usual ways."""
     start = text[:200].lstrip(" \"'{[*").lower()
     return start.startswith(FAILED)
 
 
 def _image(part: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     data, mime = images.get(str(part.get("sha256"))), part.get("mime")
-    url = (
-        f"data:{mime};base64,{b64encode(data).decode()}"
-        if data is not None and mime in IMAGE_TYPES
-        else ""
-    )
+    url = ""
+    if data is not None and mime in IMAGE_TYPES:
+        url = f"data:{mime};base64,{b64encode(data).decode()}"
     return {
         "url": url,
         "size": f"{part.get('width')} × {part.get('height')}",

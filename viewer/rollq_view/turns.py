@@ -7,19 +7,22 @@ Pure. Raises KeyError, TypeError, ValueError and the like for a record that is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from rollq.events import Message, Observed, Prompt
-from rollq.export.transcript import trace_words
+from rollq.export.transcript import trace_heading
 from rollq.trajectory import Trajectory
+
+PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
+"""Fields of a record with one entry per token."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Opening:
-    """How a trace begins."""
+    """Beginning of a trace."""
 
     words: str
     messages: Sequence[Message]
@@ -44,7 +47,7 @@ class Turn:
     """The turn as a message; None while nothing has answered it."""
     replies: Sequence[Message] = ()
     text: str = ""
-    """What the engine wrote, of a turn without a message."""
+    """The engine's text of a turn without a message."""
     reward: float | None = None
     """Of its actions, where the environment gave them one."""
     opens: Opening | None = None
@@ -52,7 +55,7 @@ class Turn:
     number: int = 0
     """Of the turn in the episode."""
     asked: dict[str, Any] = field(default_factory=dict)
-    """What an agent program's request asked for."""
+    """Options of an agent program's request."""
     notes: dict[str, Any] = field(default_factory=dict)
     """`engine_s`, `answer_s` and `answered_by` where times are known. Only a journal has `errors`
     and `extra_calls`.
@@ -71,146 +74,149 @@ class Episode:
     times: list[list[Any]] = field(default_factory=list)
     """`[what, start, seconds, turn]` with what in engine, environment, user, agent."""
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """What an agent program did in the environment: `rollq.export.record.steps`."""
+    """Actions of an agent program in the environment: `rollq.export.conversations.steps`."""
 
 
 def of_record(record: Mapping[str, Any]) -> Episode:
     """The turns of an exported record."""
     if record.get("conversations"):
-        return _of_traces(record)
-    prompt, turns = _sampled_runs(record)
+        episode = _of_traces(record)
+    else:
+        episode = _of_conversation(record)
+    episode.steps = list(record.get("steps") or ())
+    _add_times(episode, record.get("times") or ())
+    return episode
+
+
+def _of_conversation(record: Mapping[str, Any]) -> Episode:
+    """The turns of one conversation, without times and steps."""
+    prompt, turns = _sampled_turns(record)
     for number, turn in enumerate(turns):
         turn.number = number
-    _divide_pieces(turns, record.get("pieces") or ())
+    _add_pieces(turns, record.get("pieces") or ())
     messages = list(record["messages"])
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has
-    # no message.
-    first = max(0, len(answers) - len(turns) + ("unanswered" in record))
-    answers = answers[first:]
-    for turn, start, end in zip(turns, answers, [*answers[1:], len(messages)], strict=False):
-        turn.message, turn.replies = messages[start], messages[start + 1 : end]
-    rewards = record.get("turn_rewards") or ()
-    for turn, reward in zip(turns, rewards, strict=False):
+    opening = _add_messages(turns, messages, has_unanswered="unanswered" in record)
+    for turn, reward in zip(turns, record.get("turn_rewards") or (), strict=False):
         turn.reward = reward
     if turns and turns[-1].message is None:
         turns[-1].text = str(record.get("unanswered") or "")
-    episode = Episode(
-        opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns
-    )
-    episode.steps = list(record.get("steps") or ())
-    return _with_times(episode, record.get("times") or ())
+    return Episode(opening=messages[:opening], prompt=prompt, turns=turns)
+
+
+def _add_messages(
+    turns: Sequence[Turn], messages: Sequence[Message], *, has_unanswered: bool
+) -> int:
+    """Gives each turn its message and the replies to it. Returns the number of messages before the
+    first turn.
+    """
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    # Assistant messages of the first prompt were not sampled, and a turn that nothing answered has
+    # no message.
+    of_prompt = max(0, len(answers) - len(turns) + has_unanswered)
+    starts = answers[of_prompt:]
+    ends = [*starts[1:], len(messages)]
+    for turn, start, end in zip(turns, starts, ends, strict=False):
+        turn.message = messages[start]
+        turn.replies = messages[start + 1 : end]
+    return starts[0] if starts else len(messages)
 
 
 def _of_traces(record: Mapping[str, Any]) -> Episode:
     """The turns of an episode whose traces are conversations of their own, trace by trace."""
-    episode, pieces, at = (
-        Episode(opening=[], prompt=0, turns=[]),
-        iter(record.get("pieces") or ()),
-        0,
-    )
-    for number, (trace, length) in enumerate(
-        zip(record["conversations"], record["traces"], strict=True)
-    ):
-        own = {
-            name: record[name][at : at + length]
-            for name in ("tokens", "mask", "logprobs", "versions")
-        }
-        taken, left = [], sum(own["mask"])
-        while left > 0 and (piece := next(pieces, None)):
-            taken.append(piece)
-            left -= piece[0]
-        found = of_record({**trace, **own, "pieces": taken})
-        opening = Opening(
-            words=trace_words(number, trace), messages=found.opening, prompt=found.prompt
-        )
-        for turn, name in zip(found.turns, trace["turns"], strict=True):
-            turn.number = int(name)
-        if found.turns:
-            found.turns[0].opens = opening
+    episode = Episode(opening=[], prompt=0, turns=[])
+    pieces = iter(record.get("pieces") or ())
+    start = 0
+    for number, trace in enumerate(record["conversations"]):
+        end = start + record["traces"][number]
+        per_token = {name: record[name][start:end] for name in PER_TOKEN}
+        own_pieces = _take_pieces(pieces, sum(per_token["mask"]))
+        part = _of_conversation({**trace, **per_token, "pieces": own_pieces})
+        for turn, turn_number in zip(part.turns, trace["turns"], strict=True):
+            turn.number = int(turn_number)
+        if part.turns:
+            heading = trace_heading(number, trace)
+            part.turns[0].opens = Opening(words=heading, messages=part.opening, prompt=part.prompt)
+        elif episode.turns:
+            episode.turns[-1].masked += part.prompt
         else:
-            _add_masked(episode, found.prompt)
-        episode.turns += found.turns
-        at += length
-    episode.steps = list(record.get("steps") or ())
-    return _with_times(episode, record.get("times") or ())
-
-
-def _with_times(episode: Episode, times: Sequence[Any]) -> Episode:
-    """The times of `rollq.export.record.times_of`, and their sums at the turns."""
-    by_number = {turn.number: turn for turn in episode.turns}
-    for what, at, seconds, number in times:
-        episode.times.append([str(what), float(at), float(seconds), int(number)])
-        if number not in by_number:
-            continue
-        notes = by_number[number].notes
-        if what == "engine":
-            notes["engine_s"] = notes.get("engine_s", 0.0) + float(seconds)
-        elif what == "agent":
-            notes["agent_s"] = notes.get("agent_s", 0.0) + float(seconds)
-        elif "engine_s" in notes:  # else it opened the episode
-            notes |= {
-                "answer_s": notes.get("answer_s", 0.0) + float(seconds),
-                "answered_by": str(what),
-            }
+            episode.prompt += part.prompt
+        episode.turns += part.turns
+        start = end
     return episode
 
 
-def _sampled_runs(record: Mapping[str, Any]) -> tuple[int, list[Turn]]:
+def _take_pieces(pieces: Iterator[Any], tokens: int) -> list[Any]:
+    """The next pieces with so many tokens."""
+    taken: list[Any] = []
+    while sum(piece[0] for piece in taken) < tokens:
+        piece = next(pieces, None)
+        if piece is None:
+            break
+        taken.append(piece)
+    return taken
+
+
+def _add_times(episode: Episode, times: Sequence[Any]) -> None:
+    """Adds the times of `rollq.export.times`, and their sums at the turns."""
+    by_number = {turn.number: turn for turn in episode.turns}
+    for what, at, duration, number in times:
+        seconds = float(duration)
+        episode.times.append([str(what), float(at), seconds, int(number)])
+        if number not in by_number:
+            continue
+        notes = by_number[number].notes
+        if what in ("engine", "agent"):
+            notes[f"{what}_s"] = notes.get(f"{what}_s", 0.0) + seconds
+        elif "engine_s" in notes:  # else it opened the episode
+            notes["answer_s"] = notes.get("answer_s", 0.0) + seconds
+            notes["answered_by"] = str(what)
+
+
+def _sampled_turns(record: Mapping[str, Any]) -> tuple[int, list[Turn]]:
     """The number of tokens before the first turn, and turns with their tokens only."""
     ids, logprobs, versions = record["tokens"], record["logprobs"], record["versions"]
-    prompt, at, turns = 0, 0, list[Turn]()
+    turns: list[Turn] = []
+    prompt, start = 0, 0
     for sampled, run in groupby(record["mask"]):
-        end = at + sum(1 for _ in run)
+        end = start + sum(1 for _ in run)
         if sampled:
-            spans = version_spans(versions[at:end])
-            turns.append(Turn(ids=ids[at:end], logprobs=logprobs[at:end], versions=spans))
+            spans = version_spans(versions[start:end])
+            turns.append(Turn(ids=ids[start:end], logprobs=logprobs[start:end], versions=spans))
         elif turns:
-            turns[-1].masked += end - at
+            turns[-1].masked += end - start
         else:
             prompt = end
-        at = end
+        start = end
     return prompt, turns
 
 
 def version_spans(versions: Iterable[Any]) -> list[list[Any]]:
     """`[version, start, end]` of runs of equal versions."""
-    spans, at = [], 0
+    spans, start = [], 0
     for version, run in groupby(versions):
-        end = at + sum(1 for _ in run)
-        spans.append([version, at, end])
-        at = end
+        end = start + sum(1 for _ in run)
+        spans.append([version, start, end])
+        start = end
     return spans
 
 
-def _divide_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
+def _add_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
     left = iter(pieces)
     for turn in turns:
-        length = 0
-        while length < len(turn.ids) and (piece := next(left, None)):
-            length += piece[0]
-            turn.pieces.append(list(piece[:2]))
-            turn.asked |= dict(*piece[2:])
+        for length, finish, *options in _take_pieces(left, len(turn.ids)):
+            turn.pieces.append([length, finish])
+            turn.asked |= dict(*options)
 
 
 def add_journal(episode: Episode, trajectory: Trajectory) -> None:
-    """Adds what only a journal has to the turns of its record."""
+    """Adds errors and tools, which only a journal has, to the turns of its record."""
     by_number = {turn.number: turn for turn in episode.turns}
+    tools = list(episode.tools)
     for event in trajectory.events:
         if isinstance(event, Observed) and event.turn in by_number:
-            by_number[event.turn].notes |= {
-                "errors": list(event.errors),
-                "extra_calls": event.extra_calls,
-            }
+            notes = by_number[event.turn].notes
+            notes["errors"] = list(event.errors)
+            notes["extra_calls"] = event.extra_calls
         elif isinstance(event, Prompt):
-            episode.tools = [
-                *episode.tools,
-                *(tool for tool in event.tools if tool not in episode.tools),
-            ]
-
-
-def _add_masked(episode: Episode, tokens: int) -> None:
-    if episode.turns:
-        episode.turns[-1].masked += tokens
-    else:
-        episode.prompt += tokens
+            tools += [tool for tool in event.tools if tool not in tools]
+    episode.tools = tools

@@ -1,5 +1,4 @@
-"""An exported trajectory as text for people: who said what, what the policy sampled, why it
-stopped.
+"""An exported trajectory as text for people: the conversation, the policy's tokens, the end.
 
 Reads only the exported form, so a job of the ledger and a line of a file look the same. Texts of
 models and environments cannot control the terminal.
@@ -10,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 COLOURS = {
     "system": "2",
@@ -28,6 +27,15 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 include changes of text direction.
 """
 
+Steps = defaultdict[int | None, list[Mapping[str, Any]]]
+
+
+class Note(NamedTuple):
+    """A turn's line beside the role."""
+
+    turn: int
+    text: str
+
 
 class Transcript:
     """One trajectory as text, with colours for a terminal if `colour` is set."""
@@ -35,10 +43,10 @@ class Transcript:
     def __init__(self, record: Mapping[str, Any], *, colour: bool) -> None:
         self._record = record
         self._colour = colour
-        self._steps_behind = steps_behind(record.get("steps") or ())
+        self._steps_by_turn = steps_by_turn(record.get("steps") or ())
 
     def lines(self, facts: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
-        """The whole transcript. `facts` are names and values to show below the head."""
+        """The transcript. `facts` are names and values to show below the head."""
         for name, value in (*self._head(), *facts):
             yield self._coloured("label", f"{name:<9}") + " " + clean(value)
         yield ""
@@ -46,162 +54,174 @@ class Transcript:
 
     def _head(self) -> Iterator[tuple[str, str]]:
         r = self._record
-        yield (
-            "job",
-            f"{r['job']}   {r['env']}/{r['split']} task {r['task']}, attempt {r['attempt']}",
-        )
-        failure = f"   failure {r['failure']}" if r.get("failure") else ""
-        yield (
-            "stop",
-            f"{r['stop'] or 'not yet'}   reward "
-            f"{'-' if r['reward'] is None else r['reward']}{failure}",
-        )
-        sampled = [p for p, m in zip(r["logprobs"], r["mask"], strict=True) if m]
-        low = (
-            f"; logprobs mean {sum(sampled) / len(sampled):.3f}, lowest {min(sampled):.3f}"
-            if sampled
-            else ""
-        )
-        traces = f" in {len(r['traces'])} traces" if len(r.get("traces") or ()) > 1 else ""
-        yield (
-            "tokens",
-            f"{len(sampled)} sampled of {len(r['tokens'])}{traces}, {r['turns']} turns{low}",
-        )
-        versions = sorted({str(v) for v in r["versions"] if v is not None})
-        of = f" of adapter {r['adapter']}" if r.get("adapter") else ""
-        yield "versions", (", ".join(versions) or "-") + of
+        task = f"{r['env']}/{r['split']} task {r['task']}"
+        yield "job", f"{r['job']}   {task}, attempt {r['attempt']}"
+        yield "stop", self._stop()
+        yield "tokens", self._tokens()
+        versions = sorted({str(version) for version in r["versions"] if version is not None})
+        adapter = f" of adapter {r['adapter']}" if r.get("adapter") else ""
+        yield "versions", (", ".join(versions) or "-") + adapter
         if r.get("labels"):
             yield "labels", clip(json.dumps(r["labels"], ensure_ascii=False))
-        info = {
-            name: value for name, value in (r.get("info") or {}).items() if name != "agent_output"
-        }
+        info = dict(r.get("info") or {})
+        info.pop("agent_output", None)  # it is shown at the end
         if info:
             yield "info", clip(json.dumps(info, ensure_ascii=False))
 
+    def _stop(self) -> str:
+        r = self._record
+        reward = "-" if r["reward"] is None else r["reward"]
+        text = f"{r['stop'] or 'not yet'}   reward {reward}"
+        return f"{text}   failure {r['failure']}" if r.get("failure") else text
+
+    def _tokens(self) -> str:
+        r = self._record
+        sampled = [logprob for turn in sampled_logprobs(r) for logprob in turn]
+        text = f"{len(sampled)} sampled of {len(r['tokens'])}"
+        traces = len(r.get("traces") or ())
+        if traces > 1:
+            text += f" in {traces} traces"
+        text += f", {r['turns']} turns"
+        if sampled:
+            mean = sum(sampled) / len(sampled)
+            text += f"; logprobs mean {mean:.3f}, lowest {min(sampled):.3f}"
+        return text
+
     def _conversation(self) -> Iterator[str]:
-        r, spans = self._record, sampled_spans(self._record)
-        asked = asked_for(r, spans)
-        several = r.get("conversations") or ()
-        numbers = [number for trace in several for number in trace["turns"]] or [*range(len(spans))]
-        rewards = dict(enumerate(r.get("turn_rewards") or ()))
-        notes = [
-            (number, span_note(number, span, rewards.get(number)))
-            for number, span in zip(numbers, spans, strict=True)
-        ]
-        for place, words in asked.items():
-            notes[place] = notes[place][0], f"{notes[place][1]}; asked for {words}"
+        notes = self._notes()
         yield from self._steps(None)
-        if not several:
-            yield from self._trace(r["messages"], notes, r.get("unanswered"))
-        for number, trace in enumerate(several):
-            yield self._coloured("label", f"-- {trace_words(number, trace)} --")
-            own, notes = notes[: len(trace["turns"])], notes[len(trace["turns"]) :]
-            yield from self._trace(trace["messages"], own, trace.get("unanswered"))
-        if output := str((r.get("info") or {}).get("agent_output") or ""):
+        conversations = self._record.get("conversations") or ()
+        if not conversations:
+            yield from self._trace(self._record["messages"], notes, self._record.get("unanswered"))
+        for number, trace in enumerate(conversations):
+            yield self._coloured("label", f"-- {trace_heading(number, trace)} --")
+            turns = len(trace["turns"])
+            yield from self._trace(trace["messages"], notes[:turns], trace.get("unanswered"))
+            notes = notes[turns:]
+        output = str((self._record.get("info") or {}).get("agent_output") or "")
+        if output:
             yield self._coloured("label", "the agent wrote:")
             yield from (f"  {line}" for line in clean(clip(output)).splitlines())
 
+    def _notes(self) -> list[Note]:
+        """A note for each turn that was sampled, in the order of the tokens."""
+        turns = sampled_logprobs(self._record)
+        numbers = [*range(len(turns))]
+        conversations = self._record.get("conversations") or ()
+        if conversations:
+            numbers = [number for trace in conversations for number in trace["turns"]]
+        rewards = dict(enumerate(self._record.get("turn_rewards") or ()))
+        options = request_options(self._record, turns)
+        notes = []
+        for place, (number, logprobs) in enumerate(zip(numbers, turns, strict=True)):
+            text = turn_note(number, logprobs, rewards.get(number))
+            if place in options:
+                text += f"; asked for {options[place]}"
+            notes.append(Note(number, text))
+        return notes
+
     def _steps(self, turn: int | None) -> Iterator[str]:
-        """What an agent program did in the environment behind this turn."""
-        for step in self._steps_behind[turn]:
-            call = (
-                f"{step['action']['name'] or 'opens'} {json.dumps(step['action'].get('arguments'))}"
-            )
+        """Actions of an agent program in the environment behind this turn."""
+        for step in self._steps_by_turn[turn]:
+            name = step["action"]["name"] or "opens"
+            call = f"{name} {json.dumps(step['action'].get('arguments'))}"
             yield self._coloured("tool", "step") + f"      {clean(clip(call))}"
-            yield from (
-                f"  {self._coloured('tool', line)}"
-                for line in clean(clip(step["text"])).splitlines()
-            )
+            yield from self._indented("tool", step["text"])
 
     def _trace(
-        self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str | None
+        self, messages: Sequence[Any], notes: Sequence[Note], unanswered: str | None
     ) -> Iterator[str]:
         # Assistant messages of the prompt were not sampled, and a turn that nothing answered has no
         # message.
-        said = sum(m["role"] == "assistant" for m in messages)
-        given = max(0, said - len(notes) + (unanswered is not None))
-        turns = iter(notes)
+        answered = len(notes) - (unanswered is not None)
+        assistants = sum(message["role"] == "assistant" for message in messages)
+        of_prompt = max(0, assistants - answered)
+        left = [*notes]
         for message in messages:
             role = str(message["role"])
-            note, number = "", None
-            if role == "assistant" and given:
-                given -= 1
-            elif role == "assistant" and (turn := next(turns, None)):
-                number, note = turn
-            yield from self._message(role, note, message)
-            if number is not None:
-                yield from self._steps(number)
-        for number, note in turns:
-            yield self._coloured("warning", f"{'assistant':<9}") + " " + note + " (never answered)"
-            yield from self._steps(number)
-        for line in clean(clip(unanswered or "")).splitlines():
-            yield f"  {self._coloured('assistant', line)}"
+            note = None
+            if role == "assistant" and of_prompt:
+                of_prompt -= 1
+            elif role == "assistant" and left:
+                note = left.pop(0)
+            yield from self._message(role, note.text if note else "", message)
+            if note:
+                yield from self._steps(note.turn)
+        for note in left:
+            label = self._coloured("warning", f"{'assistant':<9}")
+            yield f"{label} {note.text} (never answered)"
+            yield from self._steps(note.turn)
+        yield from self._indented("assistant", unanswered or "")
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
-        yield self._coloured(role, f"{clean(role):<9}") + (
-            f" {self._coloured('label', note)}" if note else ""
-        )
-        for line in clean(clip(shown_text(message.get("content")))).splitlines():
-            yield f"  {self._coloured(role, line)}"
+        label = self._coloured(role, f"{clean(role):<9}")
+        yield f"{label} {self._coloured('label', note)}" if note else label
+        yield from self._indented(role, shown_text(message.get("content")))
         for call in message.get("tool_calls") or ():
             function = call.get("function", {})
-            words = f"-> {function.get('name')}({function.get('arguments')})"
-            yield f"  {self._coloured(role, clean(clip(words)))}"
+            text = f"-> {function.get('name')}({function.get('arguments')})"
+            yield f"  {self._coloured(role, clean(clip(text)))}"
+
+    def _indented(self, role: str, text: str) -> Iterator[str]:
+        for line in clean(clip(text)).splitlines():
+            yield f"  {self._coloured(role, line)}"
 
     def _coloured(self, role: str, text: str) -> str:
         code = COLOURS.get(role)
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
 
 
-def steps_behind(
-    steps: Sequence[Mapping[str, Any]],
-) -> defaultdict[int | None, list[Mapping[str, Any]]]:
-    """What an agent program did in the environment, by the turn before; None: before the first."""
-    found: defaultdict[int | None, list[Mapping[str, Any]]] = defaultdict(list)
+def steps_by_turn(steps: Sequence[Mapping[str, Any]]) -> Steps:
+    """Steps of an agent program, by the turn before; None: before the first."""
+    by_turn: Steps = defaultdict(list)
     for step in steps:
-        found[step["turn"]].append(step)
-    return found
+        by_turn[step["turn"]].append(step)
+    return by_turn
 
 
-def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
+def sampled_logprobs(record: Mapping[str, Any]) -> list[list[float]]:
     """The logprobs of each turn. A turn's sampled tokens are consecutive, and unsampled tokens lie
     between two turns.
     """
     pairs = zip(record["mask"], record["logprobs"], strict=True)
-    return [[p for _, p in run] for mask, run in groupby(pairs, key=lambda pair: pair[0]) if mask]
+    turns = []
+    for sampled, run in groupby(pairs, key=lambda pair: pair[0]):
+        if sampled:
+            turns.append([logprob for _, logprob in run])
+    return turns
 
 
-def asked_for(record: Mapping[str, Any], turns: Sequence[Sequence[Any]]) -> dict[int, str]:
-    """What an agent program asked for with a turn, by the turn's place among the sampled ones."""
-    found: dict[int, str] = {}
-    ends, sampled, place = [*accumulate(map(len, turns))], 0, 0
-    for length, _, *asked in record.get("pieces") or ():
+def request_options(record: Mapping[str, Any], turns: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """Options of an agent program's requests, by the turn's place among the sampled ones."""
+    options: dict[int, str] = {}
+    ends = [*accumulate(map(len, turns))]
+    sampled, place = 0, 0
+    for length, _, *more in record.get("pieces") or ():
         while place < len(ends) and sampled >= ends[place]:
             place += 1
         sampled += length
-        if asked:
-            found[place] = ", ".join(
-                f"{name} {json.dumps(value)}" for name, value in asked[0].items()
-            )
-    return found
+        if more:
+            values = (f"{name} {json.dumps(value)}" for name, value in more[0].items())
+            options[place] = ", ".join(values)
+    return options
 
 
-def trace_words(number: int, trace: Mapping[str, Any]) -> str:
-    """A heading for one of several traces: what it goes on from, and which tools it was shown."""
+def trace_heading(number: int, trace: Mapping[str, Any]) -> str:
+    """A heading for one of several traces: its beginning, and its tools."""
+    text = f"trace {number}"
     behind = trace.get("behind")
-    where = (
-        f", which begins like trace {behind[0]} up to the end of turn {behind[1]}" if behind else ""
-    )
+    if behind:
+        text += f", which begins like trace {behind[0]} up to the end of turn {behind[1]}"
     tools = ", ".join(map(str, trace.get("tools") or ())) or "none"
-    return clean(clip(f"trace {number}{where}; tools: {tools}"))
+    return clean(clip(f"{text}; tools: {tools}"))
 
 
-def span_note(turn: int, logprobs: Sequence[float], reward: float | None = None) -> str:
-    mean, earned = sum(logprobs) / len(logprobs), "" if reward is None else f"; reward {reward:g}"
-    return (
-        f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest "
-        f"{min(logprobs):.3f}{earned}"
+def turn_note(turn: int, logprobs: Sequence[float], reward: float | None = None) -> str:
+    mean = sum(logprobs) / len(logprobs)
+    text = (
+        f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest {min(logprobs):.3f}"
     )
+    return text if reward is None else f"{text}; reward {reward:g}"
 
 
 def shown_text(content: Any) -> str:
@@ -210,20 +230,21 @@ def shown_text(content: Any) -> str:
         return str(content or "")
     lines = []
     for part in content:
-        size = f"{part.get('width')} x {part.get('height')}, sha256 {str(part.get('sha256'))[:12]}"
-        lines.append(
-            f"[image {size}]" if part.get("type") == "image" else str(part.get("text") or "")
-        )
+        text = str(part.get("text") or "")
+        if part.get("type") == "image":
+            size = f"{part.get('width')} x {part.get('height')}"
+            text = f"[image {size}, sha256 {str(part.get('sha256'))[:12]}]"
+        lines.append(text)
     return "\n".join(lines)
 
 
 def clip(text: str) -> str:
-    return (
-        text
-        if len(text) <= LONGEST
-        else f"{text[:LONGEST]} ... ({len(text) - LONGEST} more characters: --json)"
-    )
+    """The first characters of a long text."""
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]} ... ({len(text) - LONGEST} more characters: --json)"
 
 
 def clean(text: str) -> str:
+    """The text with its control characters as escapes."""
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

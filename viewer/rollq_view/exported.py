@@ -5,7 +5,6 @@ The index has a few facts of each rollout; an episode is read when its page is o
 reads on for a moment only, so the first rows of a large file are there at once.
 """
 
-import math
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from rollq.export.validation import faults
 from rollq.images import IMAGES, files_by_hash, references
 from rollq_view.conversation import page
 from rollq_view.place import Listing
-from rollq_view.rows import Row, short, why
+from rollq_view.rows import Row, finite_rewards, short, why
 
 READS_FOR_S = 0.3
 """Seconds that a request reads on in the file."""
@@ -141,10 +140,7 @@ def _unreadable(head: Head, error: Exception) -> Row:
 
 
 def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
-    rewards = []
-    for row in rows.values():
-        if row.reward is not None and math.isfinite(row.reward):
-            rewards.append(row.reward)
+    rewards = finite_rewards(rows.values())
     return {
         "run": name,
         "rollouts": len(rows),

@@ -64,28 +64,27 @@ class LiveRun:
         self._states: dict[str, str] = {}
 
     def listing(self) -> Listing:
-        """What is known of the run, with the trouble if the last look failed. Raises LedgerError if
-        all did.
+        """The run as of the last look, with the trouble if that failed. Raises LedgerError if all
+        looks did.
         """
         with self._lock:
             if time.monotonic() - self._looked_at > READ_EVERY_S:
                 self._trouble = self._look()
                 self._looked_at = time.monotonic()
-                self._read_at = self._read_at if self._trouble else self._looked_at
+                if not self._trouble:
+                    self._read_at = self._looked_at
             if self._trouble and self._facts is None and not self._rows:
                 raise LedgerError(self._trouble)
-            facts = {
-                **(self._facts or {}),
-                "trouble": self._trouble,
-                "age_s": self._looked_at - self._read_at,
-            }
+            facts = dict(self._facts or {})
+            facts["trouble"] = self._trouble
+            facts["age_s"] = self._looked_at - self._read_at
             return Listing(
                 rows=dict(self._rows), version=self._version, groups=dict(self._states), facts=facts
             )
 
     def _look(self) -> str:
-        """Reads what changed. Returns what went wrong; what was known before stays."""
-        wrong = []
+        """Reads what changed. Returns the trouble; earlier rows stay."""
+        troubles = []
         for read in (self._read_facts, self._read_rows):
             try:
                 with reachable(self._where):
@@ -93,33 +92,37 @@ class LiveRun:
             except (RedisAway, Unwritable) as e:  # it is away, or busy
                 return str(e)
             except LedgerError as e:
-                wrong.append(str(e))
-        return "; ".join(wrong)
+                troubles.append(str(e))
+        return "; ".join(troubles)
 
     def _read_facts(self) -> None:
         self._facts = run_facts(self.reader.fleet())
 
     def _read_rows(self) -> None:
-        seen = self.reader.indexes()
-        if not seen.exists and self._ids:
+        indexes = self.reader.indexes()
+        if not indexes.exists and self._ids:
             self._forget()
             self._version += 1
-        of_dead = dict.fromkeys(map(group_of, seen.dead))
-        self._find_groups([name for name in {**seen.groups, **of_dead} if not self._is_read(name)])
-        for id in seen.dead:  # all that is known of a group that was acknowledged before
+        dead_groups = dict.fromkeys(map(group_of, indexes.dead))
+        names = {**indexes.groups, **dead_groups}
+        self._find_groups([name for name in names if not self._is_read(name)])
+        for id in indexes.dead:  # the only members left of a group that was acknowledged before
             self._ids[group_of(id)][id] = None
-        gone = {**self._states, **of_dead}.keys() - seen.groups.keys()
+        gone = {**self._states, **dead_groups}.keys() - indexes.groups.keys()
         dropped = self._leave([name for name in gone if self._states.get(name) != ACKED])
-        dead = frozenset(seen.dead)
-        present = {*seen.groups, *of_dead, *dropped}
-        ids = [id for name, members in self._ids.items() if name in present for id in members]
-        changed = [id for id in ids if self._may_have_changed(id, seen, dead)]
-        changed += self._next_page([id for id in ids if id in seen.queued])
+        self._read_changed(indexes, {*names, *dropped})
+        if any(self._states.get(name) != state for name, state in indexes.groups.items()):
+            self._states |= indexes.groups
+            self._version += 1
+
+    def _read_changed(self, indexes: Indexes, groups: set[str]) -> None:
+        """Reads the jobs of these groups that may have changed."""
+        dead = frozenset(indexes.dead)
+        ids = [id for name, members in self._ids.items() if name in groups for id in members]
+        changed = [id for id in ids if self._may_have_changed(id, indexes, dead)]
+        changed += self._next_page([id for id in ids if id in indexes.queued])
         for start in range(0, len(changed), PAGE):
             self._read_jobs(changed[start : start + PAGE])
-        if any(self._states.get(name) != state for name, state in seen.groups.items()):
-            self._states |= seen.groups
-            self._version += 1
 
     def _is_read(self, name: str) -> bool:
         return name in self._groups and isinstance(self._groups[name].body, bytes)
@@ -152,18 +155,23 @@ class LiveRun:
                 del self._states[name], self._ids[name], self._groups[name]
         return [name for name, state in states.items() if state == DROPPED]
 
-    def _may_have_changed(self, id: str, seen: Indexes, dead: frozenset[str]) -> bool:
+    def _may_have_changed(self, id: str, indexes: Indexes, dead: frozenset[str]) -> bool:
         row = self._rows.get(id)
-        if row is None or id in seen.leased:  # a job that is played has new turns
+        if row is None or id in indexes.leased:  # a job that is played has new turns
             return True
-        indexed = QUEUED if id in seen.queued else DEAD if id in dead else None
-        return row.state != indexed if indexed else row.state in (QUEUED, LEASED, DEAD, UNREADABLE)
+        if id in indexes.queued:
+            return row.state != QUEUED
+        if id in dead:
+            return row.state != DEAD
+        return row.state in (QUEUED, LEASED, DEAD, UNREADABLE)
 
     def _next_page(self, queued: list[str]) -> list[str]:
         """Some of them each time: one that was played and queued again since is in the same index
         as before.
         """
-        start = self._next_queued if self._next_queued < len(queued) else 0
+        start = self._next_queued
+        if start >= len(queued):
+            start = 0
         self._next_queued = start + PAGE
         return queued[start : start + PAGE]
 
@@ -171,7 +179,8 @@ class LiveRun:
         for id, rollout in self.reader.rollouts(ids, self._groups).items():
             row = self._skipped(id) if rollout is None else _row(id, rollout)
             if row is not None and row != self._rows.get(id):
-                self._rows[id], self._version = row, self._version + 1
+                self._rows[id] = row
+                self._version += 1
 
     def _skipped(self, id: str) -> Row | None:
         """The row of a job whose record is gone: its group may have been skipped as stale between
@@ -230,9 +239,11 @@ def _row(id: str, rollout: Rollout | ContractError | LedgerError) -> Row:
     )
     if row.state != DONE:
         return replace(row, failure=rollout.failure, why=short(last_line(rollout.reason)))
-    if (end := rollout.end) is None:
-        gone = "its journal is gone, with its dropped group"
-        return replace(row, why="its journal has no graded end" if rollout.journaled else gone)
+    end = rollout.end
+    if end is None and rollout.journaled:
+        return replace(row, why="its journal has no graded end")
+    if end is None:
+        return replace(row, why="its journal is gone, with its dropped group")
     return replace(
         row, stop=end.stop.value, reward=end.reward, why=why(end.info), sampled=rollout.sampled
     )

@@ -33,18 +33,20 @@ class RedisPlace:
         self._redis = connection
         self._client = client
         self._runs: dict[str, LiveRun] = {}
-        self._seen: list[dict[str, Any]] = []
+        self._runs_of_last_look: list[dict[str, Any]] = []
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs; when Redis does not answer, those of the last look, each with the reason."""
         try:
             with reachable(self.title):
-                self._seen = [_totals(*found) for found in each_run(self._redis)][::-1]
+                totals = [_totals(*run) for run in each_run(self._redis)]
         except LedgerError as e:
-            if not self._seen:
+            if not self._runs_of_last_look:
                 raise
-            return [run | {"why": f"this was read before: {e}"} for run in self._seen]
-        return self._seen
+            why = f"this was read before: {e}"
+            return [run | {"why": why} for run in self._runs_of_last_look]
+        self._runs_of_last_look = totals[::-1]
+        return self._runs_of_last_look
 
     def listing(self, run: str) -> Listing:
         return self._run(run).listing()
@@ -52,16 +54,15 @@ class RedisPlace:
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
         reader = self._run(run).reader
         with reachable(self.title):
-            return page_of_job(*reader.rollout(key, attempt), attempt) | {
-                "key": key,
-                "waits": self._wait(key),
-            }
+            page = page_of_job(*reader.rollout(key, attempt), attempt)
+            return page | {"key": key, "waits": self._wait(key)}
 
     def _wait(self, job_id: str) -> dict[str, Any] | None:
-        waits = (wait for worker in read_workers(self._redis).workers for wait in worker.waits)
-        return next(
-            ({"what": w.what, "seconds": w.seconds} for w in waits if w.job_id == job_id), None
-        )
+        for worker in read_workers(self._redis).workers:
+            for wait in worker.waits:
+                if wait.job_id == job_id:
+                    return {"what": wait.what, "seconds": wait.seconds}
+        return None
 
     def requeue(self, run: str, job_id: str) -> None:
         if self._client is None:
@@ -91,23 +92,19 @@ def _totals(name: str, began: float, counts: Mapping[str, Any] | LedgerError) ->
 def page_of_job(
     state: Any, trajectory: Trajectory, images: Mapping[str, bytes], attempt: int | None = None
 ) -> dict[str, Any]:
-    """The page of a job in Redis, finished or not. `state`: as `Client.job` says. Raises
+    """The page of a job in Redis, finished or not. `state`: of `Client.job`. Raises
     ContractError.
     """
-    found = record(trajectory)
-    current = attempt in (None, state.attempt)
-    if (
-        state.failures
-        and current
-        and state.state.value != "done"
-        and not found["info"].get("reason")
-    ):
-        found["info"]["reason"] = state.reason
+    fields = record(trajectory)
+    is_current = attempt in (None, state.attempt)
+    has_failed = state.failures and is_current and state.state.value != "done"
+    if has_failed and not fields["info"].get("reason"):
+        fields["info"]["reason"] = state.reason
     return page(
-        found,
+        fields,
         trajectory,
         images=images,
-        state=state.state.value if current else "set aside",
+        state=state.state.value if is_current else "set aside",
         worker=trajectory.header.worker or state.worker,
         group_state=state.group_state,
         failures={str(name): count for name, count in state.failures.items()},
@@ -116,5 +113,5 @@ def page_of_job(
         env_version=trajectory.header.env_version,
         submitted=state.submitted,
         ended=trajectory.closed.at if trajectory.closed else 0.0,
-        running=state.state.value in UNFINISHED and current,
+        running=state.state.value in UNFINISHED and is_current,
     )

@@ -47,7 +47,7 @@ class Row:
     began: float = 0.0
     """Unix time at which its attempt began; 0: not known."""
     why: str = ""
-    """What the grader or the failure says, in short."""
+    """The grader's facts, or the failure's reason, in short."""
 
     @property
     def outcome(self) -> str:
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which rows, and in which order. Empty values choose all."""
+    """A choice of rows, and their order. Empty values choose all."""
 
     sort: str = ""
     descending: bool = False
@@ -90,38 +90,41 @@ SORTS = (
 
 
 def select(rows: Iterable[Row], query: Query) -> list[Row]:
-    """The rows that the query chooses, all of them, in its order. Rows without a value come last in
-    either order.
+    """All rows that the query chooses, in its order. Rows without a value come last in either
+    order.
     """
     chosen = [row for row in rows if _fits(row, query)]
     if query.sort not in SORTS:
         return chosen
-    known = [row for row in chosen if _known(getattr(row, query.sort))]
-    unknown = [row for row in chosen if not _known(getattr(row, query.sort))]
-    if query.sort == "task":
-        known.sort(key=lambda row: (row.env, row.split, row.task), reverse=query.descending)
-    else:
-        known.sort(key=lambda row: getattr(row, query.sort), reverse=query.descending)
-    return known + unknown
+    with_value = [row for row in chosen if _has_value(getattr(row, query.sort))]
+    without = [row for row in chosen if not _has_value(getattr(row, query.sort))]
+    with_value.sort(key=lambda row: _sort_key(row, query.sort), reverse=query.descending)
+    return with_value + without
 
 
-def _known(value: Any) -> bool:
-    return value not in (None, "") and not (isinstance(value, float) and math.isnan(value))
+def _sort_key(row: Row, name: str) -> Any:
+    return (row.env, row.split, row.task) if name == "task" else getattr(row, name)
+
+
+def _has_value(value: Any) -> bool:
+    if isinstance(value, float) and math.isnan(value):
+        return False
+    return value not in (None, "")
 
 
 def _fits(row: Row, query: Query) -> bool:
-    return (
-        query.outcome in ("", row.outcome)
-        and query.state in ("", row.state)
-        and query.failure in ("", row.failure)
-        and query.env in ("", row.env)
-        and query.group in ("", row.group)
-        and query.reward in ("", verdict(row.reward))
-        and (
-            not query.text
-            or query.text.lower() in f"{row.job} {row.env} {row.split} {row.task} {row.why}".lower()
-        )
-    )
+    pairs = [
+        (query.outcome, row.outcome),
+        (query.state, row.state),
+        (query.failure, row.failure),
+        (query.env, row.env),
+        (query.group, row.group),
+        (query.reward, verdict(row.reward)),
+    ]
+    if any(wanted not in ("", value) for wanted, value in pairs):
+        return False
+    text = f"{row.job} {row.env} {row.split} {row.task} {row.why}"
+    return query.text.lower() in text.lower()
 
 
 def verdict(reward: float | None) -> str:
@@ -134,7 +137,8 @@ def verdict(reward: float | None) -> str:
 def summary(rows: Iterable[Row]) -> dict[str, Any]:
     """The counts that a run's page begins with."""
     rows = list(rows)
-    rewards = [row.reward for row in rows if row.reward is not None and math.isfinite(row.reward)]
+    graded = [row for row in rows if row.stop in GRADED]
+    rewards = finite_rewards(rows)
     return {
         "rollouts": len(rows),
         "groups": len({row.group for row in rows}),
@@ -142,17 +146,21 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
         "outcomes": Counter(row.outcome for row in rows),
         "failures": Counter(row.failure for row in rows if row.failure),
         "envs": Counter(row.env for row in rows),
-        "verdicts": Counter(verdict(row.reward) for row in rows if row.stop in GRADED),
-        "graded": sum(row.stop in GRADED for row in rows),
+        "verdicts": Counter(verdict(row.reward) for row in graded),
+        "graded": len(graded),
         "reward_mean": mean(rewards) if rewards else None,
         "histogram": histogram(rewards),
     }
 
 
+def finite_rewards(rows: Iterable[Row]) -> list[float]:
+    """The rewards of the rows that have one that is a number."""
+    rewards = (row.reward for row in rows if row.reward is not None)
+    return [reward for reward in rewards if math.isfinite(reward)]
+
+
 def histogram(rewards: Sequence[float]) -> dict[str, Any]:
-    """How many rewards lie in each of BARS equal parts of their range, which is at least from 0 to
-    1.
-    """
+    """Rewards in each of BARS equal parts of their range, which is at least from 0 to 1."""
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     counts = [0] * BARS
     for reward in rewards:
@@ -174,9 +182,7 @@ def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any
 
 
 def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
-    rewards = [
-        row.reward for row in members if row.reward is not None and math.isfinite(row.reward)
-    ]
+    rewards = finite_rewards(members)
     first = members[0]
     return {
         "group": name,
@@ -193,26 +199,24 @@ def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict
 
 
 def why(info: Mapping[str, Any], failure: str = "") -> str:
-    """The grader's or the failure's words in one short line: what is false or not empty, else
-    nothing.
-    """
-    if reason := str(info.get("reason") or ""):
-        return short(f"{failure}: {last_line(reason)}" if failure else last_line(reason))
-    parts = []
-    for name, value in info.items():
-        if value is False:
-            parts.append(f"{name} no")
-        elif isinstance(value, list) and value:
-            parts.append(f"{name} {', '.join(str(item) for item in value[:3])}")
-        elif isinstance(value, str) and value:
-            parts.append(f"{name} {value}")
-    return short(" · ".join(parts))
+    """The grader's or the failure's words in one short line: facts that are false or not empty."""
+    reason = last_line(str(info.get("reason") or ""))
+    if reason:
+        return short(f"{failure}: {reason}" if failure else reason)
+    facts = [_fact(name, value) for name, value in info.items()]
+    return short(" · ".join(filter(None, facts)))
+
+
+def _fact(name: str, value: Any) -> str:
+    if value is False:
+        return f"{name} no"
+    if isinstance(value, list) and value:
+        return f"{name} {', '.join(map(str, value[:3]))}"
+    return f"{name} {value}" if isinstance(value, str) and value else ""
 
 
 def last_line(reason: str) -> str:
-    """What a reason says: its first line, or the last one of a traceback, which is the
-    exception.
-    """
+    """The first line of a reason, or the last one of a traceback, which is the exception."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     if not lines:
         return ""

@@ -120,47 +120,47 @@ class ViewServer:
         """Groups that have a row that the query chooses, each with all its members."""
         query = query_of(dict(request.query))
         listing = await asyncio.to_thread(self.place.listing, request.query["run"])
-        named = {row.group for row in rows.select(listing.rows.values(), query)}
-        members = [row for row in listing.rows.values() if row.group in named]
-        found = await asyncio.to_thread(rows.groups, members, listing.groups)
-        some = found[query.offset : query.offset + min(query.limit, MOST_ROWS)]
-        return _json({"total": len(found), "groups": some})
+        names = {row.group for row in rows.select(listing.rows.values(), query)}
+        members = [row for row in listing.rows.values() if row.group in names]
+        groups = await asyncio.to_thread(rows.groups, members, listing.groups)
+        some = groups[query.offset : query.offset + min(query.limit, MOST_ROWS)]
+        return _json({"total": len(groups), "groups": some})
 
     async def rollout(self, request: web.Request) -> web.Response:
+        run, key = request.query["run"], request.query["key"]
         attempt = request.query.get("attempt")
         if attempt and not attempt.isdecimal():
             raise SettingsError(f"attempt must be a number, not {attempt!r}")
-        asked = request.query["run"], request.query["key"], int(attempt) if attempt else None
-        return _json(
-            await asyncio.to_thread(lambda: with_texts(self.place.rollout(*asked), self.texts))
-        )
+        number = int(attempt) if attempt else None
+        page = await asyncio.to_thread(self.place.rollout, run, key, number)
+        return _json(await asyncio.to_thread(with_texts, page, self.texts))
 
     async def requeue(self, request: web.Request) -> web.Response:
         """Only for a request of this page: other sites cannot set the header, and name another
         origin.
         """
-        own = request.headers.get("Origin") == f"http://{request.host}"
-        given = request.headers.get(TOKEN, "").encode()
-        if not (self.token and own) or not hmac.compare_digest(given, self.token.encode()):
-            why = "start `rollq view` with --allow-actions and open the address that it prints"
-            return _json({"error": f"nothing was changed: {why}"}, status=403)
-        asked = await request.json()
-        await asyncio.to_thread(self.place.requeue, str(asked["run"]), str(asked["job"]))
-        return _json({"requeued": asked["job"]})
+        is_own = request.headers.get("Origin") == f"http://{request.host}"
+        token = request.headers.get(TOKEN, "").encode()
+        if not (self.token and is_own) or not hmac.compare_digest(token, self.token.encode()):
+            remedy = "start `rollq view` with --allow-actions and open the address that it prints"
+            return _json({"error": f"nothing was changed: {remedy}"}, status=403)
+        body = await request.json()
+        await asyncio.to_thread(self.place.requeue, str(body["run"]), str(body["job"]))
+        return _json({"requeued": body["job"]})
 
 
-def query_of(given: dict[str, str]) -> Query:
+def query_of(parameters: dict[str, str]) -> Query:
     """The query in an address. Raises SettingsError."""
-    known: dict[str, Any] = {
-        field.name: given[field.name] for field in fields(Query) if field.name in given
-    }
+    names = [field.name for field in fields(Query) if field.name in parameters]
+    values: dict[str, Any] = {name: parameters[name] for name in names}
     try:
         for name in ("offset", "limit"):
-            if name in known:
-                known[name] = max(0, int(known[name]))
+            if name in values:
+                values[name] = max(0, int(values[name]))
     except ValueError as e:
         raise SettingsError(f"offset and limit are numbers: {e}") from e
-    return Query(**known | {"descending": given.get("descending") == "1"})
+    values["descending"] = parameters.get("descending") == "1"
+    return Query(**values)
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
@@ -173,16 +173,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses requests by another host's name, and sets the headers of every answer."""
-    named = [
-        *request.headers.getall("Host", []),
-        request.host,
-    ]  # a whole address in the request's line comes first
-    if not all(map(HOST.fullmatch, named)):
-        response: web.StreamResponse = web.Response(
-            text="this page is served on loopback only\n", status=421
-        )
-    else:
+    # An address in the request's line comes before the header.
+    hosts = [*request.headers.getall("Host", []), request.host]
+    response: web.StreamResponse
+    if all(map(HOST.fullmatch, hosts)):
         response = await handler(request)
+    else:
+        response = web.Response(text="this page is served on loopback only\n", status=421)
     response.headers.update(HEADERS)
     return response
 

@@ -15,12 +15,12 @@ from rollq.worker_package import for_clients
 Texts = Callable[[Sequence[int]], list[str]]
 """The texts of ids, which side by side are their text."""
 COMPARED = 40
-"""Number of characters of a message that must be found in what its tokens spell."""
+"""Number of characters of a message that its tokens must spell."""
 
 
 def load_texts(tokenizer: str | None) -> Texts:
-    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded when it
-    is first asked. Gives no texts where the worker's package, or a package that it needs, is not
+    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded at its
+    first use. Gives no texts where the worker's package, or a package that it needs, is not
     installed.
 
     Raises RollqError for a tokenizer that was named and cannot be loaded.
@@ -33,10 +33,10 @@ def load_texts(tokenizer: str | None) -> Texts:
 
 def _load(tokenizer: str | None) -> Texts:
     try:
-        found: Texts = for_clients().token_texts(tokenizer)
+        texts: Texts = for_clients().token_texts(tokenizer)
     except ImportError:
         return lambda ids: []
-    return found
+    return texts
 
 
 def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
@@ -45,21 +45,18 @@ def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
     if texts is None or not turns:
         return page
     try:
-        found = [texts(entry["ids"]) for entry in turns]
-    except (
-        OverflowError,
-        TypeError,
-        ValueError,
-        RollqError,
-    ):  # ids that the vocabulary does not have
-        return page
-    if all(_spell(words, entry) for words, entry in zip(found, turns, strict=True)):
-        for words, entry in zip(found, turns, strict=True):
-            entry["texts"] = words
+        texts_by_turn = [texts(entry["ids"]) for entry in turns]
+    except (OverflowError, TypeError, ValueError, RollqError):
+        return page  # ids that the vocabulary does not have
+    pairs = [*zip(turns, texts_by_turn, strict=True)]
+    if all(_spell(token_texts, entry) for entry, token_texts in pairs):
+        for entry, token_texts in pairs:
+            entry["texts"] = token_texts
     return page
 
 
-def _spell(words: Sequence[str], entry: Mapping[str, Any]) -> bool:
-    said = [entry["text"].strip()[:COMPARED].rstrip(), *(call["name"] for call in entry["calls"])]
-    text = "".join(words)
-    return len(words) == len(entry["ids"]) and all(part in text for part in said)
+def _spell(token_texts: Sequence[str], entry: Mapping[str, Any]) -> bool:
+    """True if the texts are as many as the ids, and spell the turn."""
+    parts = [entry["text"].strip()[:COMPARED].rstrip(), *(call["name"] for call in entry["calls"])]
+    text = "".join(token_texts)
+    return len(token_texts) == len(entry["ids"]) and all(part in text for part in parts)

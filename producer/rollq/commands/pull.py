@@ -29,7 +29,7 @@ from rollq.commands.flags.shared import (
     add_run,
     add_timeout,
 )
-from rollq.commands.flags.types import name, whole
+from rollq.commands.flags.types import integer, name
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     )
     add_run(parser)
     parser.add_argument(
-        "--groups", type=whole(1), required=True, metavar="N", help="number of groups to take"
+        "--groups", type=integer(1), required=True, metavar="N", help="number of groups to take"
     )
     add_timeout(parser)
     parser.add_argument(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from rollq.commands.flags.parser import Commands
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import integer
 from rollq.errors import SettingsError
 from rollq.processes import embedded_redis
 
@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
         "eviction, 127.0.0.1 only.",
     )
     parser.add_argument(
-        "--port", type=whole(1, 65535), default=6379, help="port to listen on (%(default)s)"
+        "--port", type=integer(1, 65535), default=6379, help="port to listen on (%(default)s)"
     )
     parser.add_argument(
         "--dir",

@@ -13,7 +13,7 @@ from typing import Any
 from rollq.commands.connect import check_run, open_client, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import integer
 from rollq.commands.tables import first_line
 from rollq.errors import ContractError, SettingsError
 from rollq.events import Observed, Sampled
@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("what", metavar="JOB|FILE[:N]")
     parser.add_argument(
         "--attempt",
-        type=whole(1),
+        type=integer(1),
         metavar="N",
         help="show the journal of this failed attempt, which a later attempt set aside",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from rollq.commands.connect import check_run, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_json, add_redis, add_run
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import integer
 from rollq.commands.tables import age, columns
 from rollq.commands.top.frame import one_line
 from rollq.errors import LedgerError, SettingsError
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     add_run(parser, required=False, help="name of the run (all runs)")
     parser.add_argument(
         "--late",
-        type=whole(1),
+        type=integer(1),
         nargs="?",
         const=LATE,
         metavar="N",

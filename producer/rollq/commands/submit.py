@@ -15,7 +15,7 @@ from rollq.commands.flags import keys, plan
 from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands, Parser
 from rollq.commands.flags.shared import add_json, add_redis, add_run
-from rollq.commands.flags.types import tasks, whole
+from rollq.commands.flags.types import integer, tasks
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose
@@ -104,7 +104,9 @@ def add_tasks(parser: Parser, *, split: str, size: int) -> None:
     parser.add_argument(
         "--tasks", type=tasks, metavar="A-B", help="tasks A to B of that list, or one"
     )
-    parser.add_argument("--size", type=whole(1), metavar="N", help=f"samples of each task ({size})")
+    parser.add_argument(
+        "--size", type=integer(1), metavar="N", help=f"samples of each task ({size})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rollq.commands.connect import open_client, open_redis, open_run, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_engines, add_json, add_redis, add_run
-from rollq.commands.flags.types import name, one_of, whole, words
+from rollq.commands.flags.types import integer, name, one_of, words
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.job import LONGEST_VERSION
@@ -24,7 +24,7 @@ from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.weights import EngineUpdate, Fleet, PauseMode
 
-step = whole(0, LAST_STEP - 1)
+step = integer(0, LAST_STEP - 1)
 """An argument type: a training step."""
 
 

@@ -14,14 +14,17 @@ from rollq_view.token_texts import load_texts, with_texts
 
 def write(
     out: Path,
-    found: Mapping[str, Any] | tuple[Any, Trajectory, Mapping[str, bytes]],
+    rollout: Mapping[str, Any] | tuple[Any, Trajectory, Mapping[str, bytes]],
     attempt: int | None,
     tokenizer: str | None,
 ) -> None:
     """Writes the page of an exported record, or of a job in Redis as `RolloutReader.rollout` has
     it. Raises RollqError.
     """
-    page = page_of_record(found) if isinstance(found, Mapping) else page_of_job(*found, attempt)
+    if isinstance(rollout, Mapping):
+        page = page_of_record(rollout)
+    else:
+        page = page_of_job(*rollout, attempt)
     try:
         out.write_text(single_page(with_texts(page, load_texts(tokenizer))), encoding="utf-8")
     except OSError as e:

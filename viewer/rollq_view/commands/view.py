@@ -11,7 +11,7 @@ from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_redis, settings
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_redis, add_run
-from rollq.commands.flags.types import whole
+from rollq.commands.flags.types import integer
 from rollq.errors import SettingsError
 from rollq.pip_extras import needs
 from rollq.settings import Settings
@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     add_run(parser, required=False, help="run to open first (all runs)")
     parser.add_argument(
         "--port",
-        type=whole(0, 65535),
+        type=integer(0, 65535),
         default=PORT,
         metavar="N",
         help="port; 0: one that is free (%(default)s)",
@@ -69,28 +69,22 @@ def _view_redis(args: argparse.Namespace) -> int:
 
     url = settings(args).redis_url
     token = secrets.token_urlsafe(24) if args.allow_actions else ""
-    with open_redis(
-        args, patience_s=0
-    ) as connection:  # a page asks again by itself, and says meanwhile what is wrong
+    # A page asks again by itself, and shows the trouble meanwhile.
+    with open_redis(args, patience_s=0) as connection:
         if args.run_name:
             check_run(connection, args.run_name, url)
         client = partial(_client, settings(args)) if token else None
-        place, texts = (
-            RedisPlace(connection, mask_url(url), client),
-            load_texts(settings(args).tokenizer),
-        )
+        place = RedisPlace(connection, mask_url(url), client)
+        texts = load_texts(settings(args).tokenizer)
         view = server.ViewServer(place, run=args.run_name or "", token=token, texts=texts)
-        what = f"run {args.run_name}" if args.run_name else "the runs"
-        server.serve(
-            view,
-            args.port,
-            ready=lambda port: _print(port, f"{what} in Redis at {mask_url(url)}", token),
-        )
+        runs = f"run {args.run_name}" if args.run_name else "the runs"
+        what = f"{runs} in Redis at {mask_url(url)}"
+        server.serve(view, args.port, ready=lambda port: _print(port, what, token))
     return 0
 
 
-def _client(found: Settings, run: str) -> Client:
-    return Client(found.redis_url, run=run, broker_url=found.broker_url)
+def _client(addresses: Settings, run: str) -> Client:
+    return Client(addresses.redis_url, run=run, broker_url=addresses.broker_url)
 
 
 def _print(port: int, what: str, token: str) -> None:

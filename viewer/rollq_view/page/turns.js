@@ -19,22 +19,57 @@ function conversation(page) {
 function message(entry, severalVersions) {
   if (entry.role === 'trace') return el('li.trace', null, el('h2', null, entry.text));
   const sampled = entry.turn !== null;
-  const kind = { class: `${entry.role}${entry.failed ? ' failed' : ''}${sampled ? ' sampled' : ''}` };
-  if (sampled) Object.assign(kind, { id: `turn-${entry.turn}`, tabindex: '-1' });
-  const long = entry.role === 'system' && entry.text.length > 600;
-  const body = entry.text ? block(entry.role === 'tool' ? 'pre.result' : 'div.words', pretty(entry)) : null;
-  return el('li.message', kind,
-    el('div.head', null, el('span.role', null, roleOf(entry)), sampled ? turnFacts(entry, severalVersions) : null, maskedNote(entry)),
-    entry.reasoning ? el('details.reasoning', { open: entry.reasoning.length < 2000 }, el('summary', null, 'reasoning'), block('div.words', entry.reasoning)) : null,
-    entry.role === 'step' ? entry.calls.map(callBlock) : null,
-    long ? el('details.long', null, el('summary', null, firstLine(entry.text)), body) : body,
-    sampled && !entry.text && !entry.calls.length && !entry.reasoning ? el('p.empty', null, 'an empty turn') : null,
-    entry.role === 'step' ? null : entry.calls.map(callBlock),
-    entry.images.map(image),
-    (entry.errors || []).map((error) => el('p.error', null, el('strong', null, 'could not be read: '), error)),
-    entry.extra_calls ? el('p.error', null, `${entry.extra_calls} further calls of this turn were not carried out`) : null,
-    sampled && !entry.answered ? el('p.quiet', null, 'no answer to this turn is in the journal') : null,
-    sampled ? tokenStrip(entry) : null);
+  const calls = entry.calls.map(callBlock);
+  const attributes = { class: classesOf(entry) };
+  if (sampled) Object.assign(attributes, { id: `turn-${entry.turn}`, tabindex: '-1' });
+  const parts = [messageHead(entry, severalVersions), reasoning(entry)];
+  if (entry.role === 'step') parts.push(calls, bodyOf(entry));
+  else parts.push(bodyOf(entry), emptyNote(entry), calls);
+  parts.push(entry.images.map(image), troubles(entry));
+  if (sampled) parts.push(tokenStrip(entry));
+  return el('li.message', attributes, ...parts);
+}
+
+function classesOf(entry) {
+  const classes = [entry.role];
+  if (entry.failed) classes.push('failed');
+  if (entry.turn !== null) classes.push('sampled');
+  return classes.join(' ');
+}
+
+function messageHead(entry, severalVersions) {
+  const facts = entry.turn === null ? null : turnFacts(entry, severalVersions);
+  return el('div.head', null, el('span.role', null, roleOf(entry)), facts, maskedNote(entry));
+}
+
+function reasoning(entry) {
+  if (!entry.reasoning) return null;
+  const attributes = { open: entry.reasoning.length < 2000 };
+  const body = block('div.words', entry.reasoning);
+  return el('details.reasoning', attributes, el('summary', null, 'reasoning'), body);
+}
+
+function bodyOf(entry) {
+  if (!entry.text) return null;
+  const body = block(entry.role === 'tool' ? 'pre.result' : 'div.words', pretty(entry));
+  if (entry.role !== 'system' || entry.text.length <= 600) return body;
+  return el('details.long', null, el('summary', null, firstLine(entry.text)), body);
+}
+
+function emptyNote(entry) {
+  const empty = entry.turn !== null && !entry.text && !entry.calls.length && !entry.reasoning;
+  return empty ? el('p.empty', null, 'an empty turn') : null;
+}
+
+function troubles(entry) {
+  const lines = (entry.errors || []).map((error) => el('p.error', null, el('strong', null, 'could not be read: '), error));
+  if (entry.extra_calls) {
+    lines.push(el('p.error', null, `${entry.extra_calls} further calls of this turn were not carried out`));
+  }
+  if (entry.turn !== null && !entry.answered) {
+    lines.push(el('p.quiet', null, 'no answer to this turn is in the journal'));
+  }
+  return lines;
 }
 
 function roleOf(entry) {
@@ -60,27 +95,51 @@ function pretty(entry) {
   return indented(text.match(/"(?:[^"\\]|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g));
 }
 
+const OPENS = ['[', '{'];
+const CLOSES = [']', '}'];
+
 // Only the space between the tokens changes: parsed values would lose digits, the order of keys and those that repeat.
-// What fits on a line stays on one, and so does what would be too far to the right.
+// A list or object that fits on a line stays on one, and so does one that would be too far to the right.
 function indented(tokens) {
-  const [begins, closing, open] = [[0], [], []];
-  for (const [at, token] of tokens.entries()) {
-    begins.push(begins[at] + token.length);
-    if (token === '[' || token === '{') open.push(at);
-    if (token === ']' || token === '}') closing[open.pop()] = at;
-  }
+  const ends = closingPlaces(tokens);
   const parts = [];
-  let [indent, flatTo] = ['\n', -1];
-  for (const [at, token] of tokens.entries()) {
-    const end = closing[at];
-    if (at > flatTo && end && (begins[end + 1] - begins[at] + indent.length <= 100 || indent.length > 80)) flatTo = end;
-    const flat = at <= flatTo;
-    if (!flat && end) parts.push(token, indent += '  ');
-    else if (!flat && (token === ']' || token === '}')) parts.push(indent = indent.slice(0, -2), token);
-    else if (token === ',') parts.push(flat ? ', ' : ',' + indent);
-    else parts.push(token === ':' ? ': ' : readable(token));
+  let indent = '\n';
+  for (let at = 0; at < tokens.length; at += 1) {
+    const token = tokens[at];
+    if (OPENS.includes(token)) {
+      const inside = tokens.slice(at, ends[at] + 1);
+      if (inside.join('').length + indent.length <= 100 || indent.length > 80) {
+        parts.push(oneLine(inside));
+        at = ends[at];
+      } else {
+        indent += '  ';
+        parts.push(token, indent);
+      }
+    } else if (CLOSES.includes(token)) {
+      indent = indent.slice(0, -2);
+      parts.push(indent, token);
+    } else if (token === ',') {
+      parts.push(',', indent);
+    } else {
+      parts.push(token === ':' ? ': ' : readable(token));
+    }
   }
   return parts.join('');
+}
+
+// The place of the closing bracket of each opening one.
+function closingPlaces(tokens) {
+  const ends = [];
+  const open = [];
+  for (const [at, token] of tokens.entries()) {
+    if (OPENS.includes(token)) open.push(at);
+    if (CLOSES.includes(token)) ends[open.pop()] = at;
+  }
+  return ends;
+}
+
+function oneLine(tokens) {
+  return tokens.map((token) => (token === ',' || token === ':' ? `${token} ` : readable(token))).join('');
 }
 
 // Strings may have escapes of letters that need none.
@@ -89,23 +148,43 @@ function readable(token) {
 }
 
 function turnFacts(entry, severalVersions) {
-  const logprobs = entry.logprobs.filter((logprob) => typeof logprob === 'number');
-  const low = logprobs.length ? logprobs.reduce((a, b) => (b < a ? b : a)) : null;
-  const mean = logprobs.length ? logprobs.reduce((a, b) => a + b, 0) / logprobs.length : null;
-  const cut = entry.pieces.length > 1 ? `${entry.pieces.length} pieces` : '';
-  const finish = entry.pieces.length ? entry.pieces[entry.pieces.length - 1][1] : 'stop';
-  return el('span.facts', null,
+  const facts = [
     fact(`${count(entry.ids.length)} sampled`, 'tokens that the policy sampled: trained'),
-    mean === null ? null : fact(`mean ${mean.toFixed(2)}`, 'mean logprob'),
-    low === null ? null : el('span', { class: low < -2 ? 'low' : '', title: 'lowest logprob' }, `lowest ${low.toFixed(2)}`),
-    severalVersions ? entry.versions.map(([version]) => fact(`version ${version}`, 'weight version')) : null,
-    entry.engine_s === undefined ? null : fact(`engine ${duration(entry.engine_s)}`, 'the engine, waits included', 'engine'),
-    entry.agent_s === undefined ? null : fact(`agent ${duration(entry.agent_s)}`, "the agent program's own time", 'agent'),
-    asText(entry.asked) ? fact(`asked for ${asText(entry.asked)}`, 'what the agent program asked for, in place of the job') : null,
-    entry.answer_s === undefined ? null : fact(`${entry.answered_by} ${duration(entry.answer_s)}`, `the ${entry.answered_by}`, entry.answered_by),
-    cut ? fact(cut, 'the generation was interrupted') : null,
-    finish === 'stop' ? null : el('span.low', null, `finish ${finish}`),
-    entry.reward === null || entry.reward === undefined ? null : fact(`reward ${rewardText(entry.reward)}`, 'reward of its actions'));
+    logprobFacts(entry),
+  ];
+  if (severalVersions) facts.push(entry.versions.map(([version]) => fact(`version ${version}`, 'weight version')));
+  facts.push(timeFact(entry.engine_s, 'engine', 'the engine, waits included'));
+  facts.push(timeFact(entry.agent_s, 'agent', "the agent program's own time"));
+  const options = asText(entry.asked);
+  if (options) facts.push(fact(`asked for ${options}`, 'what the agent program asked for, in place of the job'));
+  facts.push(timeFact(entry.answer_s, entry.answered_by, `the ${entry.answered_by}`));
+  facts.push(pieceFacts(entry.pieces));
+  if (entry.reward !== null && entry.reward !== undefined) facts.push(fact(`reward ${rewardText(entry.reward)}`, 'reward of its actions'));
+  return el('span.facts', null, ...facts);
+}
+
+function logprobFacts(entry) {
+  const logprobs = entry.logprobs.filter((logprob) => typeof logprob === 'number');
+  if (!logprobs.length) return null;
+  const low = logprobs.reduce((a, b) => (b < a ? b : a));
+  const mean = logprobs.reduce((a, b) => a + b, 0) / logprobs.length;
+  const kind = low < -2 ? 'low' : '';
+  return [
+    fact(`mean ${mean.toFixed(2)}`, 'mean logprob'),
+    el('span', { class: kind, title: 'lowest logprob' }, `lowest ${low.toFixed(2)}`),
+  ];
+}
+
+function timeFact(seconds, kind, title) {
+  return seconds === undefined ? null : fact(`${kind} ${duration(seconds)}`, title, kind);
+}
+
+function pieceFacts(pieces) {
+  const facts = [];
+  if (pieces.length > 1) facts.push(fact(`${pieces.length} pieces`, 'the generation was interrupted'));
+  const finish = pieces.length ? pieces[pieces.length - 1][1] : 'stop';
+  if (finish !== 'stop') facts.push(el('span.low', null, `finish ${finish}`));
+  return facts;
 }
 
 function fact(words, title, kind) {

@@ -6,7 +6,7 @@ from rollq.commands.connect import settings
 from rollq.commands.flags.files import environment
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.shared import add_tokenizer
-from rollq.commands.flags.types import number, whole
+from rollq.commands.flags.types import integer, number
 from rollq.errors import SettingsError
 from rollq.pip_extras import needs
 from rollq.processes.embedded_redis import port_taken
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument(
         "--port",
-        type=whole(0, 65535),
+        type=integer(0, 65535),
         default=30000,
         help="port to listen on; 0: any free one (%(default)s)",
     )
@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=whole(0),
+        type=integer(0),
         default=0,
         help="seed of mistakes, errors and latency (%(default)s)",
     )

@@ -17,7 +17,7 @@ from rollq.commands.flags.shared import (
     add_template,
     add_tokenizer,
 )
-from rollq.commands.flags.types import listen_address, name, whole
+from rollq.commands.flags.types import integer, listen_address, name
 from rollq.pip_extras import needs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "-c",
         "--concurrency",
-        type=whole(1),
+        type=integer(1),
         metavar="N",
         help="episodes at a time (ROLLQ_CONCURRENCY, else 64)",
     )

@@ -19,7 +19,7 @@ from rollq.urls import is_http, mask_url
 E = TypeVar("E", bound=StrEnum)
 
 
-def whole(at_least: int, at_most: int = LARGEST) -> Callable[[str], int]:
+def integer(at_least: int, at_most: int = LARGEST) -> Callable[[str], int]:
     """An argument type: a whole number within these bounds."""
 
     def parse(text: str) -> int:
@@ -36,7 +36,7 @@ def whole(at_least: int, at_most: int = LARGEST) -> Callable[[str], int]:
 def listen_address(text: str) -> tuple[str, int]:
     """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
     host, _, port = text.rpartition(":")
-    return host or "127.0.0.1", whole(0, 65535)(port)
+    return host or "127.0.0.1", integer(0, 65535)(port)
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:

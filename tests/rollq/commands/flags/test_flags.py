@@ -58,7 +58,7 @@ def test_a_wrong_value_names_its_flag(fails: Fails, command: str, flag: str, kin
 
 @given(st.sampled_from([kind for _, _, kind in CHECKED if kind]), st.text(max_size=12))
 @example(types.tasks, "0-9007199254740992")
-@example(types.whole(0), "9" * 5000)
+@example(types.integer(0), "9" * 5000)
 @example(types.number(0), "nan")
 @example(pull.filter_name, "json:__doc__")
 def test_a_type_takes_a_text_or_says_what_it_expects(
@@ -73,7 +73,7 @@ def test_a_type_takes_a_text_or_says_what_it_expects(
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [
-        (types.whole(1, 9), "0 10 1.5 0x1 1e0 many"),
+        (types.integer(1, 9), "0 10 1.5 0x1 1e0 many"),
         (types.number(0), "-1 nan inf much 1,5"),
         (types.name, "{x} a/b a:b .a é"),
         (types.tasks, "5-2 -1 a-b 1- 0-1-2 1.5"),

@@ -23,7 +23,7 @@ from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands
 from rollq.commands.flags.plan import unknown_part
 from rollq.commands.flags.shared import add_json, add_tokenizer
-from rollq.commands.flags.types import http_url, whole
+from rollq.commands.flags.types import http_url, integer
 from rollq.commands.progress import open_progress
 from rollq.commands.tables import first_line
 from rollq.errors import JobFailure, SettingsError
@@ -74,11 +74,11 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--groups",
-        type=whole(1),
+        type=integer(1),
         metavar="N",
         help="number of groups (8, or one for each of tasks)",
     )
-    parser.add_argument("--size", type=whole(1), metavar="N", help="samples of each task (4)")
+    parser.add_argument("--size", type=integer(1), metavar="N", help="samples of each task (4)")
     keys.add_set(parser, DemoKeys, NOT_SET)
     parser.add_argument(
         "--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine"

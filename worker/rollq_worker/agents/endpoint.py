@@ -138,7 +138,11 @@ class _Served:
         loop = asyncio.get_running_loop()
 
         def request(
-            message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+            message: Any,
+            payload: Any,
+            protocol: Any,
+            writer: Any,
+            task: Any,
         ) -> web.BaseRequest:
             return web.BaseRequest(
                 message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY

@@ -41,7 +41,10 @@ class AgentJournal(Journal, Protocol):
 
 
 def replayed(
-    recorded: Sequence[Event], job: Job, tree: TraceTree, sampler_of: Callable[[Turn], Sampler]
+    recorded: Sequence[Event],
+    job: Job,
+    tree: TraceTree,
+    sampler_of: Callable[[Turn], Sampler],
 ) -> dict[int, Turn]:
     """The recorded turns by their numbers, with the traces of `tree` as they were where the journal
     ends.

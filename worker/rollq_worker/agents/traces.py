@@ -97,7 +97,13 @@ class RendererOf(Protocol):
 class Trace:
     """One token sequence that the engine sees, append-only."""
 
-    def __init__(self, number: int, prompt: Prompt, renderer: Renderer, job: Job) -> None:
+    def __init__(
+        self,
+        number: int,
+        prompt: Prompt,
+        renderer: Renderer,
+        job: Job,
+    ) -> None:
         self.number = number
         self.renderer = renderer
         self.tools = list(prompt.tools)

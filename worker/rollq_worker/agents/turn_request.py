@@ -22,7 +22,12 @@ class RequestRefused(Exception):
     """A request that is answered with an error."""
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
     ) -> None:
         super().__init__(message)
         self.param = param

@@ -89,7 +89,11 @@ class World:
         )
         took = time.time() - at
         event = Acted(
-            action=recorded, text=observation.text, done=observation.done, at=at, seconds=took
+            action=recorded,
+            text=observation.text,
+            done=observation.done,
+            at=at,
+            seconds=took,
         )
         if self._recording.match(event) is None:
             self._record(event)

@@ -144,7 +144,13 @@ class SGLangEngine:
                 self._shared.vocabulary.admit(generated.ids)
                 return generated
 
-    def _recover(self, error: Exception, call: Call, room: int, adapter: Adapter | None) -> None:
+    def _recover(
+        self,
+        error: Exception,
+        call: Call,
+        room: int,
+        adapter: Adapter | None,
+    ) -> None:
         """Recover from the error, so that the request can be sent again.
 
         Raises EngineLeft, JobFailure or EngineFailure where it must not be sent here again.
@@ -173,7 +179,11 @@ class SGLangEngine:
             raise JobFailure(f"{call.key}: {error}") from error
 
     def _may_keep(
-        self, generated: Generated, call: Call, adapter: Adapter | None, seemed_router: bool
+        self,
+        generated: Generated,
+        call: Call,
+        adapter: Adapter | None,
+        seemed_router: bool,
     ) -> bool:
         """False if the request must be sent again. Raises JobFailure if a router drops parameters
         of the job.
@@ -287,7 +297,12 @@ class SGLangEngine:
         return prompt
 
     def _sample_once(
-        self, call: Call, prompt: Prompt, room: int, adapter: Adapter | None, probes: bool
+        self,
+        call: Call,
+        prompt: Prompt,
+        room: int,
+        adapter: Adapter | None,
+        probes: bool,
     ) -> Generated:
         """Send one request for at most `room` tokens.
 

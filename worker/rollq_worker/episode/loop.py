@@ -211,7 +211,13 @@ class _Episode:
             self.ids, turn, sampled, self.checks.read, self.images.of_prompt()
         )
 
-    def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
+    def act(
+        self,
+        turn: int,
+        read: ReadTurn,
+        decision: Decision,
+        at: float,
+    ) -> Stop | None:
         """Carry out the actions, one after the other, until the environment ends the episode."""
         results: list[ActionResult] = []
         stop: Stop | None = None

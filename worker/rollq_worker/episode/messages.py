@@ -74,7 +74,10 @@ def for_environment(action: Action) -> Action:
 
 
 def recorded_action(
-    action: Action, text: str, user_messages: Sequence[str], reward: float | None
+    action: Action,
+    text: str,
+    user_messages: Sequence[str],
+    reward: float | None,
 ) -> dict[str, Json]:
     """The action as the journal has it: with the user's messages, unless that is the observation's
     `text` itself, with its missing end tag, and with its reward.
@@ -116,7 +119,13 @@ class CallIds:
             ids.append(self._unused(renderer, ids, own, action.name) if is_call else "")
         return ids
 
-    def _unused(self, renderer: Renderer, used: Sequence[str], own: str, tool: str) -> str:
+    def _unused(
+        self,
+        renderer: Renderer,
+        used: Sequence[str],
+        own: str,
+        tool: str,
+    ) -> str:
         id = self.next(renderer, "" if own in used else own, tool)
         while id in used:  # the model has made up an id that rollq counts to
             id = self.next(renderer, "", tool)

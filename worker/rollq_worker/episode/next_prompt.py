@@ -153,7 +153,10 @@ class NextPrompts:
 
 
 def bridge_behind(
-    renderer: Renderer, last: int, message: Message, replies: Sequence[Message]
+    renderer: Renderer,
+    last: int,
+    message: Message,
+    replies: Sequence[Message],
 ) -> array[int]:
     """The tokens between the turn `message`, whose last token is `last`, and the next one. They
     also close a turn that has no end token. Raises JobFailure.

@@ -26,7 +26,13 @@ ABORT_PAUSE_S = 0.05
 class Sampler:
     """Samples the turns of one job."""
 
-    def __init__(self, job: Job, engine: Engine, journal: Journal, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        journal: Journal,
+        stop_ids: Sequence[int],
+    ) -> None:
         self._job = job
         self._engine = engine
         self._journal = journal

@@ -71,7 +71,12 @@ def with_plug_ins(
 
 
 @cache
-def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Callable[..., Any]:
+def function_named(
+    what: str,
+    name: str,
+    group: str,
+    own: frozenset[str],
+) -> Callable[..., Any]:
     """The function of that name in an entry-point group. Errors say `what` it is, and which ones
     are rollq's `own`.
 
@@ -97,7 +102,12 @@ def function_named(what: str, name: str, group: str, own: frozenset[str]) -> Cal
     return as_function(what, name, loaded, value)
 
 
-def as_function(what: str, name: str, loaded: object, where: str) -> Callable[..., Any]:
+def as_function(
+    what: str,
+    name: str,
+    loaded: object,
+    where: str,
+) -> Callable[..., Any]:
     """The object as a function. Raises JobFailure unless it can be called."""
     if not callable(loaded):
         raise JobFailure(f"{what} {name!r}: {where} is a {type(loaded).__name__}, not a function")

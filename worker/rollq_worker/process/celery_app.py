@@ -210,7 +210,12 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     """Raises SettingsError for an address that cannot be a broker's."""
     app = bare_app(settings)
 
-    def play(task: Any, job_id: object = None, *_: object, **__: object) -> None:
+    def play(
+        task: Any,
+        job_id: object = None,
+        *_: object,
+        **__: object,
+    ) -> None:
         # None when another message with the same id has just ended
         request = state.requests.get(task.request.id)
         events = TaskEvents(request.send_event if request else _nothing)

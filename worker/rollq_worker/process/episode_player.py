@@ -132,7 +132,12 @@ class EpisodePlayer:
             memory.freeze_loaded_objects(collect=False)
 
     def _play_episode(
-        self, environment: Environment, attempt: Attempt, claim: Claim, env: Domain, task: Task
+        self,
+        environment: Environment,
+        attempt: Attempt,
+        claim: Claim,
+        env: Domain,
+        task: Task,
     ) -> Trajectory:
         job = claim.job
         with attempt.time_limits.call(

@@ -89,7 +89,10 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
 
 
 def make_engine(
-    settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]
+    settings: Settings,
+    connection: Any,
+    tokenizer: Tokenizer,
+    urls: Collection[str],
 ) -> EnginePool:
     return EnginePool(
         urls,

@@ -309,7 +309,12 @@ class _Retry(Exception):
     """
 
     def __init__(
-        self, problem: str, pause_s: float = 0.0, *, may_be_away: bool = False, busy: bool = False
+        self,
+        problem: str,
+        pause_s: float = 0.0,
+        *,
+        may_be_away: bool = False,
+        busy: bool = False,
     ) -> None:
         super().__init__(problem)
         self.pause_s = pause_s

@@ -21,7 +21,10 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 
 def complete(
-    body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, version: str
+    body: Mapping[str, Json],
+    tasks: TaskIndex,
+    tokenizer: Tokenizer,
+    version: str,
 ) -> dict[str, Json]:
     """The reply to a request. `version` is the weight version. Raises HttpError."""
     messages = body.get("messages")

@@ -26,7 +26,10 @@ class Completion:
 
 
 def cut_at_stop_token(
-    plan: array[int], filler: array[int], request: GenerateRequest, eos_ids: Set[int]
+    plan: array[int],
+    filler: array[int],
+    request: GenerateRequest,
+    eos_ids: Set[int],
 ) -> Completion:
     """`plan` up to its first stop token, and no longer than the request wants. Where stop tokens
     are ignored, `filler` follows the plan.

@@ -48,7 +48,12 @@ def read(container: "EngineContainer", path: str) -> bytes:
         return file.read()
 
 
-def pack(container: "EngineContainer", path: str, limit: int, into: IO[bytes]) -> None:
+def pack(
+    container: "EngineContainer",
+    path: str,
+    limit: int,
+    into: IO[bytes],
+) -> None:
     """Write a file or folder down as a tar. Raises FileNotFoundError where there is none."""
     import docker
 

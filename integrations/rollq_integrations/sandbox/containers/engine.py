@@ -89,7 +89,11 @@ def image_of(folder: Path, tag: str, seconds: float) -> None:
             engine().images.get(tag)
         except docker.errors.ImageNotFound:
             engine().images.build(
-                path=str(folder), tag=tag, rm=True, forcerm=True, timeout=int(seconds)
+                path=str(folder),
+                tag=tag,
+                rm=True,
+                forcerm=True,
+                timeout=int(seconds),
             )
 
 

@@ -39,7 +39,12 @@ class AgentUsers:
 def _end_all_of(user: int) -> None:
     end = ["/bin/sh", "-c", "kill -KILL -1"]
     subprocess.run(
-        end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False
+        end,
+        user=user,
+        group=user,
+        extra_groups=[],
+        stderr=subprocess.DEVNULL,
+        check=False,
     )
 
 

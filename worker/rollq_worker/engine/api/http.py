@@ -81,12 +81,25 @@ class EngineHttp:
         return self._ask("GET", path, None, {}, timeout_s)
 
     def post(
-        self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Raises NoResponse."""
         return self._ask("POST", path, body, headers or {}, timeout_s)
 
-    def generate(self, path: str, body: bytes, *, rid: str, key: str, routing_key: str) -> Response:
+    def generate(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        rid: str,
+        key: str,
+        routing_key: str,
+    ) -> Response:
         """POST the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
         NoResponse.
         """

@@ -172,7 +172,11 @@ def _nothing_sampled() -> Generated:
 
 
 def _check_counts(
-    meta: dict[str, Any], ids: array[int], prompt: int, max_new_tokens: int, vocabulary: int
+    meta: dict[str, Any],
+    ids: array[int],
+    prompt: int,
+    max_new_tokens: int,
+    vocabulary: int,
 ) -> None:
     """Raises RequestFailed where the reply contradicts its request or itself."""
     prompt_tokens = meta.get("prompt_tokens", prompt)

@@ -23,7 +23,12 @@ FIELD = "routed_experts"
 ID_BYTES = 4
 
 
-def read_routed_experts(meta: Mapping[str, Any], routing: Routing, key: str, length: int) -> Extra:
+def read_routed_experts(
+    meta: Mapping[str, Any],
+    routing: Routing,
+    key: str,
+    length: int,
+) -> Extra:
     """The part in a reply's `meta_info`, for a request of the job `key` that makes its trace
     `length` tokens long.
 

@@ -56,7 +56,11 @@ class Attempt:
     """One claimed job as its journal. The heartbeat's thread watches it through `Leases`."""
 
     def __init__(
-        self, ledger: Ledger, claim: Claim, draining: threading.Event, outage_s: Callable[[], float]
+        self,
+        ledger: Ledger,
+        claim: Claim,
+        draining: threading.Event,
+        outage_s: Callable[[], float],
     ) -> None:
         self.ledger = ledger
         self.job = claim.job

@@ -81,7 +81,12 @@ class Isolation:
 
     @contextmanager
     def open(
-        self, name: str, split: str, task: int, args: Mapping[str, Json], check: Callable[[], None]
+        self,
+        name: str,
+        split: str,
+        task: int,
+        args: Mapping[str, Json],
+        check: Callable[[], None],
     ) -> Iterator["IsolatedEnvironment"]:
         """An episode's environment. Its process ends with the block. `check` is called while
         waiting and may raise.

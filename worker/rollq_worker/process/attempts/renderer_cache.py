@@ -45,7 +45,12 @@ class RendererCache:
         self._lock = threading.Lock()
 
     def get(
-        self, job: Job, tools: Sequence[Json], *, several: bool = False, cut: bool = False
+        self,
+        job: Job,
+        tools: Sequence[Json],
+        *,
+        several: bool = False,
+        cut: bool = False,
     ) -> ChatRenderer:
         """The renderer for a job whose environment has these tools.
 

@@ -30,7 +30,12 @@ def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
     return []
 
 
-def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:
+def best(
+    before: int,
+    token: int,
+    count: int,
+    vocab: int,
+) -> list[tuple[float, int]]:
     """The `count` highest logprobs of `token` and of some others in its place, with their ids, the
     best first.
 

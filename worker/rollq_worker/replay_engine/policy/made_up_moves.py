@@ -55,7 +55,12 @@ def _value(schema: Any, rng: random.Random, depth: int) -> Json:
     return _value_of_kind(kind, schema, rng, depth)
 
 
-def _value_of_kind(kind: Any, schema: Mapping[str, Any], rng: random.Random, depth: int) -> Json:
+def _value_of_kind(
+    kind: Any,
+    schema: Mapping[str, Any],
+    rng: random.Random,
+    depth: int,
+) -> Json:
     match kind:
         case "integer":
             return rng.randrange(10)

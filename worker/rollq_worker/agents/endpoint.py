@@ -182,7 +182,8 @@ class _Served:
     def _authorise(self, request: web.BaseRequest) -> None:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         key = request.headers.get("x-api-key") or bearer
-        if not hmac.compare_digest(key.encode("utf-8", "surrogateescape"), self.key.encode()):
+        sent_key = key.encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(sent_key, self.key.encode()):
             raise RequestRefused(
                 "this is not the key of this episode", code="invalid_api_key", status=401
             )

@@ -63,10 +63,10 @@ class AgentEpisode:
         turns = replayed(recorded, job, self._tree, self._sampler)
         for turn in turns.values():
             self._answers.add(turn, recorded=True)
-        self._turns, self._number = len(turns), max(turns, default=-1) + 1
-        """Turns that were begun, and the number of the next one. A turn that a kill cut off left a
-        gap.
-        """
+        self._turns = len(turns)
+        """Turns that were begun."""
+        self._number = max(turns, default=-1) + 1
+        """The number of the next turn. A turn that a kill cut off left a gap."""
         self._requests_under_way = 0
         """Number of requests under way."""
         self._requests_so_far = 0
@@ -103,7 +103,8 @@ class AgentEpisode:
             self._check_going_on()
             place = self._tree.prompt_for(request)
         if isinstance(place, tuple):
-            return len(place[0].trace.ids) + len(place[1].ids)
+            turn, event = place
+            return len(turn.trace.ids) + len(event.ids)
         return len(place.ids)
 
     def not_delivered(self, turn: Turn) -> None:
@@ -116,7 +117,8 @@ class AgentEpisode:
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
         """Carry out one action in the environment. Raises RequestRefused."""
         try:
-            plain = whole_json(json.loads(json.dumps(dict(arguments), allow_nan=False)))
+            text = json.dumps(dict(arguments), allow_nan=False)
+            plain = whole_json(json.loads(text))
         except (TypeError, ValueError, RecursionError) as e:
             raise RequestRefused(
                 f"the arguments of {name} are no JSON: {e}", param="arguments"
@@ -211,7 +213,8 @@ class AgentEpisode:
             raise RequestRefused(str(e)) from e
         place = self._tree.prompt_for(request)
         if isinstance(place, tuple):
-            ids = place[0].trace.ids + place[1].ids
+            turn, event = place
+            ids = turn.trace.ids + event.ids
         else:
             ids = place.ids
         if room(self.job, self._engine, len(ids)) <= 0:
@@ -374,7 +377,8 @@ class AgentEpisode:
             stop = Stop.DONE
         else:
             stop = self.refused
-        return self.world.close(stop, "the agent ended" if stop is Stop.DONE else stop.value)
+        unfinished = "the agent ended" if stop is Stop.DONE else stop.value
+        return self.world.close(stop, unfinished)
 
     def end(self) -> None:
         """Nothing more is carried out. Steps that wait are refused."""

@@ -81,7 +81,8 @@ def _function_in(file: NamedFile) -> AgentFunction:
             f"agent {file.name!r}: {file.path.name} is no Python file, so it has no function"
         )
     try:
-        return as_function("agent", file.name, getattr(file.run(), file.part, None), where)
+        function = getattr(file.run(), file.part, None)
+        return as_function("agent", file.name, function, where)
     except RollqError:
         raise
     except BaseException as e:  # sys.exit() in somebody's file must not end a worker

@@ -129,9 +129,10 @@ def _difference(turn: Turn, request: TurnRequest) -> str:
     if len(conversation) != len(request.messages):
         count = len(request.messages)
         return f"the agent's request had {len(conversation)} messages and has {count} now"
-    if options_key(turn.pieces[-1].asked) != options_key(request.options):
+    options = turn.pieces[-1].asked
+    if options_key(options) != options_key(request.options):
         return (
-            f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for "
+            f"the agent's request asked for {options!r:.200} and asks for "
             f"{request.options!r:.200} now"
         )
     return "the agent's request has other tools than before"

@@ -56,9 +56,8 @@ class Turn:
 
     @property
     def sampled(self) -> array[int]:
-        return self.trace.ids[
-            self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)
-        ]
+        count = sum(len(piece.ids) for piece in self.pieces)
+        return self.trace.ids[self.begin : self.begin + count]
 
     @property
     def conversation(self) -> list[Message]:
@@ -161,7 +160,8 @@ class TraceTree:
                     continuation = self._behind(turn, request, request.messages[count:])
                     if continuation is not None:
                         return continuation
-            ids = self._renderer_of(request.tools).open(request.messages, request.tools)
+            renderer = self._renderer_of(request.tools)
+            ids = renderer.open(request.messages, request.tools)
             return self._prompt(ids, request)
 
     def _prompt(self, ids: array[int], request: TurnRequest) -> Prompt:
@@ -196,7 +196,8 @@ class TraceTree:
 
     def open(self, prompt: Prompt) -> Trace:
         """A new trace."""
-        trace = Trace(len(self.traces), prompt, self._renderer_of(prompt.tools), self._job)
+        renderer = self._renderer_of(prompt.tools)
+        trace = Trace(len(self.traces), prompt, renderer, self._job)
         self.traces.append(trace)
         self._waits(trace)
         return trace
@@ -240,7 +241,8 @@ class TraceTree:
         options = turn.pieces[-1].asked
         with errors_become(JobFailure, "reading the sampled turn"):
             read = turn.read = trace.renderer.read(turn.sampled)
-        turn.end, turn.ended_at = len(trace.ids), time.time()
+        turn.end = len(trace.ids)
+        turn.ended_at = time.time()
         calls = read.calls[:1] if ONE_CALL in options else read.calls
         ids = self._call_ids.of(trace.renderer, read, calls)
         turn.message = assistant_message(read, list(zip(ids, calls, strict=True)))

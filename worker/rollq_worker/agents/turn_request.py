@@ -68,8 +68,10 @@ def with_options(job: Job, options: Mapping[str, Json]) -> Job:
     if not options:
         return job
     longest = job.budget.max_new_tokens
-    budget = replace(job.budget, max_new_tokens=min(longest, options.get(MAX_NEW_TOKENS, longest)))
-    return replace(job, sampling={**job.sampling, **sampling_of(options)}, budget=budget)
+    wanted = options.get(MAX_NEW_TOKENS, longest)
+    budget = replace(job.budget, max_new_tokens=min(longest, wanted))
+    sampling = {**job.sampling, **sampling_of(options)}
+    return replace(job, sampling=sampling, budget=budget)
 
 
 def sampling_of(options: Mapping[str, Json]) -> dict[str, Json]:
@@ -85,7 +87,8 @@ def longer(before: bytes, message: Message) -> bytes:
     and without the reasoning. Sampled turns are known by their ids, so none of this makes another
     message of them.
     """
-    return _digest(before, orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS))
+    text = orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS)
+    return _digest(before, text)
 
 
 def _normal(message: Message) -> Json:

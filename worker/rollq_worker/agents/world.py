@@ -50,8 +50,9 @@ class World:
         first = self._carry_out(Action(""), lambda action: self._reset(), "environment.reset")
         with errors_become(EnvironmentFailure, "environment.system_prompt"):
             policy = self._environment.system_prompt
-        system: list[Message] = [{"role": "system", "content": policy}] if policy else []
-        self.opening = [*system, {"role": "user", "content": first.text}]
+        if policy:
+            self.opening.append({"role": "system", "content": policy})
+        self.opening.append({"role": "user", "content": first.text})
 
     def _reset(self) -> Observation:
         opening = self._environment.reset(self._user)

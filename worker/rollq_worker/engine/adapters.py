@@ -28,7 +28,8 @@ class MissingAdapters:
     @property
     def any(self) -> bool:
         """True if one was refused lately, and not served since."""
-        return any(time.monotonic() - at < 30.0 for at in list(self._ask_at.values()))
+        recent = time.monotonic() - 30.0
+        return any(at > recent for at in list(self._ask_at.values()))
 
     def suit(self, adapter: Adapter) -> bool:
         """True if a request with it may be sent."""

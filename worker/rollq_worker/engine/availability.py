@@ -28,7 +28,9 @@ class OutageClock:
     def seconds(self) -> float:
         """Seconds so far, the present outage included."""
         with self._lock:
-            return self._total + (time.monotonic() - self._since if self._running else 0.0)
+            if not self._running:
+                return self._total
+            return self._total + time.monotonic() - self._since
 
     @property
     def running(self) -> bool:

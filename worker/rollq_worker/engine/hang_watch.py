@@ -64,7 +64,8 @@ class HangWatch:
             self._failures = 0
             self._engine.ready()
             return
-        if self._engine.longest_wait_s() < SLOW_S or not self._engine.control.hangs():
+        is_slow = self._engine.longest_wait_s() >= SLOW_S
+        if not is_slow or not self._engine.control.hangs():
             self._failures = 0
             return
         self._failures += 1

@@ -167,7 +167,8 @@ class EnginePool:
     def room(self, prompt: int) -> int:
         """Number of tokens that may follow a prompt of that length on any engine that is up."""
         engines = self._engines
-        return min([engine.room(prompt) for engine in self._up() or engines], default=UNLIMITED)
+        rooms = [engine.room(prompt) for engine in self._up() or engines]
+        return min(rooms, default=UNLIMITED)
 
     def generate(self, request: SampleRequest) -> Generated:
         """Sample a continuation on the engine of the episode; see `protocols.Engine`.
@@ -261,7 +262,8 @@ class EnginePool:
         if len(engines) <= 1:
             return engines
         up = [engine for engine in engines if engine.available]
-        return [engine for engine in up if engine.url not in call.avoided] or up or engines
+        untried = [engine for engine in up if engine.url not in call.avoided]
+        return untried or up or engines
 
     def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
         """The engines whose weights the call accepts. One that is away is asked for them when it is

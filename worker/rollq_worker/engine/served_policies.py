@@ -44,7 +44,8 @@ class ServedPolicies:
         accepts = call.request.accepts
         if accepts is None:
             return True
-        accepted = self._weights.sampled([span.version for span in generated.versions], accepts)
+        versions = [span.version for span in generated.versions]
+        accepted = self._weights.sampled(versions, accepts)
         was_probe = call.probes
         call.probes = not accepted and not self._weights.is_reported
         if not accepted:

@@ -39,7 +39,10 @@ class EngineList:
 
     def read(self) -> list[str]:
         """The addresses now, each once."""
-        return list(dict.fromkeys(url for source in self._sources for url in self._read(source)))
+        urls: list[str] = []
+        for source in self._sources:
+            urls += self._read(source)
+        return list(dict.fromkeys(urls))
 
     def _watch(self, update: Callable[[Collection[str]], None]) -> None:
         while True:

@@ -203,16 +203,7 @@ class Reaper:
         for run in runs:
             if time.monotonic() - self._role_taken >= TICK_S:
                 self._keep_role()  # there are many runs
-            try:
-                if run.idle(self._active):
-                    continue
-                messages = run.ledger.reap(LIMIT, self._empty_queues())
-                playable = self._playable(run, messages) if messages else []
-            except (RollqError, *CONNECTION_ERRORS) as e:
-                self._warn(f"run {run.name}", e)
-                if not isinstance(e, Unwritable):
-                    run.left_until = time.monotonic() + LOOK_EVERY_S
-                continue
+            messages, playable = self._reap_run(run)
             if playable:
                 due.append((run.ledger, playable))
             if len(messages) == LIMIT and run.playable:
@@ -220,6 +211,22 @@ class Reaper:
         if not self._has_room():
             return [], []
         return sorted(due, key=lambda item: item[1][0].priority), more
+
+    def _reap_run(self, run: "_Run") -> tuple[Sequence[JobMessage], list[JobMessage]]:
+        """Messages of the run that are due, and those that a live worker can play.
+
+        A run that fails is left alone for a while.
+        """
+        try:
+            if run.idle(self._active):
+                return [], []
+            messages = run.ledger.reap(LIMIT, self._empty_queues())
+            return messages, self._playable(run, messages) if messages else []
+        except (RollqError, *CONNECTION_ERRORS) as e:
+            self._warn(f"run {run.name}", e)
+            if not isinstance(e, Unwritable):
+                run.left_until = time.monotonic() + LOOK_EVERY_S
+            return [], []
 
     def _empty_queues(self) -> list[str]:
         return [queue for queue, count in self._outbox.waiting.items() if not count]
@@ -232,7 +239,8 @@ class Reaper:
         if not workers:  # nothing is known of any
             return list(messages)
         tokenizer, template = run.hashes()
-        queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
+        fitting = [worker for worker in workers if worker.plays(tokenizer, template)]
+        queues = queues_of(fitting)
         run.playable = bool(queues)
         for queue in sorted({message.queue for message in messages} - queues):
             lacks = f"no live worker takes jobs of queue {queue!r}"

@@ -31,7 +31,8 @@ def complete(
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise bad_body("messages", "Input should be a valid list")
     content = next_line(messages, tasks)
-    prompt = sum(map(len, tokenizer.encode_plain(*map(_text, messages))))
+    texts = map(_text, messages)
+    prompt = sum(map(len, tokenizer.encode_plain(*texts)))
     count = len(tokenizer.encode_plain(content)[0])
     message = {"role": "assistant", "content": content, "reasoning_content": None}
     return {

@@ -175,7 +175,8 @@ class ReplayEngine:
         }
         if (count := request.top_logprobs) > 0:  # SGLang takes less as none
             vocab = self._tokenizer.vocab_size
-            best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairwise(scored)]
+            pairs = pairwise(scored)
+            best = [_entries(made_up.best(*pair, count, vocab)) for pair in pairs]
             # no token before the first was scored
             logprobs["input_top_logprobs"] = [None, *best] if scored else []
         return logprobs

@@ -43,7 +43,8 @@ def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
             "provided"
         )
     shown = {"content": [image.part for image in images]}
-    return rest | {"input_ids": tokens.expand(array("I", ids), [shown]).tolist()}
+    expanded = tokens.expand(array("I", ids), [shown])
+    return rest | {"input_ids": expanded.tolist()}
 
 
 def without_images(text: str) -> str:
@@ -53,6 +54,7 @@ def without_images(text: str) -> str:
 
 def _read(url: Any) -> ImageRef:
     try:
-        return Image(base64.b64decode(url.rpartition(",")[2], validate=True)).reference
+        data = url.rpartition(",")[2]
+        return Image(base64.b64decode(data, validate=True)).reference
     except (AttributeError, ValueError, EnvironmentFailure) as e:
         raise bad_value(f"An exception occurred while loading IMAGE data: {e}") from e

@@ -256,7 +256,8 @@ class ReplayServer:
         )
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        if not isinstance(text := (await json_body(request)).get("prompt"), str):
+        text = (await json_body(request)).get("prompt")
+        if not isinstance(text, str):
             raise bad_body("prompt", "Input should be a valid string")
         ids = self.tokenizer.encode(text).tolist()
         return web.json_response(

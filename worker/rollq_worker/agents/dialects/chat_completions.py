@@ -132,8 +132,10 @@ def _message(message: Any, where: str) -> Message:
 def _call(call: Any, where: str) -> Json:
     fields = object_of(call, where)
     function = object_of(fields.get("function"), f"{where}.function")
-    named = {key: text_at(function, key, f"{where}.function") for key in ("name", "arguments")}
-    return {"id": text_at(fields, "id", where), "type": "function", "function": named}
+    inside = f"{where}.function"
+    named = {key: text_at(function, key, inside) for key in ("name", "arguments")}
+    id = text_at(fields, "id", where)
+    return {"id": id, "type": "function", "function": named}
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:

@@ -157,7 +157,12 @@ def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
-    return {**_head(turn), "content": _content(turn), **_stopped(turn), "usage": _usage(turn)}
+    return {
+        **_head(turn),
+        "content": _content(turn),
+        **_stopped(turn),
+        "usage": _usage(turn),
+    }
 
 
 def stream(turn: Turn, request: TurnRequest) -> Iterator[bytes]:
@@ -202,8 +207,10 @@ def error(refused: RequestRefused) -> dict[str, Any]:
         503: "api_error",
     }
     kind = kinds.get(refused.status, "invalid_request_error")
-    details = {"details": {"error_code": refused.code}} if refused.code else {}
-    return {"type": "error", "error": {"type": kind, "message": str(refused), **details}}
+    error: dict[str, Any] = {"type": kind, "message": str(refused)}
+    if refused.code:
+        error["details"] = {"error_code": refused.code}
+    return {"type": "error", "error": error}
 
 
 def _head(turn: Turn) -> dict[str, Any]:

@@ -155,9 +155,11 @@ class AgentProcess:
         job_id: str,
     ) -> None:
         self._name = name
-        self._folder, self._guard = AgentFolder(job_id), Guard()
+        self._folder = AgentFolder(job_id)
+        self._guard = Guard()
         self._stopped = threading.Event()
-        self._users, self._user = users, None if users is None else users.take()
+        self._users = users
+        self._user = None if users is None else users.take()
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
         self._on_end = on_end
         root = episode.base_url.removesuffix("/v1")

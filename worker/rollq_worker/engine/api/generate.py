@@ -106,7 +106,8 @@ def sample_once(
     )
     if adapter is None or not generated.ids:
         return generated
-    return replace(generated, versions=(VersionSpan(adapter.version, 0, len(generated.ids)),))
+    span = VersionSpan(adapter.version, 0, len(generated.ids))
+    return replace(generated, versions=(span,))
 
 
 def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:

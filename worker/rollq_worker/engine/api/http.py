@@ -313,7 +313,8 @@ class EngineConnections:
                 and len(content) <= self._max_bytes
                 and not connection.is_closed
             )
-            return Response(answer.status, content, answer.headers.get("Retry-After", "")), reusable
+            retry_after = answer.headers.get("Retry-After", "")
+            return Response(answer.status, content, retry_after), reusable
         except (OSError, HTTPError, HTTPException, ValueError) as e:
             failure = failure_of(e)
         raise failure

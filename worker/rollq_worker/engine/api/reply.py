@@ -95,17 +95,22 @@ def read_refusal(
     message = f"the engine answered {status}: {error}"
     if status in NOT_THE_REQUEST or 300 <= status < 400:
         return EngineUnavailable(message, foreign=status not in BUSY)
-    if not 400 <= status < 500 or status == 408 or "duplicate request id" in message.lower():
+    is_refusal = 400 <= status < 500 and status != 408
+    if not is_refusal or "duplicate request id" in message.lower():
         return RequestFailed(message)
     if ADAPTER_MISSING.match(error):
         return AdapterMissing(message)
     if CONTEXT_FULL.search(message):
-        limit = CONTEXT_TOKENS.search(message)
-        prompt = PROMPT_TOKENS.search(message)
-        limit_tokens = int(limit[1]) if limit else 0
-        prompt_tokens = int(prompt[1] or prompt[2]) if prompt else 0
-        return ContextExceeded(message, limit_tokens, prompt_tokens)
+        return _context_exceeded(message)
     return JobFailure(f"{key}: {message}")
+
+
+def _context_exceeded(message: str) -> ContextExceeded:
+    limit = CONTEXT_TOKENS.search(message)
+    prompt = PROMPT_TOKENS.search(message)
+    limit_tokens = int(limit[1]) if limit else 0
+    prompt_tokens = int(prompt[1] or prompt[2]) if prompt else 0
+    return ContextExceeded(message, limit_tokens, prompt_tokens)
 
 
 def read_reply(
@@ -268,7 +273,8 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
         raise RequestFailed(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
     filled = tuple(span for span in spans if span.start < span.end)
     if not filled:
-        filled = (VersionSpan(_clip(meta.get("weight_version", "default")), 0, length),)
+        version = _clip(meta.get("weight_version", "default"))
+        filled = (VersionSpan(version, 0, length),)
     reached = 0
     for span in filled:
         if span.start != reached:
@@ -282,7 +288,9 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
 
 def _span(reported: Any) -> VersionSpan:
     """Raises TypeError, LookupError."""
-    version, start, end = reported["version"], reported["start"], reported["end"]
+    version = reported["version"]
+    start = reported["start"]
+    end = reported["end"]
     if type(version) is not str or type(start) is not int or type(end) is not int:
         raise TypeError("a span needs a name and two integers")
     return VersionSpan(version, start, end)

@@ -126,7 +126,8 @@ def write_request(
     `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the
     prompt has one placeholder for each.
     """
-    stops = list(dict.fromkeys((*stop_ids, *(sampling.get("stop_token_ids") or ()))))
+    own_stops = sampling.get("stop_token_ids") or ()
+    stops = list(dict.fromkeys((*stop_ids, *own_stops)))
     params: dict[str, Any] = {
         **sampling,
         "max_new_tokens": max_new_tokens,

@@ -114,7 +114,8 @@ class LoadWatch:
         url = engine.url
         left = self._silent.pop(url, 0)
         if left:
-            self._silent.update({url: left - 1} if left > 1 else {})
+            if left > 1:
+                self._silent[url] = left - 1
             return
         asked_at = self._clock()
         try:

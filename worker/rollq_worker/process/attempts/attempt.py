@@ -108,12 +108,14 @@ class Attempt:
     @property
     def left_s(self) -> float:
         """Seconds to the job's deadline."""
-        return self.job.budget.deadline_s + self.stopped_s - (time.monotonic() - self._started)
+        passed_s = time.monotonic() - self._started
+        return self.job.budget.deadline_s + self.stopped_s - passed_s
 
     @property
     def overdue(self) -> bool:
         # The first is cheap, and asked several times a turn.
-        return time.monotonic() - self._started > self.job.budget.deadline_s and self.left_s < 0
+        passed_s = time.monotonic() - self._started
+        return passed_s > self.job.budget.deadline_s and self.left_s < 0
 
     @property
     def waits_for(self) -> tuple[str, float]:
@@ -262,13 +264,13 @@ class Attempt:
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
         """True if these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
-        return self._call(
-            lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest)
-        )
+        versions = Versions(self.ledger.redis, self.job.run)
+        return self._call(lambda: versions.are_fresh(weight_version, oldest))
 
     def published(self) -> str | None:
         """The version of the run's weights that was published last; None before the first."""
-        publication = self._call(Versions(self.ledger.redis, self.job.run).published)
+        versions = Versions(self.ledger.redis, self.job.run)
+        publication = self._call(versions.published)
         return publication.weight_version if publication else None
 
     def check(self) -> None:

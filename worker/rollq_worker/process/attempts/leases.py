@@ -98,7 +98,8 @@ class Leases:
     @contextmanager
     def hold(self, ledger: Ledger, claim: Claim) -> Iterator[Attempt]:
         """Renew the claim's lease until the block ends."""
-        attempt = Attempt(ledger, claim, self.draining, partial(self._stopped_s, claim.job.run))
+        stopped_s = partial(self._stopped_s, claim.job.run)
+        attempt = Attempt(ledger, claim, self.draining, stopped_s)
         with self._lock:
             self._held.add(attempt)
         try:
@@ -182,7 +183,8 @@ class Leases:
         now = time.monotonic()
         near = {a for a in attempts if a.left_s < LEASE_S}
         with self._logged(run):
-            all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
+            renewed_at = self._renewed.get(run, float("-inf"))
+            all_due = now - renewed_at >= RENEW_EVERY_S - TICK_S / 2
             # A lease never outlasts its job's deadline by much, so one with a near deadline is
             # renewed at every tick.
             self.renew(attempts if all_due else [*near])
@@ -191,7 +193,8 @@ class Leases:
         for attempt in attempts:
             # after the renewals, so that an error of one attempt costs no other its lease
             # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
-            if attempt in near or attempt.lost.is_set() or attempt.time_limits.current is not None:
+            is_in_foreign_code = attempt.time_limits.current is not None
+            if attempt in near or attempt.lost.is_set() or is_in_foreign_code:
                 with self._logged(attempt.job.id):
                     self._watch(attempt)
 

@@ -58,8 +58,12 @@ class RendererCache:
         naming an edge that is needed and cannot be had, or an argument that the template does not
         read.
         """
-        more = [edge for edge, needed in ((Edge.CALLS, several), (Edge.TRUNCATED, cut)) if needed]
-        edges = tuple(dict.fromkeys((*needed_edges(job), *more)))
+        needed = list(needed_edges(job))
+        if several:
+            needed.append(Edge.CALLS)
+        if cut:
+            needed.append(Edge.TRUNCATED)
+        edges = tuple(dict.fromkeys(needed))
         rerender = job.history is History.TEMPLATE
         if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none

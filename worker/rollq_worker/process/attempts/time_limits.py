@@ -54,7 +54,8 @@ class ForeignCall:
 
     @property
     def overdue(self) -> bool:
-        return (self.away_since if self.away else time.monotonic()) - self.since > self.limit_s
+        until = self.away_since if self.away else time.monotonic()
+        return until - self.since > self.limit_s
 
     def blame(self, reason: str) -> tuple[FailureClass, str]:
         """Class and reason of the failure when the attempt ends in this call."""
@@ -113,9 +114,9 @@ class TimeLimits:
         """Seconds so far in which something was away that a call waited for."""
         with self._lock:  # the end of a wait moves its seconds from one term to the other
             call = self._calls[-1] if self._calls else None
-            return self._away_s + (
-                time.monotonic() - call.away_since if call is not None and call.away else 0.0
-            )
+            if call is None or not call.away:
+                return self._away_s
+            return self._away_s + time.monotonic() - call.away_since
 
     @property
     def current(self) -> ForeignCall | None:

@@ -112,7 +112,8 @@ def _wrong(value: Json) -> Json:
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str) and value:
-        return value[:-1] + ("7" if value[-1] != "7" else "3")
+        last = "3" if value[-1] == "7" else "7"
+        return value[:-1] + last
     if isinstance(value, list) and value:
         return value[:-1]
     return None

@@ -67,8 +67,8 @@ class TaskProgress:
                 return replace(self, made=index + 1)
         # Where a message is due any text counts, because the scripted user's k-th reply answers the
         # k-th message.
-        spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
-        if spoken:
+        message_is_due = self.made < len(moves) and moves[self.made].name == RESPOND
+        if message_is_due and not turn.calls:
             return replace(self, made=self.made + 1)
         return self
 

@@ -297,7 +297,7 @@ class Client:
             where=where,
             reward=reward,
             extras=extras,
-            look=self._producer.look,
+            republish=self._producer.republish,
             pause=self._pause,
             tracking=self._trackers.use(track),
         )

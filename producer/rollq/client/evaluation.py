@@ -28,7 +28,7 @@ from rollq.errors import (
 from rollq.evaluation.result import Result, TaskResult, task_result
 from rollq.job import Job, Purpose, parse_id, part_of_name
 from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.evaluations import LARGEST, Store
+from rollq.ledger.evaluations import LARGEST, EvaluationStore
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Published
 from rollq.numbers import whole_number
@@ -121,7 +121,7 @@ class Collector:
             )
         self.reader, self.jobs = reader, jobs
         self._name, self._version, self._on_group = name, version, on_group
-        self._store = Store(reader.scripts)
+        self._store = EvaluationStore(reader.scripts)
         self._results: dict[str, TaskResult] = {}
         self._left_out: dict[str, None] = {}
 
@@ -140,7 +140,7 @@ class Collector:
         """
         self._load()
 
-    def look(self) -> list[str]:
+    def collect(self) -> list[str]:
         """Reads the groups that have finished since the last look. Returns the groups that neither
         Redis nor the stored result knows: submit them again. The result knows those whose records
         have expired (`Client.forget_after`).
@@ -360,11 +360,11 @@ class Evaluation:
         self._retry(collector.check)
         self._submit()
         while True:
-            if self._retry(collector.look):
+            if self._retry(collector.collect):
                 self._submit()
             if collector.settled:
                 break
-            wait.look()
+            wait.log_when_due()
             self._pause(pause)
             pause = min(LONGEST_PAUSE_S, pause * 1.5)
         result = self._retry(collector.save)

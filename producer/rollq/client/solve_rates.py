@@ -8,7 +8,7 @@ from rollq.batch import Group
 from rollq.client.consuming.functions import Filter, Where
 from rollq.client.producing.producer import Producer
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.solve_rates import Rate, Store
+from rollq.ledger.solve_rates import Rate, SolveRateStore
 from rollq.servers.retry import RetryLoop
 
 
@@ -19,7 +19,7 @@ class SolveRates:
 
     def __init__(self, ledger: Ledger, producer: Producer, retry: RetryLoop) -> None:
         self._retry = retry
-        self._store = Store(ledger.scripts)
+        self._store = SolveRateStore(ledger.scripts)
         self._producer = producer
         self._known: dict[int, Mapping[str, Rate]] = {}
         """The rates that became known before each step that was asked for here."""

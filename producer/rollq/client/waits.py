@@ -64,7 +64,7 @@ class WaitLog:
         self._said: dict[str, float] = {}
         """When each explanation was logged last."""
 
-    def look(self) -> None:
+    def log_when_due(self) -> None:
         """Called between two tries. Logs the explanation when it is due."""
         now = time.monotonic()
         if now < self._next:

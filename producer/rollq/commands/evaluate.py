@@ -34,7 +34,7 @@ from rollq.export import jsonl
 from rollq.export.output import TrajectoryFile
 from rollq.export.record import Unexportable
 from rollq.job import Purpose
-from rollq.ledger.evaluations import Store
+from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
 from rollq.servers.retry import retry
@@ -95,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     with open_run(args, args.show[0]) as reader:
         other = _other(args, reader)
-        if not args.show[1] and (names := [name for name in Store(reader.scripts).names() if name]):
+        if not args.show[1] and (
+            names := [name for name in EvaluationStore(reader.scripts).names() if name]
+        ):
             return _show_series(args, reader, names, other)
         result = _stored(reader, args.show)
         _report(
@@ -124,7 +126,7 @@ def _show_series(
 def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
     """The stored evaluation. Raises SettingsError, with those that are there, when it is not."""
     run_name, evaluation = where
-    store = Store(reader.scripts)
+    store = EvaluationStore(reader.scripts)
     if found := store.load(evaluation):
         return found
     names = [f"{run_name}@{other}" if other else run_name for other in store.names()]
@@ -250,7 +252,7 @@ def _collect(
     wait = WaitLog(why)
     while True:
         left_s = max(0.0, deadline - time.monotonic())
-        if retry(collector.look, left_s):  # Redis came back without its last writes
+        if retry(collector.collect, left_s):  # Redis came back without its last writes
             submit()
         if collector.settled or time.monotonic() - shown >= LOOK_S:
             shown = time.monotonic()
@@ -264,7 +266,7 @@ def _collect(
                 f" {why() or f'See rollq stats --run {args.run_name}'}. To continue, "
                 "repeat the same line"
             )
-        wait.look()
+        wait.log_when_due()
         time.sleep(min(PAUSE_S, left))
 
 

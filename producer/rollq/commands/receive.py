@@ -44,7 +44,7 @@ def batches(
         except PullTimeout:
             if time.monotonic() >= deadline:
                 raise
-            wait.look()
+            wait.log_when_due()
             continue
         if batch is None:
             return

@@ -15,7 +15,7 @@ LARGEST = 100_000
 """Most tries of one evaluation: about a megabyte in Redis."""
 
 
-class Store:
+class EvaluationStore:
     """The stored results of one run."""
 
     def __init__(self, scripts: Scripts) -> None:

@@ -14,7 +14,7 @@ Rate = tuple[str, float]
 """A group, and the mean of its rewards."""
 
 
-class Store:
+class SolveRateStore:
     """The stored rates of one run. Every method raises LedgerError, or ContractError for what
     cannot be read.
     """

@@ -98,7 +98,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
 
-class Connection:
+class ControlConnection:
     """Calls to one server. `prefix` leads through a router, which wraps each reply."""
 
     def __init__(self, url: str, key: str | None, prefix: str = "") -> None:
@@ -148,11 +148,14 @@ def _answer(status: int, raw: bytes) -> Answer:
         return Answer(status, raw.decode("utf-8", "replace"))
 
 
-class Engine:
+class UpdatingEngine:
     """One engine during one weight update. `step` is what it is doing."""
 
     def __init__(
-        self, url: str, connection: Connection, on_step: Callable[[str, str], None] | None = None
+        self,
+        url: str,
+        connection: ControlConnection,
+        on_step: Callable[[str, str], None] | None = None,
     ) -> None:
         self.url = url
         self.server = ""
@@ -182,7 +185,7 @@ class Engine:
             raise ControlFailure(answer.refusal())
         return answer.body
 
-    def look(self) -> Serving:
+    def inspect(self) -> Serving:
         """The weights that it serves now. Raises ControlFailure."""
         self.begin("look")
         info = self._connection.call("GET", "/server_info")
@@ -303,13 +306,13 @@ def engines_at(
     key: str | None,
     on_step: Callable[[str, str], None] | None,
     timeout_s: float = CONTROL_TIMEOUT_S,
-) -> list[Engine]:
+) -> list[UpdatingEngine]:
     """The engine at this address, or those behind smg (`--enable-rl`) with smg's paths to them.
     Raises ControlFailure.
     """
-    direct = Connection(url, key)
+    direct = ControlConnection(url, key)
     if direct.call("GET", "/model_info", timeout_s=timeout_s).status != NOT_FOUND:
-        return [Engine(mask_url(url), direct, on_step)]
+        return [UpdatingEngine(mask_url(url), direct, on_step)]
     listing = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
     if not listing.ok or not isinstance(listing.body, dict):
         raise ControlFailure(
@@ -319,8 +322,8 @@ def engines_at(
     engines = []
     for worker in listing.body.get("workers") or []:
         worker_id = urllib.parse.quote(str(worker["id"]))
-        connection = Connection(url, key, f"/v1/rl/workers/{worker_id}/engine")
-        engines.append(Engine(mask_url(str(worker["url"])), connection, on_step))
+        connection = ControlConnection(url, key, f"/v1/rl/workers/{worker_id}/engine")
+        engines.append(UpdatingEngine(mask_url(str(worker["url"])), connection, on_step))
     if not engines:
         raise ControlFailure("this smg has no workers")
     return engines
@@ -331,7 +334,7 @@ def router_engines(url: str) -> list[str]:
     them.
     """
     try:
-        answer = Connection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
+        answer = ControlConnection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
         if not answer.ok:
             raise ControlFailure(answer.refusal())
         return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])

@@ -25,9 +25,9 @@ from rollq.urls import is_http, mask_url
 from rollq.weights.engine_control import (
     CONTROL_TIMEOUT_S,
     ControlFailure,
-    Engine,
     PauseMode,
     Serving,
+    UpdatingEngine,
     engines_at,
 )
 
@@ -112,8 +112,8 @@ class Fleet:
         folder = _folder(path)
         wanted = Serving(_checked(version), folder, paused=False)
 
-        def one(engine: Engine) -> EngineUpdate:
-            serving = engine.look()
+        def one(engine: UpdatingEngine) -> EngineUpdate:
+            serving = engine.inspect()
             if serving != wanted:
                 self._pause_one(engine, serving)
                 engine.load(folder, version, self._update_timeout_s)
@@ -135,8 +135,8 @@ class Fleet:
         """
         served, folder = served_adapter(_checked_adapter(name), _checked(version)), _folder(path)
 
-        def one(engine: Engine) -> EngineUpdate:
-            engine.look()
+        def one(engine: UpdatingEngine) -> EngineUpdate:
+            engine.inspect()
             loaded = served not in engine.adapters()
             if loaded:
                 try:
@@ -169,7 +169,7 @@ class Fleet:
             raise SettingsError(f"versions are kept by a list, also a single one: keep=[{keep!r}]")
         kept = {served_adapter(_checked_adapter(name), version) for version in keep}
 
-        def one(engine: Engine) -> None:
+        def one(engine: UpdatingEngine) -> None:
             for served in engine.adapters():
                 if served.startswith(served_adapter(name, "")) and served not in kept:
                     engine.unload_adapter(served, self._update_timeout_s)
@@ -203,7 +203,7 @@ class Fleet:
             raise
         agreement = _Agreement(engines)
 
-        def one(engine: Engine) -> EngineUpdate:
+        def one(engine: UpdatingEngine) -> EngineUpdate:
             engine.name_version(version)
             return self._verified(
                 engine, Serving(version, engine.serving().path, paused=True), agreement
@@ -222,7 +222,7 @@ class Fleet:
 
     def _engines(
         self, report: Report | None, timeout_s: float = CONTROL_TIMEOUT_S
-    ) -> tuple[list[Engine], dict[str, str]]:
+    ) -> tuple[list[UpdatingEngine], dict[str, str]]:
         """The engines, and the reason for each address that has none."""
         engines_by_url, away = _parallel(
             self._urls, lambda url: engines_at(url, self._key, report, timeout_s)
@@ -230,14 +230,14 @@ class Fleet:
         engines = [engine for url in self._urls for engine in engines_by_url.get(url, ())]
         return engines, {mask_url(url): reason for url, reason in away.items()}
 
-    def _pause_all(self, version: str, report: Report | None) -> list[Engine]:
+    def _pause_all(self, version: str, report: Report | None) -> list[UpdatingEngine]:
         """All engines, paused. Raises SyncError."""
         engines, away = self._engines(report)
-        generated: list[Engine] = []
-        staying: dict[Engine, str] = {}
+        generated: list[UpdatingEngine] = []
+        staying: dict[UpdatingEngine, str] = {}
 
-        def pause(engine: Engine) -> None:
-            serving = engine.look()
+        def pause(engine: UpdatingEngine) -> None:
+            serving = engine.inspect()
             self._pause_one(engine, serving)
             if serving.paused is False:
                 generated.append(engine)
@@ -248,7 +248,7 @@ class Fleet:
 
         _, failed = _parallel(engines, pause)
         if away or failed:
-            _, stuck = _parallel(generated, Engine.resume)
+            _, stuck = _parallel(generated, UpdatingEngine.resume)
             raise _sync_error(
                 "are not ready for",
                 version,
@@ -258,7 +258,7 @@ class Fleet:
             )
         return engines
 
-    def _pause_one(self, engine: Engine, serving: Serving) -> None:
+    def _pause_one(self, engine: UpdatingEngine, serving: Serving) -> None:
         """An engine compiles what its first checksum needs, which takes seconds: before the pause,
         not in it.
         """
@@ -267,7 +267,9 @@ class Fleet:
             self._compiled.add(engine.url)
         engine.pause(self._pause, serving)
 
-    def _verified(self, engine: Engine, wanted: Serving, agreement: "_Agreement") -> EngineUpdate:
+    def _verified(
+        self, engine: UpdatingEngine, wanted: Serving, agreement: "_Agreement"
+    ) -> EngineUpdate:
         """The end of an update on one engine: see that it serves what it should, and let it
         generate.
         """
@@ -301,13 +303,13 @@ class _Agreement:
     of the shape.
     """
 
-    def __init__(self, engines: Iterable[Engine]) -> None:
+    def __init__(self, engines: Iterable[UpdatingEngine]) -> None:
         self._awaited = {*engines}
         self._reported: dict[tuple[str, ...], list[str]] = {}
         self._agreed: dict[tuple[str, ...], str] = {}
         self._changed = threading.Condition()
 
-    def reached(self, engine: Engine, checksum: str | None) -> bool:
+    def reached(self, engine: UpdatingEngine, checksum: str | None) -> bool:
         """True if this engine agrees with another one, or is the only one of its shape. Waits until
         that is known. An engine without a checksum agrees.
         """
@@ -324,7 +326,7 @@ class _Agreement:
             )
             return checksum is None or self._agreed.get(shape) == checksum or len(reported) == 1
 
-    def leave(self, engine: Engine) -> None:
+    def leave(self, engine: UpdatingEngine) -> None:
         """Nothing more is to be expected of this engine."""
         with self._changed:
             self._awaited.discard(engine)
@@ -358,8 +360,8 @@ def _parallel(
 
 def _outcome(
     version: str,
-    updated: Mapping[Engine, EngineUpdate],
-    failed: Mapping[Engine, str],
+    updated: Mapping[UpdatingEngine, EngineUpdate],
+    failed: Mapping[UpdatingEngine, str],
     away: Mapping[str, str],
 ) -> list[EngineUpdate]:
     """The updates, if all engines were updated. Raises SyncError."""
@@ -371,7 +373,11 @@ def _outcome(
 
 
 def _sync_error(
-    lack: str, version: str, failed: Mapping[Engine, str], away: Mapping[str, str], rest: int
+    lack: str,
+    version: str,
+    failed: Mapping[UpdatingEngine, str],
+    away: Mapping[str, str],
+    rest: int,
 ) -> SyncError:
     reasons = {
         **away,

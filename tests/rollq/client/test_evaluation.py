@@ -12,7 +12,7 @@ import pytest
 from rollq import Client, ContractError, Job, PullTimeout, Purpose, RollqError, SettingsError
 from rollq.client.evaluation import evaluation_jobs
 from rollq.errors import LedgerError
-from rollq.ledger.evaluations import Store
+from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.ledger import Ledger
 from tests.ledger_of import ledger_of
 from tests.rollq.groups import ack, finish_groups, play_when_submitted, take
@@ -87,7 +87,7 @@ def test_each_version_has_its_own_result(client: Client, ledger: Ledger) -> None
         {},
         {"1": 8},
     ]
-    store = Store(ledger.scripts)
+    store = EvaluationStore(ledger.scripts)
     assert store.names() == ["1", "2"]
     assert [store.load(name).version for name in ("1", "2")] == ["1", "2"]  # type: ignore[union-attr]
 

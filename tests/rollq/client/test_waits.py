@@ -70,7 +70,7 @@ def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
         caplog.clear()
         clock[0], said[0] = waits.FIRST_S + after_s, text
         for _ in range(3):
-            wait.look()
+            wait.log_when_due()
         return [record.message for record in caplog.records]
 
     assert looked(-0.1, "early") == []

@@ -18,7 +18,7 @@ from rollq.evaluation.report import (
 )
 from rollq.evaluation.result import task_result
 from rollq.evaluation.statistics import estimate
-from rollq.ledger.evaluations import Store, decode, encode
+from rollq.ledger.evaluations import EvaluationStore, decode, encode
 from rollq.ledger.ledger import Ledger
 from tests.rollq.evaluation.results import result_of, task_of
 from tests.rollq.export.trajectories import played
@@ -119,7 +119,7 @@ def test_other_tasks_cannot_be_compared() -> None:
 
 
 def test_a_stored_result_comes_back(ledger: Ledger) -> None:
-    store = Store(ledger.scripts)
+    store = EvaluationStore(ledger.scripts)
     assert (store.names(), store.load("7")) == ([], None)
     kept = replace(MIXED, run="r", name="7", version="7", left_out=["shop.test.9"], dead=2)
     store.save(kept)
@@ -138,7 +138,7 @@ def test_a_result_that_cannot_be_read_names_its_run(ledger: Ledger) -> None:
         decode(b"\x93\x03" + blob[2:], "e")
     ledger.redis.set("rollq:{r}:evaluation", "text")
     with pytest.raises(LedgerError, match=r"rollq:\{r\}:evaluation"):
-        Store(ledger.scripts).load("7")
+        EvaluationStore(ledger.scripts).load("7")
 
 
 def test_a_large_result_is_small() -> None:

@@ -256,7 +256,7 @@ CASES = [
     Case(
         "keep_field",
         two_groups,
-        lambda ledger: solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5),
+        lambda ledger: solve_rates.SolveRateStore(ledger.scripts).add("shop.train.0", "a", 0.5),
     ),
     Case("admit", lambda ledger: None, lambda ledger: versions(ledger).limit_staleness(2, 1, 8)),
     Case("publish", admitted, lambda ledger: versions(ledger).publish(3, "three", "t")),

@@ -91,7 +91,7 @@ class BatchWait:
             look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
         until = min(self.deadline, time.monotonic() + look_s)
         while (left := until - time.monotonic()) > 0:
-            self._log.look()
+            self._log.log_when_due()
             if self._deliveries.wait(self._session, min(left, BLOCK_S)):
                 return
 

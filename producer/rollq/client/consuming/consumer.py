@@ -62,7 +62,7 @@ class Consumer:
         where: Where | None = None,
         reward: Reward | None = None,
         extras: Sequence[str] = (),
-        look: Callable[[int], int | None] = lambda published: None,
+        republish: Callable[[int], int | None] = lambda published: None,
         tracking: Tracking | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -70,15 +70,15 @@ class Consumer:
         ContractError, SettingsError for a function that is not there, and LedgerError when a step
         after `step` is acknowledged already.
 
-        `look` gets the number of publications that the ledger knows with each reply. It returns the
-        published step when Redis had lost it.
+        `republish` gets the number of publications that the ledger has, with each reply. It returns
+        the published step when Redis had lost it.
         """
         check_consumer(order, name, step)
         check_names(extras)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._versions = Versions(deliveries.redis, deliveries.run)
-        self._look = look
+        self._republish = republish
         self._tracking = tracking
         self._purpose = purpose
         self._hold_s = hold_s
@@ -197,7 +197,7 @@ class Consumer:
         )
         taken = self._waiting.in_time(take)
         if taken.published is not None:
-            republished = self._look(taken.published)
+            republished = self._republish(taken.published)
             if republished is not None:
                 taken = replace(taken, policy_step=republished)
         return taken, step
@@ -242,7 +242,7 @@ class Consumer:
         token = self._token(step)
         self._holds.set(token, len(groups))
         try:
-            return self._selection.look(groups, redelivered=self._was_delivered(step))
+            return self._selection.unwanted(groups, redelivered=self._was_delivered(step))
         except UnreadableJob as e:
             with suppress(NotHeld):  # another consumer holds it by now
                 self._reject(step, e.job_id, str(e))

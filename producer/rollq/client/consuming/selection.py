@@ -43,7 +43,7 @@ class Selection:
         """Number of groups so far."""
         return len(self._groups)
 
-    def look(self, taken: Sequence[TakenGroup], *, redelivered: bool) -> list[str]:
+    def unwanted(self, taken: Sequence[TakenGroup], *, redelivered: bool) -> list[str]:
         """Ids of the groups that the batch does not keep. Those that it knows are not read again,
         and those that are no longer held are forgotten.
 

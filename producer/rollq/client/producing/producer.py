@@ -96,7 +96,7 @@ class Producer:
         self.pin("publication", publication)
         self._publication = publication
 
-    def look(self, published: int) -> int | None:
+    def republish(self, published: int) -> int | None:
         """Publishes again when Redis knows fewer publications than this client. Returns the step
         then.
         """
@@ -137,13 +137,13 @@ class Producer:
         groups = list(whole_groups(jobs, self._ledger.run))
         wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
 
-        def look() -> None:
+        def on_wait() -> None:
             self._pause(0.0)
-            wait.look()
+            wait.log_when_due()
 
         forgets = self._retry(self._reader.forgets)
         dropped = replacements(
-            self._reader, groups, times, look, forgets=forgets, retry=self._retry
+            self._reader, groups, times, on_wait, forgets=forgets, retry=self._retry
         )
         return _total(
             submission for group in dropped for submission in self._replace(group, ahead, forgets)
@@ -260,7 +260,7 @@ class Producer:
                         source.missing.popleft()
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
-                wait.look()
+                wait.log_when_due()
                 # a second, because another producer may have got the wake-up
                 self._room.wait("producers", 1.0)
                 continue

@@ -180,7 +180,7 @@ def replacements(
     ledger: LedgerReader,
     groups: Iterable[Sequence[Job]],
     times: int,
-    look: Callable[[], object] = lambda: None,
+    on_wait: Callable[[], object] = lambda: None,
     *,
     retry: RetryLoop,
     forgets: bool = False,
@@ -188,9 +188,9 @@ def replacements(
     """Waits until all groups are settled, and yields a replacement for each dropped group, to be
     submitted at once.
 
-    A dropped replacement is replaced too, up to `times` times per group. `look` is called between
-    two looks at the groups. `forgets`: the run forgets acknowledged groups, so an unknown one is
-    taken for one of them. Otherwise raises ContractError for a group that was never submitted.
+    A dropped replacement is replaced too, up to `times` times per group. `on_wait` is called
+    between two looks at the groups. `forgets`: the run forgets acknowledged groups, so an unknown
+    one is taken for one of them. Otherwise raises ContractError for a group that was never submitted.
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
@@ -210,7 +210,7 @@ def replacements(
         if not still_unsettled:
             return
         unsettled = still_unsettled
-        look()
+        on_wait()
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 

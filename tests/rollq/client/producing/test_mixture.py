@@ -12,7 +12,7 @@ import pytest
 
 from rollq import Batch, Client, ContractError, Job
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.solve_rates import Store
+from rollq.ledger.solve_rates import SolveRateStore
 from rollq.training.mixture import Mixture, Part, Rest
 from tests.ledger_of import ledger_of
 from tests.rollq.client.producing.test_lost_groups import Tail
@@ -110,7 +110,7 @@ def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
         if step == 3:
             tail.begin()
             for task in range(3):
-                Store(ledger.scripts).add(f"maths.train.{task}", "g", 1.0)
+                SolveRateStore(ledger.scripts).add(f"maths.train.{task}", "g", 1.0)
         elif step == 6:
             tail.lose()  # with the rates, and what was known at steps 3 to 5
         return rates(step)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rollq.batch import Batch
-from rollq.evaluation.result import Result
+from rollq.evaluation.result import Result, TaskResult
 from rollq.evaluation.statistics import SUCCESS
 from rollq.events import Message
 from rollq.job import part_of_name
@@ -32,39 +32,35 @@ def step_metrics(
     """`before`: the run at the step before this one. `rollouts`: how many of the batch, from its
     first on.
     """
-    rows = zip(batch.trajectories[:rollouts], batch.rewards, strict=False)
-    return StepMetrics(
-        step=batch.step,
-        numbers={
-            f"rollq/{name}": float(value)
-            for name, value in _numbers(batch, run, before)
-            if value is not None
-        },
-        rollouts=[_row(trajectory, reward) for trajectory, reward in rows],
-    )
+    numbers = {}
+    for name, value in _numbers(batch, run, before):
+        if value is not None:
+            numbers[f"rollq/{name}"] = float(value)
+    shown = zip(batch.trajectories[:rollouts], batch.rewards, strict=False)
+    rows = [_row(trajectory, reward) for trajectory, reward in shown]
+    return StepMetrics(step=batch.step, numbers=numbers, rollouts=rows)
 
 
 def evaluation_metrics(result: Result, step: int) -> StepMetrics:
     """The numbers of each split apart: their tasks are not one sample."""
+    splits: dict[tuple[str, str], list[TaskResult]] = {}
+    for task in result.tasks:
+        splits.setdefault((task.env, task.split), []).append(task)
     numbers = {}
-    for env, split in dict.fromkeys((task.env, task.split) for task in result.tasks):
-        part = replace(
-            result, tasks=[task for task in result.tasks if (task.env, task.split) == (env, split)]
-        )
+    for (env, split), tasks in splits.items():
         place = f"{part_of_name(env)}/{part_of_name(split)}"
-        for name, value in _of_result(part):
+        for name, value in _of_result(replace(result, tasks=tasks)):
             if value is not None:
                 numbers[f"rollq/eval/{place}/{name}"] = float(value)
     return StepMetrics(step=step, numbers=numbers, rollouts=())
 
 
 def _of_result(result: Result) -> Iterator[tuple[str, float | None]]:
-    if reward := result.reward:
-        yield from {
-            "reward_mean": reward.mean,
-            "reward_low": reward.low,
-            "reward_high": reward.high,
-        }.items()
+    reward = result.reward
+    if reward:
+        yield "reward_mean", reward.mean
+        yield "reward_low", reward.low
+        yield "reward_high", reward.high
     for k in {1, result.size}:
         yield f"pass_hat_{k}", fmean(result.pass_hat(k))
     yield "tasks", len(result.tasks)
@@ -74,25 +70,32 @@ def _of_result(result: Result) -> Iterator[tuple[str, float | None]]:
 def _numbers(
     batch: Batch, run: RunSnapshot, before: RunSnapshot | None
 ) -> Iterator[tuple[str, float | None]]:
-    yield from {"policy_step": batch.policy_step, "groups": len(batch.groups)}.items()
+    yield "policy_step", batch.policy_step
+    yield "groups", len(batch.groups)
     yield "dead", sum(len(group.dead) for group in batch.groups)
     yield "redelivered", sum(group.redelivered for group in batch.groups)
-    if played := batch.trajectories:
-        rewards, tokens = batch.rewards, [sum(trajectory.traces) for trajectory in played]
-        yield from {
-            "reward_mean": fmean(rewards),
-            "reward_min": min(rewards),
-            "reward_max": max(rewards),
-        }.items()
-        yield "pass_rate", fmean(reward >= SUCCESS for reward in rewards)
-        yield "turns_mean", fmean(trajectory.turns for trajectory in played)
-        yield "sampled_tokens_mean", fmean(trajectory.sampled_tokens for trajectory in played)
-        yield from {"tokens_mean": fmean(tokens), "tokens_max": max(tokens)}.items()
-        for stop, count in Counter(str(trajectory.stop) for trajectory in played).items():
-            yield f"stops/{stop}", count / len(played)
-    age = batch.staleness
-    yield from {"staleness_mean": age.mean, "staleness_max": age.max}.items()
+    if batch.trajectories:
+        yield from _of_trajectories(batch.trajectories, batch.rewards)
+    yield "staleness_mean", batch.staleness.mean
+    yield "staleness_max", batch.staleness.max
     yield from _of_run(run, before)
+
+
+def _of_trajectories(
+    trajectories: Sequence[Trajectory], rewards: Sequence[float]
+) -> Iterator[tuple[str, float]]:
+    yield "reward_mean", fmean(rewards)
+    yield "reward_min", min(rewards)
+    yield "reward_max", max(rewards)
+    yield "pass_rate", fmean(reward >= SUCCESS for reward in rewards)
+    yield "turns_mean", fmean(trajectory.turns for trajectory in trajectories)
+    yield "sampled_tokens_mean", fmean(trajectory.sampled_tokens for trajectory in trajectories)
+    tokens = [sum(trajectory.traces) for trajectory in trajectories]
+    yield "tokens_mean", fmean(tokens)
+    yield "tokens_max", max(tokens)
+    stops = Counter(str(trajectory.stop) for trajectory in trajectories)
+    for stop, count in stops.items():
+        yield f"stops/{stop}", count / len(trajectories)
 
 
 def _of_run(run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str, float]]:
@@ -108,15 +111,14 @@ def _of_run(run: RunSnapshot, before: RunSnapshot | None) -> Iterator[tuple[str,
 def _row(trajectory: Trajectory, reward: float) -> dict[str, str | float]:
     job = trajectory.job
     conversations = trajectory.conversations if trajectory.of_agent else [trajectory.messages]
+    texts = ["\n\n".join(map(_text, messages)) for messages in conversations]
     return {
         "job": job.id,
         "task": f"{job.env}/{job.split}/{job.task}",
         "reward": reward,
         "stop": str(trajectory.stop),
         "turns": trajectory.turns,
-        "text": "\n\n----\n\n".join(
-            "\n\n".join(map(_text, messages)) for messages in conversations
-        ),
+        "text": "\n\n----\n\n".join(texts),
     }
 
 
@@ -125,5 +127,6 @@ def _text(message: Message) -> str:
     if not isinstance(content, str):
         content = " ".join(part.get("text", f"({part.get('type')})") for part in content)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    lines = [content, *(f"{call['name']} {call['arguments']}" for call in calls)]
-    return f"{message['role']}: " + "\n".join(filter(None, lines))
+    lines = [content] if content else []
+    lines += [f"{call['name']} {call['arguments']}" for call in calls]
+    return f"{message['role']}: " + "\n".join(lines)

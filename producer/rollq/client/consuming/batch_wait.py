@@ -4,6 +4,7 @@ vain.
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import TypeVar
 
 from rollq.client.waits import WaitLog
@@ -44,19 +45,19 @@ class BatchWait:
         """`explain` gets the number of groups that are asked for."""
         self._deliveries, self._session, self._hold_s = deliveries, session, hold_s
         self._explain, self._retry = explain, retry
-        self.deadline = float("inf")
+        self.deadline = inf
         """When it times out, on the monotonic clock."""
         self.since = 0.0
         """When it began, on Redis's clock; 0.0: not yet."""
         self._began, self._groups = 0.0, 0
-        self._timed_out = float("-inf")
+        self._timed_out = -inf
         self._dropped = 0
         """Groups that had been dropped when the last batch came."""
         self._log: WaitLog
 
     def begin(self, groups: int, timeout: float | None) -> None:
         self._began, self._groups = time.monotonic(), groups
-        self.deadline = float("inf") if timeout is None else self._began + timeout
+        self.deadline = inf if timeout is None else self._began + timeout
         if self._began - self._timed_out > LOOK_S:
             self.since = 0.0
             self._log = WaitLog(lambda: self._explain(self._groups))
@@ -76,7 +77,7 @@ class BatchWait:
 
     def end(self, taken: Taken) -> None:
         """A batch has come."""
-        self._dropped, self.since, self._timed_out = taken.dropped, 0.0, float("-inf")
+        self._dropped, self.since, self._timed_out = taken.dropped, 0.0, -inf
 
     def time_out(self) -> str:
         """Says why no batch has come."""
@@ -87,12 +88,18 @@ class BatchWait:
     def block(self, taken: Taken, exact: bool) -> None:
         """Until there may be groups, or until an exact batch may have to be given up."""
         look_s = min(IDLE_S, self._hold_s)
-        if taken.others or (not taken.open and (taken.sealed or exact)):
-            look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
+        may_end = not taken.open and (taken.sealed or exact)
+        if taken.others or may_end:
+            look_s = LOOK_S
+        if look_s == LOOK_S and taken.ends_s is not None:
+            look_s = min(LOOK_S, taken.ends_s + 0.01)
         until = min(self.deadline, time.monotonic() + look_s)
-        while (left := until - time.monotonic()) > 0:
+        while True:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
             self._log.log_when_due()
-            if self._deliveries.wait(self._session, min(left, BLOCK_S)):
+            if self._deliveries.wait(self._session, min(left_s, BLOCK_S)):
                 return
 
     def is_in_vain(self, taken: Taken, lacking: int) -> bool:

@@ -192,10 +192,16 @@ class Producer:
             self._process, self._own, self._sources = os.getpid(), _nameless(), {}
 
     def _submissions(self, jobs: Iterable[Job], ahead: int, source: Source) -> Iterator[Submission]:
-        groups, skipped = whole_groups(jobs, self._ledger.run), list[Sequence[Job]]()
-        nameless = source is self._own
-        while (group := next(groups, None)) is not None:
-            if not nameless and source.skip(group):
+        if source is self._own:
+            yield from self._enter_nameless(jobs, ahead, source)
+            return
+        groups = whole_groups(jobs, self._ledger.run)
+        skipped: list[Sequence[Job]] = []
+        while True:
+            group = next(groups, None)
+            if group is None:
+                break
+            if source.skip(group):
                 skipped.append(group)
                 if len(skipped) == PAGE:
                     yield self._known(skipped)
@@ -204,19 +210,25 @@ class Producer:
             try:
                 yield from self._enter(group, ahead, source)
             except Gap as gap:
-                if nameless:  # the caller knows now what is missing, and begins another
-                    if source is self._own:  # no other thread has found out before
-                        self._own = _nameless()
-                    self._sources.pop(source.name, None)
-                    raise
                 if iter(jobs) is jobs:  # an iterator cannot be read again
                     raise
                 log.warning("%s: the source is read again", gap)
                 source.begin_again(gap.cursor)
                 groups, skipped = whole_groups(jobs, self._ledger.run), []
         yield self._known(skipped)
-        if not nameless:
-            source.check_end(self._ledger.run)
+        source.check_end(self._ledger.run)
+
+    def _enter_nameless(
+        self, jobs: Iterable[Job], ahead: int, source: Source
+    ) -> Iterator[Submission]:
+        for group in whole_groups(jobs, self._ledger.run):
+            try:
+                yield from self._enter(group, ahead, source)
+            except Gap:  # the caller knows now what is missing, and begins another source
+                if source is self._own:  # no other thread has met the gap before
+                    self._own = _nameless()
+                self._sources.pop(source.name, None)
+                raise
 
     def _known(self, groups: Sequence[Sequence[Job]]) -> Submission:
         """The submission of groups that were submitted before. An acknowledged group's record may

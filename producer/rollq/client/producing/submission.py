@@ -190,7 +190,8 @@ def replacements(
 
     A dropped replacement is replaced too, up to `times` times per group. `on_wait` is called
     between two looks at the groups. `forgets`: the run forgets acknowledged groups, so an unknown
-    one is taken for one of them. Otherwise raises ContractError for a group that was never submitted.
+    one is taken for one of them. Otherwise raises ContractError for a group that was never
+    submitted.
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05

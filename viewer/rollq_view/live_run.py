@@ -20,9 +20,9 @@ from rollq.snapshot.rollouts import (
     RedisAway,
     Rollout,
     RolloutReader,
-    group_of,
     reachable,
 )
+from rollq.snapshot.run import group_of
 from rollq_view.place import Listing
 from rollq_view.rows import Row, last_line, short, why
 from rollq_view.run_facts import run_facts

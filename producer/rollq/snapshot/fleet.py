@@ -120,15 +120,15 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
     errors when Redis is away.
     """
     fleet = read_workers(connection)
-    shown = [run] if run else _by_work(connection)
-    found, unreadable = [], []
-    for name in shown[:MOST_RUNS]:
+    names = [run] if run else _by_work(connection)
+    snapshots, unreadable = [], []
+    for name in names[:MOST_RUNS]:
         try:
-            found.append(read_run(LedgerReader(connection, name), fleet.server.at, oldest))
+            snapshots.append(read_run(LedgerReader(connection, name), fleet.server.at, oldest))
         except LedgerError as e:
             unreadable.append(str(e))
-    more = max(0, len(shown) - MOST_RUNS)
-    return replace(fleet, runs=found, more_runs=more, unreadable=unreadable)
+    more = max(0, len(names) - MOST_RUNS)
+    return replace(fleet, runs=snapshots, more_runs=more, unreadable=unreadable)
 
 
 def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
@@ -137,7 +137,7 @@ def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
     """
     fleet = read_workers(reader.redis)
     run = read_run(reader, fleet.server.at, oldest)
-    return replace(fleet, runs=[run], names=() if run.known else runs(reader.redis))
+    return replace(fleet, runs=[run], names=() if run.exists else runs(reader.redis))
 
 
 def read_workers(connection: Any) -> FleetSnapshot:
@@ -169,8 +169,8 @@ class FleetReader:
 
     def read(self) -> FleetSnapshot:
         """Raises what `read_fleet` raises."""
-        found = self._read()
-        return replace(found, lost=self._lost(found.workers))
+        fleet = self._read()
+        return replace(fleet, lost=self._lost(fleet.workers))
 
     def _lost(self, workers: Sequence[LiveWorker]) -> dict[str, float]:
         now = time.monotonic()
@@ -208,9 +208,11 @@ def _by_work(connection: Any) -> list[str]:
     pipe = connection.pipeline(transaction=False)
     for name in working:
         pipe.zcard(Keys(name).leased)
-    leased = dict(zip(working, pipe.execute(raise_on_error=False), strict=True))
-    counts = {name: count if isinstance(count, int) else 0 for name, count in leased.items()}
-    return list(dict.fromkeys([*sorted(working, key=lambda name: -counts.get(name, 0)), *newest]))
+    leased: dict[str, int] = {}
+    for name, reply in zip(working, pipe.execute(raise_on_error=False), strict=True):
+        leased[name] = reply if isinstance(reply, int) else 0
+    busiest = sorted(working, key=lambda name: -leased[name])
+    return list(dict.fromkeys([*busiest, *newest]))
 
 
 def _engine(url: str, uses: Sequence[EngineUse]) -> Engine:

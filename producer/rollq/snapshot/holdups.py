@@ -318,7 +318,7 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda v: bool(v.fleet.server.trouble), "{v.fleet.server.trouble}", ""
     ),
     "no such run": Condition(
-        lambda v: not v.run.known, "{v.missing_run}", "`rollq submit --run {v.name}` submits jobs"
+        lambda v: not v.run.exists, "{v.missing_run}", "`rollq submit --run {v.name}` submits jobs"
     ),
     "producer and consumer wait for each other": Condition(
         _wait_for_each_other,

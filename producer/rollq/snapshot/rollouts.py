@@ -20,7 +20,7 @@ from rollq.ledger.replies import JobState
 from rollq.ledger.stored import count, group_size, number, text
 from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_one_run
-from rollq.snapshot.run import PLACES
+from rollq.snapshot.run import PLACES, group_of
 from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event
 
@@ -130,9 +130,7 @@ class RolloutReader:
         return self._reader.group_states(names) if names else []
 
     def indexes(self) -> Indexes:
-        """A job that moves on while they are read is in the later one, too, or in none, and is
-        asked for.
-        """
+        """A job that moves on while they are read is in the later one, too, or in none."""
         keys, pipe = self._reader.keys, self._pipe()
         places = [(place, purpose) for place in PLACES for purpose in Purpose]
         pipe.exists(keys.meta)
@@ -199,8 +197,8 @@ class RolloutReader:
         try:
             if not trajectory.graded or not references(trajectory.messages):
                 return {}
-            found = self._reader.read([trajectory.job.id], [IMAGES])[0]
-            return {} if isinstance(found, ContractError) else images_by_hash(found)
+            [with_images] = self._reader.read([trajectory.job.id], [IMAGES])
+            return {} if isinstance(with_images, ContractError) else images_by_hash(with_images)
         except (ContractError, TypeError, ValueError):
             return {}
 
@@ -221,14 +219,10 @@ class RolloutReader:
         pipe = self._pipe()
         for name in names:
             ask(pipe, name)
-        found = self._reader.scripts.guard("jobs", partial(pipe.execute, raise_on_error=False))
-        replies = found if each == 1 else [found[n : n + each] for n in range(0, len(found), each)]
+        replies = self._reader.scripts.guard("jobs", partial(pipe.execute, raise_on_error=False))
+        if each > 1:
+            replies = [replies[start : start + each] for start in range(0, len(replies), each)]
         return dict(zip(names, replies, strict=True))
-
-
-def group_of(job_id: str) -> str:
-    """The name of the job's group."""
-    return job_id.split("/")[1]
 
 
 def _group_record(record: Any, key: str) -> GroupRecord:
@@ -254,28 +248,20 @@ def _rollout(
     if isinstance(group.body, LedgerError):
         return group.body
     try:
-        state, attempt, failure, reason, turned, claimed, body, worker, not_before, *failures = (
-            record
-        )
-        if state is None:
+        fields = dict(zip(OF_JOB, record, strict=True))
+        if fields["state"] is None:
             return None
-        facts: dict[str, Any] = {"turns": int(turned or 0)}
-        if end and end[0] is not None:
-            tally = _numbers(end[1])
-            closed = decode_event(end[0], id)
-            facts |= {"journaled": True, "end": closed if isinstance(closed, Closed) else None}
-            facts |= {name: int(tally[counted]) for name, counted in TALLIED if counted in tally}
         return Rollout(
-            job=sample_of(body or group.body, id),
-            state=text(state),
-            attempt=int(attempt or 0),
-            began=float(claimed or 0.0),
-            worker=text(worker),
-            not_before=number(not_before) or 0.0,
-            failures=sum(int(count or 0) for count in failures),
-            failure=text(failure),
-            reason=text(reason),
-            **facts,
+            job=sample_of(fields["body"] or group.body, id),
+            state=text(fields["state"]),
+            attempt=int(fields["attempt"] or 0),
+            began=float(fields["claimed"] or 0.0),
+            worker=text(fields["worker"]),
+            not_before=number(fields["not_before"]) or 0.0,
+            failures=sum(int(fields[name] or 0) for name in FAILURES),
+            failure=text(fields["class"]),
+            reason=text(fields["reason"]),
+            **_end_facts(id, end, int(fields["turned"] or 0)),
         )
     except (ContractError, LedgerError) as e:
         return e
@@ -283,10 +269,23 @@ def _rollout(
         return LedgerError(f"job {id} cannot be read: {e}")
 
 
-TALLIED = (("turns", "turns"), ("sampled", "sampled_tokens"))
-"""Fields of a rollout, and their names in the tally of a done member."""
+def _end_facts(id: str, end: Any, turns: int) -> dict[str, Any]:
+    """Facts that the journal's last entry and the group's tally have of a done job."""
+    if not end or end[0] is None:
+        return {"turns": turns}
+    closed = decode_event(end[0], id)
+    tally = _numbers(end[1])
+    facts: dict[str, Any] = {
+        "turns": int(tally.get("turns", turns)),
+        "journaled": True,
+        "end": closed if isinstance(closed, Closed) else None,
+    }
+    if "sampled_tokens" in tally:
+        facts["sampled"] = int(tally["sampled_tokens"])
+    return facts
 
 
 def _numbers(tally: bytes | None) -> dict[str, float]:
+    """The numbers of a tally: names and numbers in turn."""
     words = text(tally).split()
     return {name: float(number) for name, number in zip(words[::2], words[1::2], strict=False)}

@@ -4,7 +4,6 @@ many jobs it has.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 from rollq.job import Purpose
@@ -73,7 +72,7 @@ class RunSnapshot:
     """Jobs among them that have failed before, with class and reason of the last time."""
 
     @property
-    def known(self) -> bool:
+    def exists(self) -> bool:
         """True if a producer has submitted to it or pinned something for it."""
         return self.standings[Purpose.TRAIN].exists
 
@@ -120,32 +119,60 @@ class RunSnapshot:
         """Seconds since the oldest of that place's first groups was submitted, with `trains` of
         those for training; 0 where that is not known.
         """
-        groups = [group for group in self.groups[place] if group.trains or not trains]
-        return max(
-            [0.0, *(self.at - group.submitted for group in groups if group.submitted is not None)]
-        )
+        ages = [0.0]
+        for group in self.groups[place]:
+            if group.submitted is not None and (group.trains or not trains):
+                ages.append(self.at - group.submitted)
+        return max(ages)
 
     def staleness(self, *places: str) -> int | None:
         """Steps that were published since the stalest of the places' first groups for training
         began; None before any step.
         """
-        groups = [group for place in places for group in self.groups[place] if group.trains]
-        started = [group.started for group in groups if group.started is not None]
-        return self.step - min(started) if started and self.step is not None else None
+        started = []
+        for place in places:
+            for group in self.groups[place]:
+                if group.trains and group.started is not None:
+                    started.append(group.started)
+        if not started or self.step is None:
+            return None
+        return self.step - min(started)
+
+
+class _Indexes(NamedTuple):
+    """Names that a run's indexes hold, and fields of the run."""
+
+    fields: Sequence[bytes | None]
+    spent: Any
+    groups: Mapping[str, Sequence[str]]
+    """Names of the first groups, by place."""
+    queued: Sequence[bytes]
+    """Some queued jobs."""
+    due: Sequence[tuple[bytes, float]]
+    """The queued job that is overdue the longest, with its score."""
+    sent: Sequence[tuple[bytes, float]]
+    """The queued job whose message has been at the broker the longest, with its score."""
+    leased: Sequence[bytes]
+    """Some jobs that are being played."""
 
 
 def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
-    """`at`: Redis's clock. `oldest`: how many groups are looked at of each place and purpose.
-    Raises LedgerError, which names the key, for what cannot be read.
+    """`at`: Redis's clock. `oldest`: number of groups to read of each place and purpose. Raises
+    LedgerError, which names the key, for records that cannot be read.
     """
     standings, counts = reader.snapshot()
     if not standings[Purpose.TRAIN].exists:
         return RunSnapshot(run=reader.run, at=at, counts=counts, standings=standings)
-    meta, spent, places, queued, due, sent, leased = _indexes(reader, at, oldest)
-    ids = list(dict.fromkeys(text(member).partition("#")[0] for member in leased or queued))
-    first = list(dict.fromkeys(text(job).partition("/")[2].partition("/")[0] for job in queued))
-    groups, queues, failures = _records(reader, places, first, ids)
-    tokenizer, template, beat, adapter = meta
+    indexes = _indexes(reader, at, oldest)
+    members = indexes.leased or indexes.queued
+    ids = list(dict.fromkeys(text(member).partition("#")[0] for member in members))
+    of_queued = list(dict.fromkeys(group_of(text(job)) for job in indexes.queued))
+    groups, queues, failures = _records(reader, indexes.groups, of_queued, ids)
+    failing = {}
+    for id, (failure, reason) in zip(ids, failures, strict=True):
+        if failure:
+            failing[id] = failure_line(text(failure), text(reason))
+    tokenizer, template, beat, adapter = indexes.fields
     return RunSnapshot(
         run=reader.run,
         at=at,
@@ -153,32 +180,27 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         standings=standings,
         groups=groups,
         reaped=number(beat),
-        seconds=seconds_spent(spent),
+        seconds=seconds_spent(indexes.spent),
         tokenizer=text(tokenizer),
         template=text(template),
         adapter=text(adapter),
         queues=sorted({text(queue) for queue in queues if queue}),
-        overdue_s=max(0.0, at - due[0][1]) if due else 0.0,
-        unclaimed_s=max(0.0, at + CONFIRMED_S - sent[0][1]) if sent else 0.0,
+        overdue_s=max(0.0, at - indexes.due[0][1]) if indexes.due else 0.0,
+        unclaimed_s=max(0.0, at + CONFIRMED_S - indexes.sent[0][1]) if indexes.sent else 0.0,
         looked_at=len(ids),
-        failing={
-            id: failure_line(*map(text, last))
-            for id, last in zip(ids, failures, strict=True)
-            if last[0]
-        },
+        failing=failing,
     )
 
 
-def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
-    """Fields of the run, the seconds, the names of the first groups by place, and the
-    first jobs.
-    """
+def group_of(job_id: str) -> str:
+    """The name of the job's group."""
+    return job_id.partition("/")[2].partition("/")[0]
+
+
+def _indexes(reader: LedgerReader, at: float, oldest: int) -> _Indexes:
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
     pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat", "adapter")
     pipe.hvals(keys.spent)
-    for place in PLACES:
-        for purpose in Purpose:
-            pipe.zrange(keys.groups(place, purpose), 0, oldest - 1, withscores=True)
     pipe.zrange(keys.queued, 0, SOME_JOBS - 1)
     # What was interrupted is due at once, which no time says: its score is below 1.
     pipe.zrangebyscore(keys.queued, 1, at, start=0, num=1, withscores=True)
@@ -187,43 +209,38 @@ def _indexes(reader: LedgerReader, at: float, oldest: int) -> Any:
         keys.queued, at + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True
     )
     pipe.zrange(keys.leased, 0, SOME_JOBS - 1)
-    meta, spent, *rest = reader.scripts.guard("indexes", pipe.execute)
-    rows, jobs = rest[:-4], rest[-4:]
-    width = len(Purpose)
-    of_place = [
-        [row for found in rows[n : n + width] for row in found] for n in range(0, len(rows), width)
-    ]
-    names = [
-        [text(name) for name, _ in sorted(found, key=lambda row: row[1])] for found in of_place
-    ]
-    return meta, spent, dict(zip(PLACES, names, strict=True)), *jobs
+    places = [(place, purpose) for place in PLACES for purpose in Purpose]
+    for place, purpose in places:
+        pipe.zrange(keys.groups(place, purpose), 0, oldest - 1, withscores=True)
+    fields, spent, queued, due, sent, leased, *rows = reader.scripts.guard("indexes", pipe.execute)
+    scores: dict[str, dict[str, float]] = {place: {} for place in PLACES}
+    for (place, _), row in zip(places, rows, strict=True):
+        scores[place] |= {text(name): score for name, score in row}
+    groups = {place: sorted(names, key=names.__getitem__) for place, names in scores.items()}
+    return _Indexes(fields, spent, groups, queued, due, sent, leased)
 
 
 def _records(
     reader: LedgerReader,
     places: Mapping[str, Sequence[str]],
-    first: Sequence[str],
+    of_queued: Sequence[str],
     jobs: Sequence[str],
-) -> Any:
-    """The groups of the places, the queues of the groups `first`, and the last failures of the
+) -> tuple[dict[str, list[OldGroup]], list[Any], list[Any]]:
+    """The groups of the places, the queues of the groups `of_queued`, and the last failures of the
     jobs.
     """
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
-    for name in (name for names in places.values() for name in names):
-        pipe.hmget(keys.group(name), "at", "started", "purpose")
-    for name in first:
+    for names in places.values():
+        for name in names:
+            pipe.hmget(keys.group(name), "at", "started", "purpose")
+    for name in of_queued:
         pipe.hget(keys.group(name), "queue")
     for id in jobs:
         pipe.hmget(keys.job(id), "class", "reason")
-    found = iter(reader.scripts.guard("records", pipe.execute))
-    groups = {
-        place: [
-            _group(name, *record)
-            for name, record in zip(names, islice(found, len(names)), strict=True)
-        ]
-        for place, names in places.items()
-    }
-    return groups, list(islice(found, len(first))), list(found)
+    replies = iter(reader.scripts.guard("records", pipe.execute))
+    groups = {place: [_group(name, *next(replies)) for name in places[place]] for place in places}
+    queues = [next(replies) for _ in of_queued]
+    return groups, queues, [*replies]
 
 
 def _group(name: str, at: bytes | None, started: bytes | None, purpose: bytes | None) -> OldGroup:
@@ -236,7 +253,7 @@ def failure_line(failure: str, reason: str) -> str:
     characters, because others wrote it.
     """
     first, *_ = reason.strip().splitlines() or [""]
-    short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
-    return (
-        f"{failure}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
-    )
+    if len(first) > LONGEST_LINE:
+        first = first[: LONGEST_LINE - 3] + "..."
+    signs = (sign if sign.isprintable() else repr(sign)[1:-1] for sign in first)
+    return f"{failure}: {''.join(signs)}"

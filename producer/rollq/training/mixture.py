@@ -8,6 +8,7 @@ step, and from nothing else. So a producer that is started again draws the same 
 import math
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -130,37 +131,65 @@ class Mixture:
         return weights
 
     def __iter__(self) -> Iterator[Job]:
-        passes = [_Pass(part.jobs, f"{self.seed}/{index}") for index, part in enumerate(self.parts)]
-        credits = [0.0] * len(passes)
-        drawn: dict[str, int] = {}
-        awake_at: dict[str, int] = {}
+        draws = _Draws(self)
         for step in count() if self.steps is None else range(self.steps):
-            if self.rest:
-                for task, rate in self.rest.rates(step).items():
-                    if self.rest.has_settled(rate):
-                        awake_at[task] = step + self.rest.steps
-            resting = {task for task, awake in awake_at.items() if awake > step}
-            weights = self.weights_at(step)
-            awake = [
-                weight if part.has_awake(resting) else 0.0
-                for weight, part in zip(weights, passes, strict=True)
-            ]
-            if not any(awake):
-                awake, resting = weights, set()
-            total = math.fsum(awake)
-            for _ in range(self.groups_per_step):
-                credits = [
-                    credit + weight / total for credit, weight in zip(credits, awake, strict=True)
-                ]
-                # One that has no share now keeps its credit for later.
-                chosen = max(
-                    (i for i, weight in enumerate(awake) if weight), key=lambda i: credits[i]
-                )
-                credits[chosen] -= 1.0
-                job = _numbered(passes[chosen].draw(resting), drawn)
+            for job in draws.of_step(step):
                 # All samples: a producer holds sample 0 alone back until the next step's first job
                 # shows its end.
                 yield from (replace(job, sample=sample) for sample in range(job.members))
+
+
+class _Draws:
+    """The groups that a mixture draws, step by step."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._mixture = mixture
+        self._passes = [
+            _Pass(part.jobs, f"{mixture.seed}/{index}") for index, part in enumerate(mixture.parts)
+        ]
+        self._credits = [0.0] * len(self._passes)
+        self._epochs: Counter[str] = Counter()
+        self._awake_at: dict[str, int] = {}
+
+    def of_step(self, step: int) -> Iterator[Job]:
+        """Sample 0 of each group of the step."""
+        resting = self._resting(step)
+        weights = self._mixture.weights_at(step)
+        awake = list(weights)
+        for index, tasks in enumerate(self._passes):
+            if not tasks.has_awake(resting):
+                awake[index] = 0.0
+        if not any(awake):
+            awake, resting = weights, set()
+        for _ in range(self._mixture.groups_per_step):
+            yield self._numbered(self._next_pass(awake).draw(resting))
+
+    def _resting(self, step: int) -> set[str]:
+        rest = self._mixture.rest
+        if rest:
+            for task, rate in rest.rates(step).items():
+                if rest.has_settled(rate):
+                    self._awake_at[task] = step + rest.steps
+        return {task for task, awake_at in self._awake_at.items() if awake_at > step}
+
+    def _next_pass(self, weights: Sequence[float]) -> "_Pass":
+        """The part whose turn it is. One that has no share now keeps its credit for later."""
+        total = math.fsum(weights)
+        for index, weight in enumerate(weights):
+            self._credits[index] += weight / total
+        with_share = [index for index, weight in enumerate(weights) if weight]
+        chosen = max(with_share, key=self._credits.__getitem__)
+        self._credits[chosen] -= 1.0
+        return self._passes[chosen]
+
+    def _numbered(self, job: Job) -> Job:
+        """The job in the next group of its task, named as `rollq submit` names those of an
+        epoch.
+        """
+        epoch = self._epochs[job.task_name]
+        self._epochs[job.task_name] += 1
+        group = group_name(job.env, job.split, job.task, epoch)
+        return replace(job, group=group, sample=0, seed=job.seed + epoch)
 
 
 class _Pass:
@@ -185,12 +214,3 @@ class _Pass:
             name, job = self._jobs[self._left.pop()]
             if name not in resting:
                 return job
-
-
-def _numbered(job: Job, drawn: dict[str, int]) -> Job:
-    """The job in the next group of its task, named as `rollq submit` names those of an epoch."""
-    epoch = drawn.get(job.task_name, 0)
-    drawn[job.task_name] = epoch + 1
-    return replace(
-        job, group=group_name(job.env, job.split, job.task, epoch), sample=0, seed=job.seed + epoch
-    )

@@ -42,15 +42,15 @@ def staleness(
     is known.
     """
     tokens = version_tokens(trajectories)
-    known = {
-        name: number
-        for name, number in tokens.items()
-        if policy_step is not None and name in version_steps
-    }
-    ages = {name: (policy_step or 0) - version_steps[name] for name in known}
-    total, unknown = sum(known.values()), sum(tokens.values()) - sum(known.values())
+    ages: dict[str, int] = {}
+    for name in tokens:
+        if policy_step is not None and name in version_steps:
+            ages[name] = policy_step - version_steps[name]
+    dated = sum(tokens[name] for name in ages)
+    undated = tokens.total() - dated
+    age_sum = sum(age * tokens[name] for name, age in ages.items())
     return Staleness(
-        max=None if unknown else max(ages.values(), default=0),
-        mean=sum(ages[name] * number for name, number in known.items()) / total if total else None,
-        unknown_tokens=unknown,
+        max=None if undated else max(ages.values(), default=0),
+        mean=age_sum / dated if dated else None,
+        unknown_tokens=undated,
     )

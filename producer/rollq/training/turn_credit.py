@@ -51,20 +51,18 @@ class TurnCredit:
 
     def _returns(self, trajectory: Trajectory, reward: float) -> dict[int, float]:
         """The return of each turn that sampled something, in the order of their numbers."""
-        sampled = {
-            event.turn: at
-            for at, event in enumerate(trajectory.events)
-            if isinstance(event, Sampled)
-        }
-        turn_at = {
-            at: turn for turn, at in sampled.items()
-        }  # its last reply: only then could anyone act on it
-        given = self._given(trajectory, sampled)
-        returns, ahead = dict.fromkeys(sorted(sampled), 0.0), reward
-        for at in range(len(trajectory.events) - 1, -1, -1):
-            ahead += given.get(at, 0.0)
-            if at in turn_at:
-                returns[turn_at[at]] = ahead
+        last_reply: dict[int, int] = {}  # only then could anyone act on the turn
+        for place, event in enumerate(trajectory.events):
+            if isinstance(event, Sampled):
+                last_reply[event.turn] = place
+        turn_at = {place: turn for turn, place in last_reply.items()}
+        rewards = self._rewards_by_place(trajectory, last_reply)
+        returns = dict.fromkeys(sorted(last_reply), 0.0)
+        ahead = reward
+        for place in range(len(trajectory.events) - 1, -1, -1):
+            ahead += rewards.get(place, 0.0)
+            if place in turn_at:
+                returns[turn_at[place]] = ahead
                 ahead *= self.discount
         return returns
 
@@ -74,43 +72,46 @@ class TurnCredit:
         """The advantages of each turn by its number, for each member of a group. `rewards` are the
         episodes'.
         """
-        numbered = [self._returns(*member) for member in zip(trajectories, rewards, strict=True)]
-        returns = [list(its.values()) for its in numbered]
-        stand = [
-            its or [reward] for its, reward in zip(returns, rewards, strict=True)
-        ]  # also what sampled nothing
-        first = [its[0] for its in stand]
-        turns = [
-            self._compare([its[min(turn, len(its) - 1)] for its in stand], first)
-            for turn in range(max(map(len, returns), default=0))
+        by_turn = [self._returns(*member) for member in zip(trajectories, rewards, strict=True)]
+        # A member that sampled nothing is compared by its reward.
+        returns = [
+            [*member.values()] or [reward] for member, reward in zip(by_turn, rewards, strict=True)
         ]
-        return [
-            _by_number({number: turn[member] for number, turn in zip(its, turns, strict=False)})
-            for member, its in enumerate(numbered)
-        ]
+        first = [member[0] for member in returns]
+        numbers = [[*member] for member in by_turn]
+        advantages: list[dict[int, float]] = [{} for _ in by_turn]
+        for place in range(max(map(len, numbers), default=0)):
+            returns_here = [member[min(place, len(member) - 1)] for member in returns]
+            for member, advantage in enumerate(self._compare(returns_here, first)):
+                if place < len(numbers[member]):
+                    advantages[member][numbers[member][place]] = advantage
+        return [_by_number(member) for member in advantages]
 
     def _compare(self, returns: Sequence[float], first: Sequence[float]) -> list[float]:
-        return (
-            scaled(dr_grpo(returns), first)
-            if self.estimator == "grpo"
-            else estimate(returns, self.estimator)
-        )
+        if self.estimator == "grpo":
+            return scaled(dr_grpo(returns), first)
+        return estimate(returns, self.estimator)
 
-    def _given(self, trajectory: Trajectory, sampled: Mapping[int, int]) -> dict[int, float]:
+    def _rewards_by_place(
+        self, trajectory: Trajectory, last_reply: Mapping[int, int]
+    ) -> dict[int, float]:
         """The rewards but for the episode's, by the place of their event."""
+        rewards: dict[int, float] = {}
         if self.rewards is None:
-            rewards = {at: _reward(event) for at, event in enumerate(trajectory.events)}
-            return {at: reward for at, reward in rewards.items() if reward is not None}
-        given = {}
+            for place, event in enumerate(trajectory.events):
+                reward = _reward(event)
+                if reward is not None:
+                    rewards[place] = reward
+            return rewards
         for turn, reward in self.rewards(trajectory).items():
-            if turn not in sampled or not math.isfinite(reward):
+            if turn not in last_reply or not math.isfinite(reward):
                 raise ContractError(
-                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the "
-                    f"reward {reward!r}; its"
-                    " segments have its turns (`segment.turns`), and a reward is a finite number"
+                    f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward "
+                    f"{reward!r}; its segments have its turns (`segment.turns`), and a reward is a "
+                    "finite number"
                 )
-            given[sampled[turn]] = float(reward)
-        return given
+            rewards[last_reply[turn]] = float(reward)
+        return rewards
 
 
 def _by_number(turns: Mapping[int, float]) -> list[float]:

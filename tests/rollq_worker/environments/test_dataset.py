@@ -208,6 +208,7 @@ def test_a_dataset_is_an_environment_by_its_file(
     "row",
     [
         {"prompt": "2+3?", "label": 5},
+        {"question": "2+3?", "expected_answer": "5"},
         {"messages": [{"role": "user", "content": "2+3?"}], "label": "5"},
         {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
         {
@@ -221,7 +222,7 @@ def test_a_dataset_is_an_environment_by_its_file(
             "extra_info": {"index": 0},
         },
     ],
-    ids=["slime", "slime's messages", "fine-tuning", "content parts", "verl"],
+    ids=["slime", "NeMo-Gym", "slime's messages", "fine-tuning", "content parts", "verl"],
 )
 @pytest.mark.parametrize("reward", ["exact", "boxed"])
 def test_rows_as_trainers_write_them(path: Path, row: dict[str, Any], reward: str) -> None:
@@ -231,6 +232,42 @@ def test_rows_as_trainers_write_them(path: Path, row: dict[str, Any], reward: st
     said = str(move.arguments["content"])
     assert played(domain, 0, said) == ("", "2+3?", Grade(1.0))
     assert played(domain, 0, "4")[2] == Grade(0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (["Paris", "paris"], ["Paris", "paris"]),
+        ({"target": ["Barack Obama", "Obama"]}, ["Barack Obama", "Obama"]),
+        ({"value": "Rome", "aliases": ["Roma"]}, ["Rome", "Roma"]),
+        ([2, -2.5], ["2", "-2.5"]),
+    ],
+    ids=["a list", "Search-R1", "TriviaQA", "numbers"],
+)
+def test_any_of_several_truths_earns(path: Path, answer: Any, right: list[str]) -> None:
+    path.write_text(json.dumps({"question": "q", "answer": answer}))
+    domain = load(path)
+    assert check_environment(domain, "train", range(1)).problems == []
+    assert [played(domain, 0, words)[2].reward for words in right] == [1.0] * len(right)
+    assert played(domain, 0, json.dumps(answer))[2].reward == 0.0
+
+
+def open_nothing() -> Any:
+    raise AssertionError("a task needs no tools")
+
+
+def test_choices_that_the_prompt_shows_and_the_datasets_own_tools(path: Path) -> None:
+    row = {"question": "x or y?", "answer": "y", "choices": ["x", "y"], "tools": [{}], "images": []}
+    path.write_text(json.dumps(row))
+    assert load(path, tools=open_nothing).task("train", 0).opening == "x or y?"
+
+
+def test_a_parquet_row_has_no_argument_of_another_rows(tmp_path: Path) -> None:
+    calls = [{"name": "add", "arguments": {"a": 17}}], [{"name": "root", "arguments": {"x": 49}}]
+    rows = [{"prompt": str(n), "answer": "7", "calls": row} for n, row in enumerate(calls)]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert load(path).task("train", 1).moves[0] == Action("root", {"x": 49})
 
 
 @pytest.mark.parametrize(
@@ -256,11 +293,17 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
             {"answer": "y"},
             "the row has no prompt or question or problem or messages; it has answer",
         ),
-        ({"prompt": "x"}, "has no answer or ground_truth or solution or label; it has prompt$"),
-        (
-            {"prompt": "x", "answer": None},
-            "has no answer or ground_truth or solution or label; it has prompt$",
-        ),
+        ({"prompt": "x"}, "has no answer or ground_truth .*; it has prompt$"),
+        ({"prompt": "x", "answer": None}, "has no answer or ground_truth .*; it has prompt$"),
+        ({"prompt": "x", "answer": []}, "nothing to compare with"),
+        ({"prompt": "x", "answer": {"answers": ["y"]}}, "nothing to compare with"),
+        ({"prompt": "x", "answer": True}, "is true, and not a text"),
+        ({"prompt": "x", "answer": ["y", ["z"]]}, r"is \[\"z\"\], and not a text"),
+        ({"prompt": "x", "answer": ["y", None]}, "is null, and not a text"),
+        ({"prompt": "<image>x", "answer": "y", "images": [{"path": "p"}]}, "row's images"),
+        ({"prompt": "x", "answer": "y", "tools": [{"type": "function"}]}, "row's tools"),
+        ({"prompt": "x or y", "answer": "y", "choices": ["x", "z"]}, "row's choices"),
+        ({"prompt": "x", "answer": "y", "choices": {"text": ["z"], "label": ["A"]}}, "choices"),
         (
             {"prompt": "x", "answer": "y", "calls": 7},
             "calls are a list of objects with name and arguments, not 7",

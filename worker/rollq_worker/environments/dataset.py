@@ -10,12 +10,14 @@ environment:
     load = dataset(Path(__file__).with_name("maths.jsonl"), reward=reward)
 
 A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the
-user's, perhaps behind a system message) and `answer`. Rows as verl (`reward_model.ground_truth`),
-slime (`label`) and OpenAI's fine-tuning (a last message of the assistant's) write them are read as
-they are. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
-makes, and its words if they are not the answer. `labels` come back in the grade's info. All other
-fields are for the reward function. Null stands for a missing field, as in Parquet. This module does
-not know the file's name in a job.
+user's, perhaps behind a system message) and `answer`: a text, a number or a list of such, of which
+any one will do. Rows as verl (`reward_model.ground_truth`), slime (`label`) and OpenAI's
+fine-tuning (a last message of the assistant's) write them are read as they are. `system` is
+optional. So are `calls` and `response`: the tool calls that a perfect agent makes, and its words if
+they are not the answer. `labels` come back in the grade's info. A row with images, with tools of
+its own or with choices that its prompt does not show is refused. All other fields are for the
+reward function. Null stands for a missing field, as in Parquet. This module does not know the
+file's name in a job.
 """
 
 import json
@@ -37,7 +39,13 @@ Reward = Callable[[str, Row], float | Grade]
 """Grades an answer. It gets the policy's words without its reasoning, and the row."""
 PROMPTS = ("prompt", "question", "problem", "messages")
 """Names of the field with the prompt. The first one that a row has counts."""
-ANSWERS = ("answer", "ground_truth", "solution", "label")
+ANSWERS = ("answer", "ground_truth", "solution", "label", "expected_answer")
+ANY_OF = ("target", "aliases", "value")
+"""Keys of a truth that is an object, in the rows of Search-R1 and TriviaQA. Their values are texts
+or lists, of which any one is right.
+"""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Fields that belong to a row's prompt, and that a dataset cannot show."""
 
 
 def dataset(
@@ -89,6 +97,7 @@ class Dataset:
     def task(self, split: str, index: int) -> Task:
         row = self._row(split, index)
         _, question = self._prompt(row)
+        self._refuse_what_is_not_shown(row, question)
         if isinstance(self._reward, _Graded):
             self._reward("", row)  # raises for a truth that no answer can be compared with
         response = self._perfect(row)
@@ -122,11 +131,21 @@ class Dataset:
         response = row.get("response")
         if response is not None:
             return _as_text(response)
+        if isinstance(self._reward, _Graded):
+            return self._reward.perfect(_truths(row)[0])
         answer = _answer(row)
-        if answer is None:
-            return None
-        text = _as_text(answer)
-        return self._reward.perfect(text) if isinstance(self._reward, _Graded) else text
+        return None if answer is None else _as_text(answer)
+
+    def _refuse_what_is_not_shown(self, row: Row, question: str) -> None:
+        """Raises JobFailure for fields without which the question is another one."""
+        lost = "the policy would not be shown the row's"
+        for name in MEDIA:
+            if row.get(name):
+                raise JobFailure(f"{lost} {name}: write an environment that shows them")
+        if row.get("tools") and self._tools is None:
+            raise JobFailure(f"{lost} tools: give the dataset its tools with dataset(tools=)")
+        if any(choice not in question for choice in _texts_in(row.get("choices"))):
+            raise JobFailure(f"{lost} choices: write them into its prompt")
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
@@ -136,7 +155,8 @@ class Dataset:
         system = self._system if row.get("system") is None else row["system"]
         if isinstance(prompt, list):
             messages = _messages(prompt)
-            if [role for role, _ in messages] not in (["user"], ["system", "user"]):
+            roles = [role for role, _ in messages]
+            if roles not in (["user"], ["system", "user"], ["developer", "user"]):
                 raise JobFailure(
                     "the row's prompt must be one message of the user's, after a "
                     "system message or none"
@@ -201,7 +221,8 @@ class _Graded:
         self._grader = grader
 
     def __call__(self, answer: str, row: Row) -> float:
-        return float(self._grader(answer, _truth(row)))
+        grades = [self._grader(answer, truth) for truth in _truths(row)]
+        return float(any(grades))
 
     def perfect(self, truth: str) -> str:
         """An answer that earns the reward."""
@@ -240,7 +261,19 @@ def _parquet(path: Path) -> Iterator[bytes]:
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(1000):
             for row in batch.to_pylist():
-                yield json.dumps(row, default=str).encode()
+                fields = {name: _without_nulls(value) for name, value in row.items()}
+                yield json.dumps(fields, default=str).encode()
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the keys that only other rows of its column have. Parquet holds null there,
+    which is no argument of a call.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    return value
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -322,14 +355,50 @@ def _calls(row: Row) -> Iterator[Action]:
         yield Action(name, arguments)
 
 
-def _truth(row: Row) -> str:
+def _truths(row: Row) -> Sequence[str]:
+    """The truths of which any one earns the reward. Raises JobFailure without one."""
     answer = _answer(row)
     if answer is None:
         raise _lacks(row, ANSWERS)
-    text = _as_text(answer).strip()
+    truths = [_truth(value) for value in _alternatives(answer)]
+    if not truths:
+        raise JobFailure(f"the row's answer has nothing to compare with: {answer!r:.100}")
+    return truths
+
+
+def _alternatives(answer: Json) -> Iterator[Json]:
+    if isinstance(answer, list):
+        yield from answer
+        return
+    if not isinstance(answer, dict):
+        yield answer
+        return
+    for name in ANY_OF:
+        if name in answer:
+            yield from _alternatives(answer[name])
+
+
+def _truth(value: Json) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise JobFailure(
+            f"the row's answer is {json.dumps(value):.100}, and not a text, a number or a list of "
+            "such: write it as a text, or grade with a function"
+        )
+    text = _as_text(value).strip()
     if not text:
         raise JobFailure("the row's answer is an empty text, which nothing can be compared with")
     return text
+
+
+def _texts_in(value: Json) -> Iterator[str]:
+    """The texts in the values of nested lists and objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_in(value.get("text"))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts_in(part)
 
 
 def _as_text(value: Json) -> str:

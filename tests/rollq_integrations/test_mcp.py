@@ -13,7 +13,7 @@ import requests
 
 from rollq.env import Action, Tools
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.mcp import mcp_server, session
+from rollq_integrations.mcp import mcp_server, mcp_servers, session
 from rollq_worker.environments.dataset import dataset
 from rollq_worker.fakes import FakeUser
 from tests.conftest import free_port
@@ -191,6 +191,81 @@ def test_a_server_without_tools(tmp_path: Path) -> None:
         EnvironmentFailure, match=r"did not start: .*(it has no tools|Method not found)"
     ):
         mcp_server(sys.executable, str(tmp_path / "server.py"))()
+
+
+def odd(kind: str) -> Tools:
+    return mcp_server(sys.executable, str(SERVER.with_name("odd_mcp_server.py")), kind)()
+
+
+def test_an_empty_cursor_leads_to_the_next_page() -> None:
+    opened = odd("empty cursor")
+    opened.close()
+    assert [schema["function"]["name"] for schema in opened.schemas] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("same cursor", "does not end: page '8' comes again"),
+        ("same name", "has two tools with the name 'first'"),
+    ],
+)
+def test_a_list_of_tools_that_is_none(kind: str, says: str) -> None:
+    with pytest.raises(EnvironmentFailure, match=says):
+        odd(kind)
+
+
+def test_a_result_that_is_no_text_is_an_observation() -> None:
+    opened = odd("results")
+    assert opened.call(Action("first", {"a": 1})) == "Error: the tool's result is not valid Unicode"
+    assert opened.call(Action("first", {})) == "a text"
+    opened.close()
+
+
+def test_headers_go_with_each_request_to_an_address(url: str) -> None:
+    """The server refuses a foreign Host, which shows that it has read it."""
+    opened = mcp_server(url, headers={"X-Mine": "1"})()
+    assert opened.call(Action("add", {"a": 1, "b": 2})) == "3"
+    opened.close()
+    with pytest.raises(EnvironmentFailure, match="did not start"):
+        mcp_server(url, headers={"Host": "elsewhere.example"})()
+
+
+def test_a_file_of_several_servers(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIND_OF_SERVER", "results")
+    odd_server = {
+        "command": sys.executable,
+        "args": [str(SERVER.with_name("odd_mcp_server.py")), "${KIND_OF_SERVER}"],
+    }
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"odd": odd_server, "sums": {"url": url}}}))
+    opened = mcp_servers(path)()
+    assert opened.call(Action("first", {})) == "a text"
+    assert opened.call(Action("add", {"a": 1, "b": 2})) == "3"
+    assert opened.call(Action("subtract", {})) == "Error: there is no tool 'subtract'"
+    opened.close()
+    path.write_text(json.dumps({"mcpServers": {"a": {"url": url}, "b": {"url": url}}}))
+    with pytest.raises(EnvironmentFailure, match="two MCP servers have a tool 'add', also 'b'"):
+        mcp_servers(path)()
+
+
+@pytest.mark.parametrize(
+    ("servers", "says"),
+    [
+        ({}, "has no server"),
+        ({"a": {"command": "x", "disabled": True}}, "disabled of a server is not known"),
+        ({"a": {"url": "http://h/sse", "type": "sse"}}, "type is stdio or http"),
+        ({"a": {"args": []}}, "KeyError: 'command'"),
+        ({"a": {"command": "${NO_SUCH_VARIABLE}"}}, "KeyError: 'NO_SUCH_VARIABLE'"),
+        ([], "is no file of MCP servers"),
+    ],
+)
+def test_a_file_that_names_no_servers(tmp_path: Path, servers: object, says: str) -> None:
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    with pytest.raises(JobFailure, match=says):
+        mcp_servers(tmp_path / "mcp.json")
 
 
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:

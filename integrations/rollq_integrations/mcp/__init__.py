@@ -2,6 +2,7 @@
 "server.py"))`.
 """
 
+from rollq_integrations.mcp.servers_file import mcp_servers
 from rollq_integrations.mcp.session import mcp_server
 
-__all__ = ["mcp_server"]
+__all__ = ["mcp_server", "mcp_servers"]

@@ -13,8 +13,9 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
@@ -33,14 +34,22 @@ CLOSE_S = 4.5
 """Longest wait in seconds for a server's end. The SDK kills it after 4, and an isolated environment
 has 5 to close.
 """
+READ_S = 300.0
+"""Longest wait in seconds for the next bytes of an address, because a server may hold a stream
+open.
+"""
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
 
 
-def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[[], Tools]:
+def mcp_server(
+    *command: str,
+    env: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Callable[[], Tools]:
     """Opens the tools of an episode: those of the server that `command` starts, or of the one at
     the address that is given alone. The process gets `env` and a few harmless variables of the
-    worker's, no others.
+    worker's, no others. `headers` go with each request to an address.
 
     Raises JobFailure without a command.
     """
@@ -51,7 +60,9 @@ def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[
     if command[0].startswith(("http://", "https://")):
         if len(command) > 1 or env:
             raise JobFailure("mcp_server takes an address alone, without arguments and env")
-        return lambda: Session(command, None)
+        return lambda: Session(command, headers=headers)
+    if headers:
+        raise JobFailure("mcp_server takes headers with an address only")
     return lambda: Session(command, dict(env or {}))
 
 
@@ -60,14 +71,21 @@ class Session:
     asynchronous.
     """
 
-    def __init__(self, server: Sequence[str], env: dict[str, str] | None) -> None:
+    def __init__(
+        self,
+        server: Sequence[str],
+        env: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """`env` is None for an address. Raises EnvironmentFailure when there is no server, and
         JobFailure without the SDK.
         """
         _sdk()
         self._server = server
         self._env = env
+        self._headers = headers
         self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
+        self._unreadable = asyncio.Event()
         self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
         self._opened: Future[Sequence[Json]] = Future()
         self._gone = threading.Event()
@@ -107,9 +125,16 @@ class Session:
             self._gone.wait(CLOSE_S)
         self._stderr.close()
 
-    def _transport(self) -> Any:
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
         if self._env is None:
-            return self._server[0]
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            timeout = httpx2.Timeout(OPEN_S, read=READ_S)
+            async with httpx2.AsyncClient(headers=self._headers, timeout=timeout) as http:
+                yield streamable_http_client(self._server[0], http_client=http)
+            return
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         started = StdioServerParameters(
@@ -118,7 +143,7 @@ class Session:
             env=self._env or None,
             encoding_error_handler="replace",  # what it prints beside the protocol may be no UTF-8
         )
-        return stdio_client(started, errlog=self._stderr)
+        yield stdio_client(started, errlog=self._stderr)
 
     def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
         """The error to raise. Its text is that of the first exception in the SDK's groups, and the
@@ -145,10 +170,16 @@ class Session:
     async def _serve(self) -> None:
         """The whole connection, in one task, as the SDK wants it."""
         try:
-            async with _sdk().Client(self._transport(), read_timeout_seconds=CALL_S) as client:
+            async with (
+                self._transport() as transport,
+                _sdk().Client(
+                    transport, read_timeout_seconds=CALL_S, message_handler=self._hear
+                ) as client,
+            ):
                 self._opened.set_result(await _schemas(client))
                 while True:
-                    await _answer(client, *await self._calls.get())
+                    name, arguments, answer = await self._calls.get()
+                    await self._answer(client.call_tool(name, arguments), answer)
         except BaseException as e:
             if not self._opened.done():
                 self._opened.set_exception(
@@ -158,12 +189,45 @@ class Session:
         finally:
             self._gone.set()
 
+    async def _hear(self, message: Any) -> None:
+        """Notes a message that the SDK cannot read, such as one with half a surrogate pair. A line
+        that is no message at all is passed over: servers print such.
+        """
+        if isinstance(message, ValueError) and '"jsonrpc"' in str(message):
+            self._unreadable.set()
+
+    async def _answer(self, called: Any, answer: "Future[str]") -> None:
+        """Passes on the result of a call, or an error for the policy."""
+        self._unreadable.clear()
+        call = asyncio.ensure_future(called)
+        unreadable = asyncio.ensure_future(self._unreadable.wait())
+        try:
+            await asyncio.wait({call, unreadable}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                text = _observed(call.result())
+            else:
+                text = "Error: the tool's result is not valid Unicode"
+        except Exception as e:
+            if getattr(e, "code", None) not in WRONG_CALL:
+                return _fail(answer, e)
+            text = f"Error: {e}"
+        finally:
+            call.cancel()
+            unreadable.cancel()
+        if not answer.done():
+            answer.set_result(text)
+
 
 async def _schemas(client: Any) -> list[Json]:
+    """The tools of all pages. Raises ValueError for what is no list of tools."""
     schemas: list[Json] = []
+    names: set[str] = set()
+    cursors: set[str] = set()
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
+        if page.next_cursor in cursors:
+            raise ValueError(f"its list of tools does not end: page {cursor!r} comes again")
         for tool in page.tools:
             function = {
                 "name": tool.name,
@@ -171,30 +235,26 @@ async def _schemas(client: Any) -> list[Json]:
                 "parameters": tool.input_schema,
             }
             schemas.append({"type": "function", "function": function})
+            if tool.name in names:
+                raise ValueError(f"it has two tools with the name {tool.name!r}")
+            names.add(tool.name)
         cursor = page.next_cursor
-        if not cursor:
+        if cursor is None:
             break
+        cursors.add(cursor)
     if not schemas:
         raise ValueError("it has no tools")
     return schemas
 
 
-async def _answer(
-    client: Any, name: str, arguments: dict[str, Json], answer: "Future[str]"
-) -> None:
-    try:
-        result = await client.call_tool(name, arguments)
-        text = "\n".join(map(_as_text, result.content))
-        if not result.content and result.structured_content is not None:
-            text = json.dumps(result.structured_content)
-        if result.is_error and not text.startswith("Error"):
-            text = f"Error: {text}"
-    except Exception as e:
-        if getattr(e, "code", None) not in WRONG_CALL:
-            return _fail(answer, e)
-        text = f"Error: {e}"
-    if not answer.done():
-        answer.set_result(text)
+def _observed(result: Any) -> str:
+    """A call's result, as the policy reads it."""
+    text = "\n".join(map(_as_text, result.content))
+    if not result.content and result.structured_content is not None:
+        text = json.dumps(result.structured_content)
+    if result.is_error and not text.startswith("Error"):
+        text = f"Error: {text}"
+    return text
 
 
 def _as_text(part: Any) -> str:

@@ -1,0 +1,97 @@
+"""Tools of the servers in an `mcpServers` file, in the form that Claude Code, Cursor and others
+read.
+
+    {"mcpServers": {"sums": {"command": "python", "args": ["server.py"], "env": {"KEY": "${KEY}"}},
+                    "docs": {"url": "https://host/mcp", "headers": {"Authorization": "..."}}}}
+
+`${NAME}` in a value is a variable of the worker's. It does not know how a server is reached.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollq.env import Action, Json, Tools
+from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.mcp.session import mcp_server
+
+FIELDS = {"type", "command", "args", "env", "url", "headers"}
+TYPES = ("stdio", "http", "streamable-http")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def mcp_servers(file: str | Path) -> Callable[[], Tools]:
+    """Opens the tools of all servers in a file. A server's name is no part of its tools' names.
+
+    Raises JobFailure for a file that cannot be read, and for a field of a server that is not known.
+    """
+    try:
+        servers = json.loads(Path(file).read_text())["mcpServers"]
+        openers = {name: _opener(_expanded(server)) for name, server in servers.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise JobFailure(f"{file} is no file of MCP servers: {type(e).__name__}: {e}") from e
+    if not openers:
+        raise JobFailure(f"{file} has no server in mcpServers")
+    return lambda: SeveralTools(openers)
+
+
+def _expanded(value: Any) -> Any:
+    """A copy with the worker's variables in place of their names. Raises KeyError for one that is
+    not set.
+    """
+    if isinstance(value, dict):
+        return {name: _expanded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_expanded(part) for part in value]
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: os.environ[match.group(1)], value)
+    return value
+
+
+def _opener(server: Mapping[str, Any]) -> Callable[[], Tools]:
+    unknown = sorted(set(server) - FIELDS)
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)} of a server is not known")
+    if server.get("type", "stdio") not in TYPES:
+        raise ValueError(f"a server's type is {' or '.join(TYPES)}, not {server['type']!r}")
+    if "url" in server:
+        return mcp_server(server["url"], headers=server.get("headers"))
+    return mcp_server(server["command"], *server.get("args", ()), env=server.get("env"))
+
+
+class SeveralTools:
+    """Implements Tools with those of several servers."""
+
+    def __init__(self, openers: Mapping[str, Callable[[], Tools]]) -> None:
+        """Raises EnvironmentFailure if two servers have a tool of one name."""
+        self.schemas: Sequence[Json] = []
+        self._opened: list[Tools] = []
+        self._by_name: dict[str, Tools] = {}
+        try:
+            for name, opener in openers.items():
+                self._add(name, opener())
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, server: str, tools: Tools) -> None:
+        self._opened.append(tools)
+        for schema in tools.schemas:
+            name = schema["function"]["name"]
+            if name in self._by_name:
+                raise EnvironmentFailure(f"two MCP servers have a tool {name!r}, also {server!r}")
+            self._by_name[name] = tools
+        self.schemas = [*self.schemas, *tools.schemas]
+
+    def call(self, action: Action) -> str:
+        tools = self._by_name.get(action.name)
+        if tools is None:
+            return f"Error: there is no tool {action.name!r}"
+        return tools.call(action)
+
+    def close(self) -> None:
+        for tools in self._opened:
+            tools.close()

@@ -96,16 +96,16 @@ def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") ->
     """Adds rollq's commands by name only, and loads those of other packages, whose summaries are
     not known here.
 
-    Returns what the help says of both.
+    Returns the lines of the help about both.
     """
     for name in SUMMARIES:
         commands.add_parser(name)
     missing = [name for name in SUMMARIES if name in others and others[name] is None]
-    said = [f"not installed: {name} ({install_line(OTHER_COMMANDS[name])})" for name in missing]
+    lines = [f"not installed: {name} ({install_line(OTHER_COMMANDS[name])})" for name in missing]
     _add_others(commands, {name: point for name, point in others.items() if name not in SUMMARIES})
     theirs = [name for name in commands.parsers if name not in SUMMARIES]
-    said += [f"of another package: {name}  {commands.summaries[name]}" for name in theirs]
-    return "".join(f"\n{line}" for line in said)
+    lines += [f"of another package: {name}  {commands.summaries[name]}" for name in theirs]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":
@@ -114,10 +114,9 @@ def _other_commands() -> "dict[str, EntryPoint | None]":
     """
     from importlib.metadata import entry_points
 
-    found = {
-        point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS
-    }
-    return dict.fromkeys(OTHER_COMMANDS) | dict(sorted(found.items()))
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    others = {name: points[name] for name in sorted(points) if name not in OWN_COMMANDS}
+    return dict.fromkeys(OTHER_COMMANDS) | others
 
 
 def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
@@ -142,11 +141,9 @@ def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> Non
             raise ModuleNotFoundError("its package is not installed")
         point.load()(commands)
     except Exception as e:  # another package may raise anything
-        remedy = (
-            install_line(extra)
-            if extra
-            else f"update or uninstall {point and point.dist and point.dist.name}"
-        )
+        remedy = f"update or uninstall {point and point.dist and point.dist.name}"
+        if extra:
+            remedy = install_line(extra)
         reason = " ".join(str(e).split())
         raise SettingsError(
             f"`rollq {name}` cannot be loaded ({type(e).__name__}: {reason}): {remedy}"
@@ -158,9 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        if isinstance(
-            stream := getattr(sys, name), io.TextIOWrapper
-        ):  # what the terminal cannot print is escaped
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal cannot print is escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
@@ -176,16 +172,23 @@ def _run(line: Sequence[str]) -> int:
         return code
     except SystemExit as e:  # argparse has printed its message
         return e.code if isinstance(e.code, int) else 2
-    except RollqError as e:
-        return _failed(f"{e}" or type(e).__name__, 2 if isinstance(e, SettingsError) else 1)
-    except KeyboardInterrupt as e:
-        return _failed(f"interrupted: {e}" if e.args else "interrupted", 130)
     except BrokenPipeError:
         raise
-    except OSError as e:
-        return _failed(f"{type(e).__name__}: {e}", 1)
-    except Exception as e:  # an unforeseen error is a bug, and still reported in one line
-        return _failed(f"{type(e).__name__}: {e} (ROLLQ_DEBUG=1 shows where)", 1)
+    except (Exception, KeyboardInterrupt) as e:
+        return _failed(*_message(e))
+
+
+def _message(error: BaseException) -> tuple[str, int]:
+    """The line that says what failed, and the exit code."""
+    name = type(error).__name__
+    if isinstance(error, RollqError):
+        return str(error) or name, 2 if isinstance(error, SettingsError) else 1
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted: {error}" if error.args else "interrupted", 130
+    if isinstance(error, OSError):
+        return f"{name}: {error}", 1
+    # An unforeseen error is a bug, and still reported in one line.
+    return f"{name}: {error} (ROLLQ_DEBUG=1 shows where)", 1
 
 
 def _failed(message: str, code: int) -> int:
@@ -204,11 +207,9 @@ def _flush(code: int) -> int:
         try:
             stream.flush()
         except OSError as e:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), stream.fileno()
-            )  # else the rest would fail again at exit
-            broken = isinstance(e, BrokenPipeError)
-            code = code or (
-                1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1)
-            )
+            # Else the rest would fail again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if not code and not isinstance(e, BrokenPipeError):
+                _failed(f"cannot write to standard output: {e.strerror}", 1)
+            code = code or 1
     return code

@@ -181,19 +181,22 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
             f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set "
             "ROLLQ_BROKER_URL to another address"
         )
-    login = f"{quote(servers.username or '', safe='')}:{quote(servers.password or '', safe='')}@"
-    hosts = [
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts
-    ]
-    own = "" if login == ":@" else login
-    address = ";".join(f"sentinel://{own}{host}/{servers.database}" for host in hosts)
+    login = _login(quote(servers.username or "", safe=""), quote(servers.password or "", safe=""))
+    addresses = []
+    for host, port in servers.hosts:
+        name = f"[{host}]" if ":" in host else host
+        addresses.append(f"sentinel://{login}{name}:{port}/{servers.database}")
     # Without redis-py's retries, so that a Sentinel that is away does not hold up the question to
     # the next one.
     brief: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": None}
-    return address, {
+    return ";".join(addresses), {
         "master_name": servers.options["service"],
         "sentinel_kwargs": brief | servers.sentinel_login,
     }
+
+
+def _login(user: str, password: str) -> str:
+    return f"{user}:{password}@" if user or password else ""
 
 
 def _for_kombu(url: str) -> str:
@@ -202,25 +205,27 @@ def _for_kombu(url: str) -> str:
     """
     parts = urlsplit(url)
     _check_login(url, parts)
-    options, unix = dict(parse_qsl(parts.query)), parts.scheme == "unix"
-    kept = {
-        name: value for name, value in options.items() if not unix and re.fullmatch(CELERYS, name)
-    }
-    if kept == options and not unix:
-        return url
+    options = dict(parse_qsl(parts.query))
+    kept = {}
+    if parts.scheme != "unix":
+        kept = {name: value for name, value in options.items() if re.fullmatch(CELERYS, name)}
+        if kept == options:
+            return url
     for name in options.keys() - kept.keys():
         if not re.fullmatch(REDIS_PYS, name):
             raise SettingsError(
-                f"not an address of Redis: {mask_url(url)} (Celery takes no option "
-                f"{name}: remove it)"
+                f"not an address of Redis: {mask_url(url)} (Celery takes no option {name}: remove "
+                "it)"
             )
     user = parts.username or quote(options.get("username", ""), safe="")
     password = parts.password or quote(options.get("password", ""), safe="")
-    login = f"{user}:{password}@" if user or password else ""
-    if unix:
+    login = _login(user, password)
+    if parts.scheme == "unix":
         return f"redis+socket://{login}{parts.path}?virtual_host={options.get('db', 0)}"
-    host, database = parts.netloc.rpartition("@")[2], options.get("db", parts.path.strip("/"))
-    return f"{parts.scheme}://{login}{host}/{database}{'?' if kept else ''}{urlencode(kept)}"
+    host = parts.netloc.rpartition("@")[2]
+    database = options.get("db", parts.path.strip("/"))
+    address = f"{parts.scheme}://{login}{host}/{database}"
+    return f"{address}?{urlencode(kept)}" if kept else address
 
 
 def mask_url(url: str) -> str:
@@ -228,9 +233,7 @@ def mask_url(url: str) -> str:
     it may be a token.
     """
     address, mark, query = url.partition("?")
-    masked = address + SECRET.sub(
-        r"\1***", mark + query
-    )  # first, because an `@` in it ends no login
+    masked = address + SECRET.sub(r"\1***", mark + query)  # an `@` in it ends no login
     # Also where the scheme is missing, or wrong.
     masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)

@@ -204,10 +204,7 @@ def _step_entries(
 def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     content, role = message.get("content"), str(message["role"])
     parts = content if isinstance(content, list) else []
-    text = "" if parts else str(content or "")
-    if parts:
-        texts = [str(part.get("text") or "") for part in parts if part.get("type") == "text"]
-        text = "\n".join(texts)
+    text = _text(parts) if parts else str(content or "")
     calls = [
         {"name": _name(call), "arguments": _arguments(call)}
         for call in message.get("tool_calls") or ()
@@ -223,6 +220,10 @@ def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str,
         "failed": role == "tool" and _is_failure(text),
         "masked": None,
     }
+
+
+def _text(parts: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
 
 
 def _name(call: Mapping[str, Any]) -> str:

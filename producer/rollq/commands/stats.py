@@ -123,8 +123,7 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     if counts["policy"] or counts["admission"]:
         lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
-    mean = counts["reward_mean"]
-    lines.append(f"reward    {'-' if mean is None else f'{mean:.3f}'} mean")
+    lines.append(f"reward    {_mean(counts['reward_mean'])} mean")
     lines += _times(counts["seconds"])
     for subject in ("stops", "failures", "skips"):
         if counts[subject]:
@@ -133,6 +132,10 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     if counts["waits"]:
         lines.append(f"waits     {one_line(counts['waits'])}")
     return lines
+
+
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _times(seconds: Mapping[str, float]) -> list[str]:

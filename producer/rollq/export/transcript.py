@@ -131,20 +131,10 @@ class Transcript:
     def _trace(
         self, messages: Sequence[Any], notes: Sequence[Note], unanswered: str | None
     ) -> Iterator[str]:
-        # Assistant messages of the prompt were not sampled, and a turn that nothing answered has no
-        # message.
-        answered = len(notes) - (unanswered is not None)
-        assistants = sum(message["role"] == "assistant" for message in messages)
-        of_prompt = max(0, assistants - answered)
         left = [*notes]
-        for message in messages:
-            role = str(message["role"])
-            note = None
-            if role == "assistant" and of_prompt:
-                of_prompt -= 1
-            elif role == "assistant" and left:
-                note = left.pop(0)
-            yield from self._message(role, note.text if note else "", message)
+        for message, is_sampled in _sampled_messages(messages, len(notes), unanswered):
+            note = left.pop(0) if is_sampled and left else None
+            yield from self._message(str(message["role"]), note.text if note else "", message)
             if note:
                 yield from self._steps(note.turn)
         for note in left:
@@ -169,6 +159,23 @@ class Transcript:
     def _coloured(self, role: str, text: str) -> str:
         code = COLOURS.get(role)
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
+
+
+def _sampled_messages(
+    messages: Sequence[Any], turns: int, unanswered: str | None
+) -> Iterator[tuple[Any, bool]]:
+    """Each message, and True where it is a turn of the policy.
+
+    Assistant messages of the prompt were not sampled, and a turn that nothing answered has no
+    message.
+    """
+    assistants = sum(message["role"] == "assistant" for message in messages)
+    of_prompt = max(0, assistants - turns + (unanswered is not None))
+    for message in messages:
+        is_assistant = message["role"] == "assistant"
+        yield message, is_assistant and not of_prompt
+        if is_assistant and of_prompt:
+            of_prompt -= 1
 
 
 def steps_by_turn(steps: Sequence[Mapping[str, Any]]) -> Steps:

@@ -12,7 +12,7 @@ from rollq.errors import ContractError
 from rollq.events import GRADED, Finish
 from rollq.export.facts import FACTS, are_messages, is_list, is_mapping, is_text
 from rollq.job import parse_id
-from rollq.numbers import is_number
+from rollq.numbers import is_number, is_whole
 from rollq.trajectory_extras import Extra
 
 PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
@@ -104,9 +104,9 @@ def _token_faults(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
-    if type(token) is not int or not 0 <= token < 2**32:
+    if not is_whole(token, at_most=2**32 - 1):
         return f"id {token!r:.60} is no token id"
-    if type(sampled) is not int or sampled not in (0, 1):
+    if not is_whole(sampled, at_most=1):
         return f"mask {sampled!r:.60} is neither 0 nor 1"
     if not is_number(logprob):
         return f"logprob {logprob!r:.60} is no finite number"

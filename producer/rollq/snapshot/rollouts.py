@@ -254,19 +254,27 @@ def _rollout(
         return Rollout(
             job=sample_of(fields["body"] or group.body, id),
             state=text(fields["state"]),
-            attempt=int(fields["attempt"] or 0),
-            began=float(fields["claimed"] or 0.0),
+            attempt=_whole(fields["attempt"]),
+            began=_seconds(fields["claimed"]),
             worker=text(fields["worker"]),
-            not_before=number(fields["not_before"]) or 0.0,
-            failures=sum(int(fields[name] or 0) for name in FAILURES),
+            not_before=_seconds(fields["not_before"]),
+            failures=sum(_whole(fields[name]) for name in FAILURES),
             failure=text(fields["class"]),
             reason=text(fields["reason"]),
-            **_end_facts(id, end, int(fields["turned"] or 0)),
+            **_end_facts(id, end, _whole(fields["turned"])),
         )
     except (ContractError, LedgerError) as e:
         return e
     except (TypeError, ValueError) as e:
         return LedgerError(f"job {id} cannot be read: {e}")
+
+
+def _whole(stored: bytes | None) -> int:
+    return int(stored or 0)
+
+
+def _seconds(stored: bytes | None) -> float:
+    return float(stored or 0.0)
 
 
 def _end_facts(id: str, end: Any, turns: int) -> dict[str, Any]:

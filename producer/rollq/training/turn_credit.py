@@ -74,18 +74,22 @@ class TurnCredit:
         """
         by_turn = [self._returns(*member) for member in zip(trajectories, rewards, strict=True)]
         # A member that sampled nothing is compared by its reward.
-        returns = [
-            [*member.values()] or [reward] for member, reward in zip(by_turn, rewards, strict=True)
-        ]
+        returns = [[*member.values()] for member in by_turn]
+        for member, reward in zip(returns, rewards, strict=True):
+            if not member:
+                member.append(reward)
         first = [member[0] for member in returns]
-        numbers = [[*member] for member in by_turn]
-        advantages: list[dict[int, float]] = [{} for _ in by_turn]
-        for place in range(max(map(len, numbers), default=0)):
+        compared = []
+        for place in range(max(map(len, by_turn), default=0)):
             returns_here = [member[min(place, len(member) - 1)] for member in returns]
-            for member, advantage in enumerate(self._compare(returns_here, first)):
-                if place < len(numbers[member]):
-                    advantages[member][numbers[member][place]] = advantage
-        return [_by_number(member) for member in advantages]
+            compared.append(self._compare(returns_here, first))
+        return [self._of_member(member, turns, compared) for member, turns in enumerate(by_turn)]
+
+    def _of_member(
+        self, member: int, turns: Mapping[int, float], compared: Sequence[Sequence[float]]
+    ) -> list[float]:
+        """The advantages of a member's turns, by their numbers."""
+        return _by_number({number: compared[place][member] for place, number in enumerate(turns)})
 
     def _compare(self, returns: Sequence[float], first: Sequence[float]) -> list[float]:
         if self.estimator == "grpo":

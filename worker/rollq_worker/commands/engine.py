@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         load_domain(name, "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
-    found = settings(args)
+    models = settings(args)
     server.serve(
         host=args.host,
         port=args.port,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         mistakes=args.mistakes,
         errors=args.errors,
         seed=args.seed,
-        tokenizer=found.tokenizer,
-        template=found.template,
+        tokenizer=models.tokenizer,
+        template=models.template,
     )
     return 0

@@ -27,6 +27,6 @@ def task_count(env: str, split: str) -> int:
     """Number of tasks of a split. Raises SettingsError for an unknown environment or split."""
     splits = load_domain(env).splits()
     if split not in splits:
-        known = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())
-        raise SettingsError(f"{env} has no split {split!r}; it has {known}")
+        counts = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())
+        raise SettingsError(f"{env} has no split {split!r}; it has {counts}")
     return splits[split]

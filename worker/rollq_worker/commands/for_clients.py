@@ -3,10 +3,10 @@
 It checks a job before it is submitted, names files, and gives hashes and texts of a tokenizer.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from rollq.commands.flags.parser import near
 from rollq.env import Task
 from rollq.errors import JobFailure, RollqError
 from rollq.job import Job, Json
@@ -32,18 +32,14 @@ def check_job(job: Job, tasks: Sequence[int]) -> str:
     if not is_program(job.agent):
         agent_factory(job.agent, job.agent_args)
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
-    known = Endpoint("http://known.to.the.workers/v1")
-    endpoints = {
-        str(part.get("endpoint")): known for part in (job.user, job.reward_args, job.context)
-    }
+    of_workers = Endpoint("http://known.to.the.workers/v1")
+    options = (job.user, job.reward_args, job.context)
+    endpoints = {str(each.get("endpoint")): of_workers for each in options}
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=endpoints)
     context_factory(job, endpoints=endpoints)
-    return (
-        (check_agent(job) if is_program(job.agent) else "")
-        or _unknown_part(job)
-        or _unplayable(job, tasks)
-    )
+    of_agent = check_agent(job) if is_program(job.agent) else ""
+    return of_agent or _unknown_part(job) or _unplayable(job, tasks)
 
 
 def tokenizer_hashes(
@@ -90,46 +86,38 @@ def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list
 
 
 def _unknown_part(job: Job) -> str:
-    known = names()
-    if not {job.env, job.env.partition(":")[0]} & set(known):
-        return f"there is no environment {job.env!r} on this machine{_near(job.env, known)}"
+    environments = names()
+    if not {job.env, job.env.partition(":")[0]} & set(environments):
+        return f"there is no environment {job.env!r} on this machine{near(job.env, environments)}"
     try:
         splits = domain(job.env).splits()
     except RollqError as e:
         return str(e)
     if job.split not in splits:
-        return (
-            f"{job.env} has no split {job.split!r}; it has "
-            f"{', '.join(splits)}{_near(job.split, splits)}"
-        )
+        splits_there = f"{', '.join(splits)}{near(job.split, splits)}"
+        return f"{job.env} has no split {job.split!r}; it has {splits_there}"
     count = splits[job.split]
-    return (
-        ""
-        if job.task < count
-        else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
-    )
+    if job.task < count:
+        return ""
+    return f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
 
 
 def _unplayable(job: Job, tasks: Sequence[int]) -> str:
-    """Of the first tasks, how many no worker can play, such as rows of a dataset without
-    a prompt.
+    """The number of the first tasks that no worker can play, such as rows of a dataset without a
+    prompt.
     """
-    looked_at, found = tasks[:200], domain(job.env)
+    environment = domain(job.env)
+    first_tasks = tasks[:200]
     failures = []
-    for task in looked_at:
+    for task in first_tasks:
         try:
-            check_judged(job, found.task(job.split, task))
+            check_judged(job, environment.task(job.split, task))
         except JobFailure as e:
             failures.append((task, e))
     if not failures:
         return ""
-    task, why = failures[0]
+    task, failure = failures[0]
     return (
-        f"{len(failures)} of {len(looked_at)} tasks of {job.env} cannot be played, the "
-        f"first is {task}: {why}"
+        f"{len(failures)} of {len(first_tasks)} tasks of {job.env} cannot be played, the first is "
+        f"{task}: {failure}"
     )
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -49,54 +49,55 @@ class Findings:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = examine(args.file)
+    findings = examine(args.file)
+    code = 1 if findings.faulty else 0
     if args.json:
-        print(json.dumps(found.as_json(args.file)))
-        return 1 if found.faulty else 0
-    if found.faulty == found.trajectories and not any(checked.job for checked in found.first):
-        first = found.first[0]
-        print(
-            clean(
-                f"{args.file}: this is no exported file. {first.where}: {'; '.join(first.faults)}"
-            )
-        )
-        return 1
-    for checked in found.first:
+        print(json.dumps(findings.as_json(args.file)))
+        return code
+    has_job = any(checked.job for checked in findings.first)
+    if findings.faulty == findings.trajectories and not has_job:
+        first = findings.first[0]
+        text = f"this is no exported file. {first.where}: {'; '.join(first.faults)}"
+        print(clean(f"{args.file}: {text}"))
+        return code
+    for checked in findings.first:
         job = f" (job {checked.job})" if checked.job else ""
         print(clean(f"{args.file}: {checked.where}{job}: {'; '.join(checked.faults)}"))
-    if more := found.faulty - len(found.first):
+    more = findings.faulty - len(findings.first)
+    if more:
         print(f"and {more} more")
-    print(f"{args.file}: {found.trajectories} trajectories, {found.faulty} faulty")
-    return 1 if found.faulty else 0
+    print(f"{args.file}: {findings.trajectories} trajectories, {findings.faulty} faulty")
+    return code
 
 
 def examine(file: Path) -> Findings:
-    """Checks the whole file. Raises SettingsError when it cannot be read, ContractError when it
-    holds nothing.
+    """Checks all lines of the file. Raises SettingsError when it cannot be read, ContractError when
+    it holds nothing.
     """
-    found, known = Findings(), WrittenJobs()
+    findings = Findings()
+    jobs = WrittenJobs()
     try:
         with open_progress(sys.stderr) as progress:
             for checked in jsonl.check(file):
-                found.add(_once(checked, known))
+                findings.add(_with_repetition(checked, jobs))
                 facts = {
                     "percent of": str(file),
-                    "trajectories": str(found.trajectories),
-                    "faulty": str(found.faulty),
+                    "trajectories": str(findings.trajectories),
+                    "faulty": str(findings.faulty),
                 }
                 progress.show(int(100 * checked.share), 100, facts)
     finally:
-        known.close()
-    if not found.trajectories:
+        jobs.close()
+    if not findings.trajectories:
         raise ContractError(f"{file} holds no trajectory")
-    return found
+    return findings
 
 
-def _once(checked: Checked, known: WrittenJobs) -> Checked:
+def _with_repetition(checked: Checked, jobs: WrittenJobs) -> Checked:
     """Adds a fault when an earlier trajectory of the file has the same job."""
     if not checked.job:
         return checked
-    if known.get(checked.job):
+    if jobs.get(checked.job):
         return checked._replace(faults=[*checked.faults, "the job is in the file already"])
-    known.add([(checked.job, 0, 0.0)])
+    jobs.add([(checked.job, 0, 0.0)])
     return checked

@@ -85,7 +85,8 @@ def queue_names(text: str) -> tuple[str, ...]:
 
 def environment_file(text: str) -> str:
     """An argument type: a file of an environment, `game.py:load`, which becomes its name."""
-    if (name := environment(text)) == text:
+    name = environment(text)
+    if name == text:
         raise argparse.ArgumentTypeError(
             f"expected a file, as in game.py:load, not {text!r}: a worker plays every "
             "installed environment"
@@ -97,7 +98,8 @@ def agent_file(text: str) -> str:
     """An argument type: a file of an agent program, `solver.py:play` or `agent.sh`, which becomes
     its name.
     """
-    if (name := agent(text)) == text or "@" not in name:
+    name = agent(text)
+    if name == text or "@" not in name:
         raise argparse.ArgumentTypeError(
             f"expected a file, as in solver.py:play, not {text!r}: a worker plays "
             "every installed agent"
@@ -108,11 +110,11 @@ def agent_file(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.process import main, secrecy
-    found = settings(args)
+    of_worker = settings(args)
     secrecy.hide_addresses()
     secrecy.hide_memory()
-    ping_redis(found.redis_url)
-    code = main.main(found, _serve_metrics(args))
+    ping_redis(of_worker.redis_url)
+    code = main.main(of_worker, _serve_metrics(args))
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and
     # abort.
     sys.stdout.flush()

@@ -47,20 +47,26 @@ class Parser(argparse.ArgumentParser):
     def _check_names(self, words: Sequence[str]) -> None:
         """Refuses an unknown command or flag before argparse misses what it needs."""
         if self.commands:
-            named = next((word for word in words if not word.startswith("-")), None)
-            if named is not None and named not in self.commands.parsers:
-                self.error(f"there is no command {named!r}{near(named, self.commands.parsers)}")
-            if not words:
-                self.print_help(sys.stderr)
-                self.exit(2)
+            self._check_command(self.commands, words)
             return
         for word in takewhile(lambda word: word != "--", words):
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in self.flags:
-                place = flag[2:].upper()
-                if any(place in places.split("|") for places in self.places):
-                    self.error(f"{place} is no flag of this command: write {self.prog} {place}")
-                self.error(f"there is no flag {flag}{near(flag, self.flags)}")
+                self._refuse(flag)
+
+    def _check_command(self, commands: "Commands", words: Sequence[str]) -> None:
+        if not words:
+            self.print_help(sys.stderr)
+            self.exit(2)
+        name = next((word for word in words if not word.startswith("-")), None)
+        if name is not None and name not in commands.parsers:
+            self.error(f"there is no command {name!r}{near(name, commands.parsers)}")
+
+    def _refuse(self, flag: str) -> NoReturn:
+        place = flag[2:].upper()
+        if any(place in places.split("|") for places in self.places):
+            self.error(f"{place} is no flag of this command: write {self.prog} {place}")
+        self.error(f"there is no flag {flag}{near(flag, self.flags)}")
 
     def format_help(self) -> str:
         return super().format_help() + self.more_help() + examples(self.prog.partition(" ")[2])
@@ -86,7 +92,7 @@ class Commands:
         return self.parsers[name]
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def near(word: str, names: Iterable[str]) -> str:
     """Similar words, as the end of a sentence; empty when there are none."""
-    found = difflib.get_close_matches(word, known, 2)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    similar = difflib.get_close_matches(word, names, 2)
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""

@@ -165,10 +165,10 @@ def test_a_light_client_leaves_a_users_options_to_the_workers(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--env", "shp"), "there is no environment 'shp' on this machine; did you mean 'shop'?"),
+        (("--env", "shp"), "there is no environment 'shp' on this machine; did you mean shop?"),
         (
             ("--split", "tset"),
-            "shop has no split 'tset'; it has train, test, dev; did you mean 'test'?",
+            "shop has no split 'tset'; it has train, test, dev; did you mean test?",
         ),
         (("--split", "no-such"), "shop has no split 'no-such'; it has train, test, dev"),
         (("--tasks", "999999"), "shop/train has tasks 0 to 499, not 999999"),

@@ -37,7 +37,7 @@ from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.commands.demo.run import DemoRun
 from rollq_worker.commands.environment_names import task_count
 
-SAID_APART = ("tasks", "split", "agent", "mistakes")
+OWN_FORM = ("tasks", "split", "agent", "mistakes")
 """Keys that a proposed line has in another form, or not at all."""
 NOT_SET = ("run", "queue", "purpose", "spare", "min_viable", "labels")
 """Fields of a job that a demo fills in or has no use for."""
@@ -97,33 +97,23 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     _check_extra()
-    found = settings(args)
-    tokenizer, template = found.tokenizer, found.template
     own, jobs = demo_jobs(args)
-    if unknown := unknown_part(jobs[0], [job.task for job in jobs]):
+    unknown = unknown_part(jobs[0], [job.task for job in jobs])
+    if unknown:
         raise SettingsError(unknown)
-    _check_tokenizer(tokenizer, template, jobs[0])
-    for signum in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # they unwind the stack as Ctrl-C does, which stops the processes
+    defaults = settings(args)
+    _check_tokenizer(defaults.tokenizer, defaults.template, jobs[0])
+    # They unwind the stack as Ctrl-C does, which stops the processes.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
+        out = None
+        if args.out:
+            out = stack.enter_context(TrajectoryFile(args.out, append=False))
         progress = stack.enter_context(open_progress(stream))
         processes = stack.enter_context(DemoProcesses(progress.say))
-        processes.start_redis()
-        if args.engine:
-            processes.use_engine(args.engine)
-        else:
-            flags = {"--env": jobs[0].env, "--mistakes": own.mistakes, "--seed": jobs[0].seed}
-            flags |= {"--tokenizer": tokenizer}
-            processes.start_engine(
-                [str(word) for flag in flags.items() if flag[1] is not None for word in flag]
-            )
-        processes.await_engine()
-        processes.start_worker(min(64, len(jobs) * jobs[0].size), tokenizer)
+        _start(args, own, jobs, processes, defaults.tokenizer)
         progress.say(
             f"run      {jobs[0].run}: {len(jobs)} groups of {jobs[0].size}, "
             f"{jobs[0].env}/{jobs[0].split}"
@@ -142,6 +132,26 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     return 1 if demo.deaths else 0
+
+
+def _start(
+    args: argparse.Namespace,
+    own: DemoKeys,
+    jobs: Sequence[Job],
+    processes: DemoProcesses,
+    tokenizer: str | None,
+) -> None:
+    job = jobs[0]
+    processes.start_redis()
+    if args.engine:
+        processes.use_engine(args.engine)
+    else:
+        flags = ["--env", job.env, "--mistakes", str(own.mistakes), "--seed", str(job.seed)]
+        if tokenizer:
+            flags += ["--tokenizer", tokenizer]
+        processes.start_engine(flags)
+    processes.await_engine()
+    processes.start_worker(min(64, len(jobs) * job.size), tokenizer)
 
 
 def _check_extra() -> None:
@@ -169,15 +179,16 @@ def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
     """
     values = keys.Values(DemoKeys, NOT_SET, env=environment("shop"), size=4).read(args)
     own = values.own(DemoKeys)
-    given = own.tasks
-    first = values.job(task=given[0] if given else 0, run=f"demo-{secrets.token_hex(4)}")
+    task = own.tasks[0] if own.tasks else 0
+    first = values.job(task=task, run=f"demo-{secrets.token_hex(4)}")
     count = task_count(first.env, first.split)
-    chosen = given or range(min(args.groups or 8, count))
-    if chosen[-1] >= count:
-        raise SettingsError(f"{first.env}/{first.split} has tasks 0-{count - 1}, not {chosen[-1]}")
+    tasks = own.tasks or range(min(args.groups or 8, count))
+    if tasks[-1] >= count:
+        raise SettingsError(f"{first.env}/{first.split} has tasks 0-{count - 1}, not {tasks[-1]}")
+    groups = args.groups or (len(own.tasks) if own.tasks else 8)
     jobs = []
-    for i in range(args.groups or (len(given) if given else 8)):
-        epoch, task = i // len(chosen), chosen[i % len(chosen)]
+    for number in range(groups):
+        epoch, task = number // len(tasks), tasks[number % len(tasks)]
         group = group_name(first.env, first.split, task, epoch)
         jobs.append(replace(first, task=task, group=group, seed=first.seed + epoch))
     return own, jobs
@@ -204,9 +215,8 @@ def report(
         f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, "
         f"{turns} turns an episode",
         f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
-        *(
-            f"dead     {clean(death.strip())}" for death in deaths[:1]
-        ),  # in full: all of one cause look alike
+        # The first in full: all of one cause look alike.
+        *(f"dead     {clean(death.strip())}" for death in deaths[:1]),
         *(f"dead     {first_line(death)}" for death in deaths[1:5]),
         "",
         "next:",
@@ -219,7 +229,8 @@ def report(
 
 def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     """Commands to try after this demo."""
-    job, steps = jobs[0], {}
+    job = jobs[0]
+    steps = {}
     if args.out:
         steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
     else:
@@ -229,32 +240,43 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     if job.env == "shop":
         tau = f"tasks of tau2-bench ({install_line('tau2-2025')})"
         steps["rollq demo --env tau2_2025:retail --set split=test"] = tau
-    env, agent = typed(job.env), typed(job.agent)
-    if args.engine:
-        parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
-        parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
-    else:
+    if not args.engine:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
-        parts = (
-            "rollq redis; rollq engine"
-            + (f" --env {env}" if env != "shop" else "")
-            + "; rollq worker"
-        )
-    parts += f" --env {env}" if env != job.env else ""
-    parts += f" --agent {agent}" if agent != job.agent else ""
-    tasks = range(job.task, job.task + min(8, len({job.task for job in jobs})))
-    chosen = f"--env {env} --split {job.split} --tasks {tasks[0]}-{tasks[-1]}"
+    steps[_parts_line(args, job)] = "each in a terminal of its own, and then:"
+    tasks = min(8, len({job.task for job in jobs}))
+    steps[_submit_line(args, job, tasks)] = ""
+    steps[f"rollq pull --run first --groups {tasks} --out first.jsonl"] = ""
+    width = max(len(line) for line, words in steps.items() if words and len(line) < 60)
+    return [f"  {line:<{width}}   {words}".rstrip() for line, words in steps.items()]
+
+
+def _parts_line(args: argparse.Namespace, job: Job) -> str:
+    """Commands that start the parts of this demo one by one."""
+    env, agent = typed(job.env), typed(job.agent)
+    line = "rollq redis; rollq engine"
+    if args.engine:
+        line = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
+        if args.tokenizer:
+            line += f" --tokenizer {args.tokenizer}"
+    else:
+        if env != "shop":
+            line += f" --env {env}"
+        line += "; rollq worker"
+    if env != job.env:
+        line += f" --env {env}"
+    if agent != job.agent:
+        line += f" --agent {agent}"
+    return line
+
+
+def _submit_line(args: argparse.Namespace, job: Job, tasks: int) -> str:
+    """A command that submits so many tasks of this demo to a run."""
+    last = job.task + tasks - 1
+    line = f"rollq submit --run first --env {typed(job.env)} --split {job.split}"
+    line += f" --tasks {job.task}-{last}"
     if job.agent != "tool-calling":
-        chosen += f" --set agent={agent}"
-    chosen += "".join(
-        f" --set {shlex.quote(f'{key}={value}')}"
-        for key, value in args.set
-        if key not in SAID_APART
-    )
-    steps |= {
-        parts: "each in a terminal of its own, and then:",
-        f"rollq submit --run first {chosen} --size 4 --seal": "",
-        f"rollq pull --run first --groups {len(tasks)} --out first.jsonl": "",
-    }
-    width = max(len(line) for line, why in steps.items() if why and len(line) < 60)
-    return [f"  {line:<{width}}   {why}".rstrip() for line, why in steps.items()]
+        line += f" --set agent={typed(job.agent)}"
+    for key, value in args.set:
+        if key not in OWN_FORM:
+            line += f" --set {shlex.quote(f'{key}={value}')}"
+    return f"{line} --size 4 --seal"

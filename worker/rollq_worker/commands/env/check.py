@@ -135,14 +135,16 @@ def _check_index(domain: Domain, split: str, openings: dict[str, int], index: in
     report = Report(played=1)
     try:
         task, again = domain.task(split, index), domain.task(split, index)
-        if wrong := _wrong_fields(task):
+        wrong = _wrong_fields(task)
+        if wrong:
             report.problems.append(f"task {index}: {wrong}")
             return report
         if task != again:
             report.problems.append(
                 f"task {index}: task({split!r}, {index}) returns another task the second time"
             )
-        if (first := openings.setdefault(task.opening, index)) != index:
+        first = openings.setdefault(task.opening, index)
+        if first != index:
             report.problems.append(
                 f"tasks {first} and {index} have the same opening, and it must be unique"
             )
@@ -182,14 +184,17 @@ def _wrong_fields(task: Any) -> str:
         return f"task() returns a {type(task).__name__}, not a rollq.env.Task"
     for name, kind in TASK_FIELDS.items():
         value = getattr(task, name)
-        if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
+        is_text_for_list = kind is Sequence and isinstance(value, str)
+        if not isinstance(value, kind) or is_text_for_list:
             return f"Task.{name} is {value!r:.60}, not a {kind.__name__}"
     if not task.opening:
         return "Task.opening is empty: the user's first message"
-    if not (task.replies and STOP_MARKER in task.replies[-1]):
+    if not any(STOP_MARKER in reply for reply in task.replies[-1:]):
         return f"the last of Task.replies must contain {STOP_MARKER}, which ends the conversation"
-    if wrong := next((move for move in task.moves if not isinstance(move, Action)), None):
-        return f"Task.moves holds {wrong!r:.60}, not a rollq.env.Action"
+    moves: Sequence[Any] = task.moves
+    for move in moves:
+        if not isinstance(move, Action):
+            return f"Task.moves holds {move!r:.60}, not a rollq.env.Action"
     return ""
 
 
@@ -233,13 +238,8 @@ class _Player:
     """Plays one task."""
 
     def __init__(self, domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
-        self._domain, self._split, self._index, self._task, self._report = (
-            domain,
-            split,
-            index,
-            task,
-            report,
-        )
+        self._domain, self._split, self._index = domain, split, index
+        self._task, self._report = task, report
         with self._opened() as environment, errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(environment)
         report.tools.append(len(self.tools))
@@ -319,8 +319,8 @@ def _of_type(what: str, value: T, kinds: tuple[type, ...]) -> T:
 def _as_turn(action: Action) -> str:
     """The turn as the fake renderer reads it. What would look like a call to it gets a space."""
     if action.name == RESPOND:
-        said = str(action.arguments["content"])
-        return f" {said}" if said.startswith(("{", "[")) else said
+        text = str(action.arguments["content"])
+        return f" {text}" if text.startswith(("{", "[")) else text
     return json.dumps({"name": action.name, "arguments": dict(action.arguments)})
 
 
@@ -330,22 +330,19 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
     """
     calls = [Action("no_such_tool", {})]
     for tool in tools:
-        name, known = (
-            tool["function"]["name"],
-            tool["function"].get("parameters", {}).get("properties", {}),
-        )
+        name = tool["function"]["name"]
+        parameters = tool["function"].get("parameters", {}).get("properties", {})
         calls += [Action(name, {}), Action(name, {"no_such_argument": 1})]
         odd: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
-        calls += [Action(name, dict.fromkeys(known, value)) for value in odd]
+        calls += [Action(name, dict.fromkeys(parameters, value)) for value in odd]
     return calls
 
 
 def _sum_up(report: Report) -> None:
     if report.idle_rewards and not report.rewards:
         report.notes.append(
-            "no task has moves: whether a perfect agent earns the reward cannot be seen "
-            "here (the replay engine makes"
-            " random calls)"
+            "no task has moves: whether a perfect agent earns the reward cannot be seen here "
+            "(the replay engine makes random calls)"
         )
     if report.judged:
         report.notes.append(

@@ -80,13 +80,13 @@ def _list(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.environments import origins
         from rollq_worker.environments.files import FILES
-    found = origins() | {file.name: file.written for file in FILES.readable()}
+    sources = origins() | {file.name: file.written for file in FILES.readable()}
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(sources))
         return 0
-    width = max(map(len, found))
-    for name in sorted(found):
-        print(f"{name:<{width}}  {found[name]}")
+    width = max(map(len, sources))
+    for name in sorted(sources):
+        print(f"{name:<{width}}  {sources[name]}")
     print("next: rollq env check NAME")
     return 0
 

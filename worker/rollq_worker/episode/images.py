@@ -46,7 +46,8 @@ class EpisodeImages:
             reference = image.reference
             self._tokens += self._renderer.image_length(reference.width, reference.height)
             self._bytes += reference.bytes
-            self._shown.append(self._files.setdefault(reference.sha256, image))
+            kept = self._files.setdefault(reference.sha256, image)
+            self._shown.append(kept)
             added.append(reference)
         if self._bytes > MAX_EPISODE_BYTES:
             raise EnvironmentFailure(
@@ -78,10 +79,14 @@ class EpisodeImages:
         SGLang takes each placeholder for an image, and never answers a request that has more of
         them than images.
         """
-        return bool(self._shown) and ids.count(self._renderer.image_token) != self._tokens
+        if not self._shown:
+            return False
+        placeholders = ids.count(self._renderer.image_token)
+        return placeholders != self._tokens
 
     def extras(self) -> Mapping[str, Extra]:
         """The files, each once, in the order of the conversation."""
         if self._files:
-            return {IMAGES: pack_images(image.data for image in self._files.values())}
+            files = [image.data for image in self._files.values()]
+            return {IMAGES: pack_images(files)}
         return {}

@@ -137,10 +137,11 @@ class _Episode:
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
             shown = self.images.add(opening.images)
-        messages: list[Message] = [{"role": "user", "content": content_with(first, shown)}]
+        messages: list[Message] = []
         system = self.agent.system_prompt(policy, schemas)
         if system:
-            messages.insert(0, {"role": "system", "content": system})
+            messages.append({"role": "system", "content": system})
+        messages.append({"role": "user", "content": content_with(first, shown)})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
         prompt = Prompt(ids=ids, messages=messages, tools=self.schemas, at=at)
@@ -171,7 +172,8 @@ class _Episode:
         if self.next_prompts.summing_up:
             return self.sum_up(turn, read, at)
         decision = self.agent.act(read, self.tools)
-        roles = {replying_role(action, self.agent.text_actions) for action in decision.actions}
+        text_actions = self.agent.text_actions
+        roles = {replying_role(action, text_actions) for action in decision.actions}
         if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
             # The stop token is also the header of the next message, and the reply has another role.
             error = "the turn ends as if it were somebody else's turn to answer it."
@@ -322,7 +324,8 @@ class _Episode:
 
     def close(self, stop: Stop) -> Closed:
         self.recording.check_finished()
-        return close(self.environment, stop, unfinished="" if stop is Stop.DONE else stop.value)
+        unfinished = "" if stop is Stop.DONE else stop.value
+        return close(self.environment, stop, unfinished=unfinished)
 
     def record(self, event: Event, replayed: bool = False) -> None:
         """Check an event and journal it, unless the journal has it already."""

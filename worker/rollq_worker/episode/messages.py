@@ -53,15 +53,12 @@ class ActionResult:
 
     @property
     def reply(self) -> Message:
+        content = content_with(self.text, self.images)
         if self.action.name == RESPOND:
-            return {"role": "user", "content": content_with(self.text, self.images)}
-        if not self.id:
-            return {"role": "user", "content": content_with(RESULT + self.text, self.images)}
-        return {
-            "role": "tool",
-            "tool_call_id": self.id,
-            "content": content_with(self.text, self.images),
-        }
+            return {"role": "user", "content": content}
+        if self.id:
+            return {"role": "tool", "tool_call_id": self.id, "content": content}
+        return {"role": "user", "content": content_with(RESULT + self.text, self.images)}
 
     @property
     def recorded(self) -> dict[str, Json]:
@@ -148,7 +145,8 @@ def assistant_message(read: ReadTurn, calls: Sequence[tuple[str, Action]]) -> Me
 
 def _call(id: str, action: Action) -> Json:
     arguments = _as_json(dict(action.arguments))
-    return {"id": id, "type": "function", "function": {"name": action.name, "arguments": arguments}}
+    function = {"name": action.name, "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
 
 
 def replying_role(action: Action, text_actions: bool) -> str:
@@ -199,7 +197,8 @@ def _key(tools: Sequence[Json]) -> bytes:
 
 def checked_schemas(tools: Sequence[Json]) -> list[Json]:
     """Plain copies of tool schemas. Raises TypeError or ValueError for other values."""
-    schemas: Json = json.loads(json.dumps(tools, allow_nan=False))
+    text = json.dumps(tools, allow_nan=False)
+    schemas: Json = json.loads(text)
     names = [_tool_name(schema) for schema in schemas]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

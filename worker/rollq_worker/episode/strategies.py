@@ -141,7 +141,8 @@ def _few_shot(args: Mapping[str, Json]) -> ToolCalling:
         raise JobFailure(
             f"agent_args of few-shot need examples, a list of texts, not {_brief(args)}"
         )
-    strategy = _tool_calling({name: value for name, value in args.items() if name != "examples"})
+    others = {name: value for name, value in args.items() if name != "examples"}
+    strategy = _tool_calling(others)
     return replace(strategy, examples=tuple(examples))
 
 

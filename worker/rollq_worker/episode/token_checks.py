@@ -145,7 +145,8 @@ class TokenChecks:
 
 
 def _highest(ids: array[int]) -> int:
-    return max(_highest_of(ids[at : at + 256].tobytes()) for at in range(0, len(ids), 256))
+    blocks = [ids[start : start + 256] for start in range(0, len(ids), 256)]
+    return max(_highest_of(block.tobytes()) for block in blocks)
 
 
 @lru_cache(512)  # first prompts mostly begin alike

@@ -70,9 +70,8 @@ class Generation:
         """Turn a whole generation into one that was aborted after `count` tokens."""
         self.aborted = True
         self.total = count
-        self.spans = [
-            (name, start, min(end, count)) for name, start, end in self.spans if start < count
-        ]
+        spans = [span for span in self.spans if span[1] < count]
+        self.spans = [(name, start, min(end, count)) for name, start, end in spans]
 
 
 class Scheduler:

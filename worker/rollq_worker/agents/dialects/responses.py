@@ -61,7 +61,7 @@ class Responses:
     error = staticmethod(chat_completions.error)
 
     def __init__(self) -> None:
-        self._given: dict[str, tuple[Turn, bool]] = {}
+        self._replies: dict[str, tuple[Turn, bool]] = {}
         """By the response's id: its turn, and whether the conversation begins with instructions."""
 
     def read(self, body: Any) -> TurnRequest:
@@ -100,13 +100,13 @@ class Responses:
     def _before(self, response: Any) -> Sequence[Message]:
         if response is None:
             return ()
-        if not isinstance(response, str) or response not in self._given:
+        if not isinstance(response, str) or response not in self._replies:
             raise RequestRefused(
                 f"previous_response_id: there is no response {response!s:.80} in this episode",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        turn, instructed = self._given[response]
+        turn, instructed = self._replies[response]
         assert turn.message is not None, "it is over"
         return [*turn.conversation[instructed:], turn.message]
 
@@ -122,7 +122,7 @@ class Responses:
                 "status": "incomplete",
                 "incomplete_details": {"reason": "max_output_tokens"},
             }
-        self._given[response["id"]] = turn, request.repeated["instructions"] is not None
+        self._replies[response["id"]] = turn, request.repeated["instructions"] is not None
         return response
 
     def stream(self, turn: Turn, request: TurnRequest) -> Iterator[bytes]:

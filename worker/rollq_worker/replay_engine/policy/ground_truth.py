@@ -119,7 +119,8 @@ class GroundTruth:
                 unread = [start for start in starts if start >= cached]
                 break
         for begin, end in pairwise(unread):
-            progress = self._after(progress, self.tokenizer.decode(ids[begin + 1 : end]))
+            message = self.tokenizer.decode(ids[begin + 1 : end])
+            progress = self._after(progress, message)
         if keys and keys[0] not in self._cache:
             self._cache[keys[0]] = progress
             if len(self._cache) > CACHED:
@@ -128,7 +129,9 @@ class GroundTruth:
 
     def _after(self, progress: TaskProgress, message: str) -> TaskProgress:
         role, _, text = message.partition("\n")
-        text = without_images(text.rpartition(END)[0] if END in text else text)
+        if END in text:
+            text = text.rpartition(END)[0]
+        text = without_images(text)
         if role.strip() == "system":
             return progress.after_system(text)
         if role.strip() == "user":
@@ -186,7 +189,8 @@ class GroundTruth:
         self, move: Action | str, form: TextForm | None = None, before: str = ""
     ) -> array[int]:
         """array('I'): the turn as sampled tokens, stop token included."""
-        text = before + (move if isinstance(move, str) else turn_text(move, form))
+        turn = move if isinstance(move, str) else turn_text(move, form)
+        text = before + turn
         ids = self._encoded.get(text)
         if ids is None:
             if len(self._encoded) >= CACHED:
@@ -204,8 +208,9 @@ def turn_text(move: Action, form: TextForm | None = None) -> str:
         return write_action(move, form)
     if move.name == RESPOND:
         return str(move.arguments.get("content", ""))
-    call = json.dumps({"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
+    call = {"name": move.name, "arguments": dict(move.arguments)}
+    text = json.dumps(call, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def _positions(ids: array[int], token: int) -> list[int]:

@@ -21,10 +21,12 @@ def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
     """Up to CALLS calls, each of a random tool, and then words to the user."""
     rng = random.Random(f"{task.id} {task.hash}")
     calls = (rng.choice(tools)["function"] for _ in range(CALLS if tools else 0))
-    moves = [Action(call["name"], _object(call.get("parameters") or {}, rng, 4)) for call in calls]
-    return *moves, Action(
-        RESPOND, {"content": "I have tried the tools; that is all that I can say."}
-    )
+    moves = []
+    for call in calls:
+        arguments = _object(call.get("parameters") or {}, rng, 4)
+        moves.append(Action(call["name"], arguments))
+    last_word = "I have tried the tools; that is all that I can say."
+    return *moves, Action(RESPOND, {"content": last_word})
 
 
 def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:

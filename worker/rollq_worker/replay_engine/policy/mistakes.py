@@ -93,8 +93,10 @@ def _spoiled_call(kind: Mistake, move: Action) -> Action | str | None:
         return Action(f"{move.name}_now", move.arguments)
     if kind is Mistake.ARGUMENT:
         return _wrong_argument(move)
-    call = json.dumps({"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False)
-    return f"<tool_call>\n{call[: max(len(call) - 4, len(call) // 2)]}\n</tool_call>"
+    call = {"name": move.name, "arguments": dict(move.arguments)}
+    text = json.dumps(call, ensure_ascii=False)
+    length = max(len(text) - 4, len(text) // 2)
+    return f"<tool_call>\n{text[:length]}\n</tool_call>"
 
 
 def _wrong_argument(move: Action) -> Action | None:

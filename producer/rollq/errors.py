@@ -2,11 +2,11 @@
 
     RollqError
     ├── SettingsError          a flag, an environment variable or a file is wrong
-    ├── ContractError          a value breaks the data contract: a job, an event, a blob from Redis, an engine's reply
+    ├── ContractError          a job, an event, a blob or a reply breaks the data contract
     │   └── UnknownSchema      a blob was written in another version of the schema
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
-    │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
+    │   ├── Unwritable         Redis takes no writes now: out of memory, disk full, read-only, busy
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
@@ -14,23 +14,23 @@
     ├── ClientClosed           a client or consumer was closed before this call
     ├── SyncError              an engine of a fleet does not serve the new weights
     ├── PullTimeout            not enough groups became ready in time
-    ├── FunctionError          a filter or a reward function of the trainer raised, or returned what it may not
-    ├── MissingGroups          a batch of exactly so many groups cannot be made up without new submissions
-    ├── ForOtherWorkers        a worker that was set up otherwise can play the job; it goes back at no cost
+    ├── FunctionError          a function of the trainer raised or returned what it may not
+    ├── MissingGroups          an exact batch cannot be made up without new submissions
+    ├── ForOtherWorkers        only a worker set up otherwise can play the job; no cost
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
-        │   └── EngineBreach   a ContractError as well: a reply breaks an invariant of token fidelity
+        │   └── EngineBreach   also a ContractError: a reply breaks token fidelity
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
-        ├── RewardFailure      class reward   (infrastructure: retried, resumed; never a reward of 0)
+        ├── RewardFailure      class reward   (infrastructure: retried, resumed; never reward 0)
         ├── AgentFailure       class agent    (data: retried from the start)
         ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
-            └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
+            └── JobBreach      also a ContractError: the job breaks token fidelity
 
 A bad rollout is data, not a crash: a worker turns every RolloutFailure into a failure record of its
 attempt. All errors survive pickling, because they cross threads and processes.
-"""  # noqa: E501
+"""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum

@@ -128,9 +128,8 @@ class RandomFaults:
             took <= LEASE_S + EXIT_S + SLACK_S,
             f"a dead worker's jobs went on only after {took:.1f} s",
         )
-        again = (
-            engine_proxy.regenerated - before
-        )  # includes turns that were answered and not yet journaled
+        # Includes turns that were answered and not yet journaled.
+        again = engine_proxy.regenerated - before
         self.run.check(
             again <= SLOTS, f"{again} turns again after the death of a worker of {SLOTS} jobs"
         )
@@ -153,9 +152,8 @@ class RandomFaults:
     def drain_worker(self) -> None:
         worker = self.run.rng.choice(self.workers)
         if worker.exit_code is None and worker.pid not in self.frozen:
-            self._allow_regenerated(
-                SLOTS
-            )  # its generations, when the engine is away and cannot return them
+            # Its generations, when the engine is away and cannot return them.
+            self._allow_regenerated(SLOTS)
             self.leaving.add(worker.pid)
             self._signal(worker, signal.SIGTERM)
             threading.Thread(

@@ -156,17 +156,23 @@ def _first_unsampled(line: dict[str, Any], engine_proxy: EngineProxy) -> int | N
     return None
 
 
-TITLES = ("row", "seed", "faults", "jobs", "done", "dead", "delivered", "lost", "duplicated", "turns again",  # noqa: E501
-          "resumed", "recovered s", "wall s")  # fmt: skip
+TITLES = (
+    *("row", "seed", "faults", "jobs", "done", "dead", "delivered", "lost", "duplicated"),
+    *("turns again", "resumed", "recovered s", "wall s"),
+)
 
 
 def table(results: list[Result]) -> str:
     """The results as a Markdown table, one line each."""
     rows = [
-        (a.row, a.seed, a.faults, a.jobs, a.done, a.dead, a.delivered, a.lost, a.duplicated, a.regenerated, a.resumed,  # noqa: E501
-         "-" if a.recovered_s is None else f"{a.recovered_s:.1f}", f"{a.wall_s:.0f}")
+        (
+            *(a.row, a.seed, a.faults, a.jobs, a.done, a.dead, a.delivered, a.lost, a.duplicated),
+            *(a.regenerated, a.resumed),
+            "-" if a.recovered_s is None else f"{a.recovered_s:.1f}",
+            f"{a.wall_s:.0f}",
+        )
         for a in results
-    ]  # fmt: skip
+    ]
     return _markdown([TITLES, *[tuple(map(str, row)) for row in rows]])
 
 

@@ -49,9 +49,8 @@ def test_every_token_is_of_the_pinned_version(stack: Stack) -> None:
         with pytest.raises(TimeoutError, match="jobs are pinned to"):
             evaluation.result(3)
         later = client.evaluate([replace(task, weight_version="6") for task in TASKS], 1)
-        assert list(later.result(120).versions) == [
-            "6"
-        ]  # what is left of the other one is not in its way
+        # What is left of the other one is not in its way.
+        assert list(later.result(120).versions) == ["6"]
         assert not evaluation.done()
         load_weights(of_evaluation, "5")
         found = evaluation.result(120)

@@ -30,9 +30,8 @@ def test_only_the_failed_member_is_played_again_and_from_the_start(
         assert all(
             not state.failures and not state.set_aside for state in states if state is not failed
         )
-        assert (
-            decode_header(failed.journal[0], failed.id).attempt == 2
-        )  # a new journal; nothing was resumed
+        # A new journal; nothing was resumed.
+        assert decode_header(failed.journal[0], failed.id).attempt == 2
         assert (client.stats()["claims"], client.stats()["resumed"]) == (SIZE + 1, 0)
         [batch] = client.batches(1, timeout=10)
         [group] = batch.groups

@@ -180,6 +180,5 @@ def test_every_metric_of_the_dashboard_moves(
     wanted = named_metrics() - {"up"}  # which is Prometheus's own
     assert len(wanted) > 40
     assert not {name for name in wanted if not scrapes.moved(name)}
-    assert not scrapes.moved(
-        "rollq_duplicates_total"
-    )  # which never happens, and is on no dashboard
+    # Which never happens, and is on no dashboard.
+    assert not scrapes.moved("rollq_duplicates_total")

@@ -101,12 +101,13 @@ class TestStop:
             "worker", "-c", "12", "--engine", stack.engine_url, env=hanging_server.user_endpoint
         )
         stack.wait(lambda: hanging_server.asked, 150, "a stalled user")
+        # Both arrive together.
         for number in (
             signal.SIGSTOP,
             signal.SIGTERM,
             signal.SIGQUIT,
             signal.SIGCONT,
-        ):  # both arrive together
+        ):
             third.send_signal(number)
         assert third.wait(60) == 1
         said = third.log.read_bytes()  # type: ignore[attr-defined]

@@ -45,9 +45,8 @@ class SolveRates:
             self.add(group)
             return kept is None or kept.function(group)
 
-        recorded.__qualname__ = (
-            kept.name if kept else "all"
-        )  # under which skipped groups are counted
+        # Skipped groups are counted under this name.
+        recorded.__qualname__ = kept.name if kept else "all"
         return recorded
 
     def __call__(self, step: int) -> dict[str, float]:
@@ -57,9 +56,8 @@ class SolveRates:
         stay as they are. Ask for the steps in order, from 0, as a mixture does.
         """
         if step not in self._known:
-            if (
-                not self._known
-            ):  # a producer whose last groups Redis has lost says it again before it submits them
+            # A producer whose last groups Redis has lost stores the rates again before it submits.
+            if not self._known:
                 self._producer.pin("solve rates", lambda: self._store.keep(self._known))
             self._known[step] = self._retry(lambda: self._at(step))
             self._seen.update(self._known[step])

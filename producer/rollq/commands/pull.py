@@ -160,9 +160,8 @@ class Pull:
 
     @property
     def missing(self) -> int:
-        return max(
-            0, int(self.args.groups) - len(self.groups)
-        )  # what a name still holds may be more
+        # What a name still holds may be more.
+        return max(0, int(self.args.groups) - len(self.groups))
 
     @property
     def stalest(self) -> int | None:
@@ -201,9 +200,8 @@ class Pull:
 def run(args: argparse.Namespace) -> int:
     stdout = sys.stdout
     with contextlib.ExitStack() as stack:
-        if (
-            args.track
-        ):  # trackers print, until the client closes them, and stdout is for what the pull says
+        # Trackers print, until the client closes them, and stdout is for what the pull says.
+        if args.track:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(

@@ -23,9 +23,9 @@ Redis's clock. `<job>` is `run/group/sample`.
                                        admission); step, version (of the policy that was published
                                        last), published (times), publication (token of the last);
                                        batch, staleness, running (0: no limit): what it admits;
-                                       trained (groups whose places in steps are used, but for held
-                                       ones), lent (those of them that were skipped: their places
-                                       are free if the trainer asks for more first)
+                                       trained (groups counted against admission, without held
+                                       ones), lent (of these, skipped: their places are free if
+                                       the trainer asks for more first)
     rollq:{run}:versions         hash  weight version -> its training step
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has
                                        entered; source# -> token of its last producer

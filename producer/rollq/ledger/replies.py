@@ -1,4 +1,4 @@
-"""The ledger's answers. Pure values."""
+"""Return types of the ledger. Pure values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -122,9 +122,8 @@ def free_port() -> int:
 def port_taken(port: int, host: str = HOST) -> bool:
     """True if a server listens there."""
     with socket.socket() as s:
-        s.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as servers do: closed connections do not count
+        # As servers do: closed connections do not count.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
         except OSError as e:

@@ -112,9 +112,8 @@ def test_a_stored_result_outlives_the_records_of_its_groups(client: Client, ledg
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0], [0.0])
     found = evaluation.result(60)
-    assert (
-        ledger.redis.delete(*(ledger.keys.acked(name) for name in GROUPS)) == 2
-    )  # what their expiry does
+    # What their expiry does.
+    assert ledger.redis.delete(*(ledger.keys.acked(name) for name in GROUPS)) == 2
     assert client.evaluate(TASKS, 1, "1").result(60) == found
     assert client.stats()["submitted"] == 2
 

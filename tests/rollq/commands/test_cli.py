@@ -271,9 +271,8 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
         try:
             while "no worker is alive" not in process.stderr.readline():
                 assert process.poll() is None
-            process.send_signal(
-                signal.SIGINT
-            )  # earlier, Python can lose it: in an import, or when it frees a client
+            # Earlier, Python can lose it: in an import, or when it frees a client.
+            process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
         finally:
             process.kill()
@@ -302,9 +301,8 @@ def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
         command, **streams, text=True, timeout=60, env={**env, "ROLLQ_REDIS_URL": redis_url}
     )
     os.close(writer)
-    assert done.returncode in (
-        (1, 2) if line == "nonsense" else (0, 1)
-    )  # argparse of Python 3.11.2 raises
+    # Argparse of Python 3.11.2 raises.
+    assert done.returncode in ((1, 2) if line == "nonsense" else (0, 1))
     said = (done.stdout or "") + (done.stderr or "")
     assert "Traceback" not in said and "Error" not in said and "Exception" not in said
 

@@ -151,8 +151,14 @@ def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(ledger: Ledger, pull: Pu
     said = pull(5, "--json", code=1)
     assert said.json | {"stops": None} == {
         "staleness_max": None,
-        "run": "r", "groups": 2, "missing": 3, "delivered": 4, "duplicates": 0, "reward_mean": 1.0, "stops": None  # noqa: E501
-    }  # fmt: skip
+        "run": "r",
+        "groups": 2,
+        "missing": 3,
+        "delivered": 4,
+        "duplicates": 0,
+        "reward_mean": 1.0,
+        "stops": None,
+    }
     assert "run r: the run is sealed and has no more: 3 of 5 groups are missing" in said.err
 
 

@@ -70,9 +70,8 @@ def test_a_failed_job_says_why_and_its_message_is_no_backoff(ledger: Ledger, lat
     failed = claim(ledger, "r/g/0")
     ledger.fail(failed.job.id, failed.lease, FailureClass.ENV, "it broke\nTraceback")
     now = float(reader(ledger).scripts.now())
-    ledger.redis.zadd(
-        ledger.keys.queued, {"r/g/0": now + CONFIRMED_S}
-    )  # the message is at the broker
+    # The message is at the broker.
+    ledger.redis.zadd(ledger.keys.queued, {"r/g/0": now + CONFIRMED_S})
     said = late().out
     assert rows(said)["r/g/0"] == "queue"
     assert "    failed once, last by env: it broke\n" in said and "Traceback" not in said

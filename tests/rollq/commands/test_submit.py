@@ -49,9 +49,8 @@ def test_what_was_acknowledged_is_told_from_what_is_only_known(
     )
     found = says(*line, "--json").json
     assert (found["new"], found["known"], found["acked"]) == (0, 6, 2)
-    done = client.submit(
-        job for n in range(4) for job in group(f"g{n}")
-    )  # without a source, each is sent again
+    # Without a source, each is sent again.
+    done = client.submit(job for n in range(4) for job in group(f"g{n}"))
     again = client.submit(job for n in range(4) for job in group(f"g{n}"))
     assert (len(done.new), len(again.known), len(again.acked)) == (8, 8, 0)
 

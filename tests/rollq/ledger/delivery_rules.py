@@ -29,9 +29,8 @@ class DeliveryRules(Model, RuleBasedStateMachine):
         mine = [name for name in self.of_state("held") if self.groups[name].token == token]
         expected = mine or there[:groups]
         more = [name for name in self.of_state("open") if PURPOSE[name] is purpose]
-        others = [
-            name for name in self.of_state("held") if PURPOSE[name] is purpose
-        ]  # they may come back
+        # They may come back.
+        others = [name for name in self.of_state("held") if PURPOSE[name] is purpose]
         if not mine and len(expected) < groups and (more or others or not self.sealed):
             expected = []
         taken = take(self.ledger, groups, token, purpose=purpose)

@@ -68,8 +68,7 @@ def played(
         try:
             replies.append(str(redis.eval(text, 1, keys.prefix, *args)))
         except ResponseError as e:
-            replies.append(
-                str(e).partition("DAMAGED")[2].partition(" script: ")[0]
-            )  # which names the script
+            # Which names the script.
+            replies.append(str(e).partition("DAMAGED")[2].partition(" script: ")[0])
     hashes = [redis.hgetall(key) for key in (keys.group("g"), keys.job("r/g/0"), keys.count)]
     return [*replies, *hashes, sorted(redis.keys())]

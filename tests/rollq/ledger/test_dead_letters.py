@@ -65,9 +65,8 @@ class TestRequeue:
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
         assert reader(ledger).trajectory("r/g/0", 2).events[: len(last)] == last
-        assert (
-            ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"
-        )  # its budget is whole again
+        # Its budget is whole again.
+        assert ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
         (taken,) = take(ledger, 1, "t")
@@ -150,9 +149,8 @@ class TestDiscard:
     ) -> None:
         ledger.submit(group(min_viable=1))
         kill(ledger, "r/g/0")
-        assert (
-            len(list(ledger.redis.scan_iter("*journal:r/g/0*"))) == 2
-        )  # the last one, and one that was set aside
+        # The last one, and one that was set aside.
+        assert len(list(ledger.redis.scan_iter("*journal:r/g/0*"))) == 2
         letters.discard("r/g/0")
         letters.discard("r/g/0")
         assert not list(ledger.redis.scan_iter("*journal:r/g/0*"))

@@ -129,9 +129,8 @@ class TestClaim:
             ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") - ledger.scripts.now() <= 2.0
         )
         before = ledger.scripts.now()
-        ledger.renew_leases(
-            [("r/g/0", "1#token")], left_s=[60.0]
-        )  # the engine was away for a minute
+        # The engine was away for a minute.
+        ledger.renew_leases([("r/g/0", "1#token")], left_s=[60.0])
         assert (
             before + 15.0
             <= ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token")
@@ -142,9 +141,8 @@ class TestClaim:
         ledger.submit(group())
         claim(ledger, "r/g/0")
         outcome = fail_late(ledger, "r/g/0", "1#token", FailureClass.ENGINE)
-        ledger.redis.zadd(
-            ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600}
-        )  # sent all the same
+        # Sent all the same.
+        ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600})
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal(
             "early", pytest.approx(outcome.not_before)
         )

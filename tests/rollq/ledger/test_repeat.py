@@ -327,12 +327,13 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
         assert values(again) == values(ledger.scripts.call(name, *args))
     if name not in ("reap", "cancel_group", "snapshot"):
         assert values(again) == values(reply)
+    # They move times only, or nothing.
     if name not in (
         "renew_leases",
         "renew_holds",
         "confirm",
         "snapshot",
-    ):  # they move times only, or nothing
+    ):
         assert once != before
 
 

@@ -111,8 +111,8 @@ def test_what_ends_and_hands_out_work_goes_through(
     (taken,) = take(ledger, 1, "t")
     deliveries(ledger).renew_holds(["t"], 100.0)
     Versions(ledger.redis, "r").publish(1, "1", "p")  # the trainer acknowledges after it
-    solve_rates.Store(ledger.scripts).add("shop.train.0", "a", 0.5)  # also after these two
-    evaluations.Store(ledger.scripts).save(RESULT)
+    solve_rates.SolveRateStore(ledger.scripts).add("shop.train.0", "a", 0.5)  # also after these two
+    evaluations.EvaluationStore(ledger.scripts).save(RESULT)
     ack(ledger, "t", taken.id)  # which makes room
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").discard("r/b/0")
@@ -120,8 +120,8 @@ def test_what_ends_and_hands_out_work_goes_through(
     stats = reader(ledger).stats()
     assert (stats["done"], stats["delivered"], stats["queued"], stats["dead"]) == (2, 2, 1, 1)
     assert ledger.redis.zscore(ledger.keys.queued, "r/b/0") is None
-    assert solve_rates.Store(ledger.scripts).latest() == {"shop.train.0": ("a", 0.5)}
-    assert evaluations.Store(ledger.scripts).load("e") == RESULT
+    assert solve_rates.SolveRateStore(ledger.scripts).latest() == {"shop.train.0": ("a", 0.5)}
+    assert evaluations.EvaluationStore(ledger.scripts).load("e") == RESULT
 
 
 def test_an_expired_lease_is_brought_back(ledger: Ledger, full: Callable[[bool], object]) -> None:

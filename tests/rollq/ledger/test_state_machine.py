@@ -328,9 +328,8 @@ class LedgerMachine(DeliveryRules, ClockRules):
             assert found is None
         else:
             assert state.state == found.state
-            if (
-                state.group_state == "acked" and state.job is None
-            ):  # only the group's small record is left
+            # Only the group's small record is left.
+            if state.group_state == "acked" and state.job is None:
                 return
             assert state.attempt == found.attempt
             assert state.failures == {

@@ -51,11 +51,12 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
     publish(versions, 3, "three")
     publish(versions, 5, "7")
     names = ["three", "7", "8", "default", "²"]
+    # A published name counts before its number.
     assert versions.steps(names) == {
         "three": 3,
         "7": 5,
         "8": 8,
-    }  # a published name counts before its number
+    }
     assert versions.steps([]) == {}
 
 
@@ -270,9 +271,8 @@ def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(
     assert [taken.id for taken in found[-1].groups] == ["c"]
     assert reader(ledger).stats()["skips"] == {"stale": 2}
     assert reader(ledger).group_states(["a", "b"]) == ["dropped"] * 2
-    ledger.redis.delete(
-        ledger.keys.acked("b")
-    )  # as when the run forgets it; then it is a new group
+    # As when the run forgets it; then it is a new group.
+    ledger.redis.delete(ledger.keys.acked("b"))
     publish(versions, 3)
     enter(ledger, "b")
     assert reader(ledger).group_states(["a", "b"]) == ["dropped", "open"]

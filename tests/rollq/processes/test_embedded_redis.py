@@ -110,10 +110,11 @@ def test_a_folder_that_cannot_be_made_is_a_settings_error(tmp_path: Path) -> Non
 
 
 def append_only_file(folder: Path) -> Path:
+    # The first from 7.0 on.
     [file] = [
         *folder.glob("appendonlydir/*.incr.aof"),
         *folder.glob("appendonly.aof"),
-    ]  # the first from 7.0 on
+    ]
     return file
 
 

@@ -304,9 +304,8 @@ class TestPaused:
                 raise ZeroDivisionError
             assert all(url in caught.value.__notes__[0] for url in urls)
             assert [(engine.version, engine.paused) for engine in engines] == [("0", "retract")] * 2
-            assert all(
-                done.loaded for done in Fleet(urls).update("/weights/0", "0")
-            )  # back to the last checkpoint
+            # Back to the last checkpoint.
+            assert all(done.loaded for done in Fleet(urls).update("/weights/0", "0"))
         assert not any(engine.paused for engine in engines)
 
     def test_without_all_engines_there_is_no_transfer(self) -> None:

@@ -93,9 +93,8 @@ json_values = (
     | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
 )
 objects = st.dictionaries(st.text(max_size=8), json_values, max_size=4)
-surrogates = st.text(
-    st.characters(exclude_categories=()), max_size=20
-)  # a policy writes what it likes
+# A policy writes what it likes.
+surrogates = st.text(st.characters(exclude_categories=()), max_size=20)
 times = st.floats(0, 2e9)
 bits = st.sampled_from([16, 18, 24, 32])  # as two, three and four planes
 token_ids = bits.flatmap(lambda n: st.lists(st.integers(0, 2**n - 1), max_size=40)).map(
@@ -272,9 +271,8 @@ def test_ids_and_logprobs_are_stored_in_the_shorter_form() -> None:
 
 def test_big_endian_hosts_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = encode_event(sampled(0, 1), "r/g/0")
-    monkeypatch.setattr(
-        rollq.wire.blob, "_SWAP", sys.byteorder == "little"
-    )  # as if this were the other kind of host
+    # As if this were the other kind of host.
+    monkeypatch.setattr(rollq.wire.blob, "_SWAP", sys.byteorder == "little")
     foreign = decode_event(blob, "r/g/0")
     assert isinstance(foreign, Sampled)
     assert foreign.ids == ids(1 << 24)

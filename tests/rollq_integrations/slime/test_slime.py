@@ -10,7 +10,7 @@ import pytest
 
 from rollq import Job
 from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError
-from rollq.ledger.evaluations import Store
+from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.ledger import Ledger
 from rollq_integrations.slime import generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups
@@ -282,7 +282,9 @@ def test_an_evaluation_before_and_after_the_first_rollout_are_two(
             assert (
                 generate_rollout(made.args, 0, made, evaluation=True).data == output.data
             )  # played once
-    stored = {name: Store(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")}
+    stored = {
+        name: EvaluationStore(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")
+    }
     assert {name: found and found.version for name, found in stored.items()} == {
         "held-out-0": "1",
         "held-out-1": "2",

@@ -32,9 +32,8 @@ def worker(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """Starts a worker in this process, which must fail; returns its exit code and its stderr."""
-    monkeypatch.setattr(
-        Shutdown, "install", lambda shutdown: None
-    )  # the test process keeps its signal handlers
+    # The test process keeps its signal handlers.
+    monkeypatch.setattr(Shutdown, "install", lambda shutdown: None)
     for name in list(os.environ):
         if name.startswith("ROLLQ_"):
             monkeypatch.delenv(name)

@@ -33,7 +33,9 @@ end
 local function redis_call(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) == 'table' and reply.err then
-    if string.find(reply.err, 'WRONGTYPE', 1, true) then damaged(key, 'is a ' .. redis.call('TYPE', key)['ok'] .. ', which rollq does not keep there') end
+    if string.find(reply.err, 'WRONGTYPE', 1, true) then
+      damaged(key, 'is a ' .. redis.call('TYPE', key)['ok'] .. ', which rollq does not keep there')
+    end
     if string.find(reply.err, 'not an integer', 1, true) then damaged(key, 'holds no number: ' .. tostring(...)) end
     return redis.call(command, key, ...) -- raises the same error
   end

@@ -39,9 +39,8 @@ def test_the_policy_gradient_is_what_a_hand_computes(
 
     with Client(redis_url, run="r") as client:
         exec(snippet, {"np": np, "client": client, "model": model, "step": losses.append})
-    assert losses == pytest.approx(
-        [-(1.0 * -1.0 + 3.0 * 1.0) / 2]
-    )  # as many sampled tokens in each row
+    # As many sampled tokens in each row.
+    assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])
     assert reader(ledger).group_states(["g"]) == ["acked"]
 
 

@@ -77,9 +77,8 @@ def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> b
 
 def messages(ledger: Ledger) -> Counter[str]:
     """How often each job was published."""
-    keys = [
-        key for key in ledger.redis.scan_iter("rollq*", _type="list") if b"{" not in key
-    ]  # one for each priority
+    # One for each priority.
+    keys = [key for key in ledger.redis.scan_iter("rollq*", _type="list") if b"{" not in key]
     found = [json.loads(message) for key in keys for message in ledger.redis.lrange(key, 0, -1)]
     return Counter(message["headers"]["argsrepr"] for message in found)
 

@@ -89,9 +89,8 @@ def test_a_lone_sample_and_all_samples_are_the_same_source(client: Client) -> No
 def test_the_cursor_never_goes_back(ledger: Ledger) -> None:
     ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))
     ledger.submit(group("b"), source="s", cursor=Cursor(2, 4, "bb"))
-    ledger.submit(
-        group("a"), source="s", cursor=Cursor(1, 2, "aa")
-    )  # a second producer, behind the first
+    # A second producer, behind the first.
+    ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))
     assert ledger.cursor("s") == Cursor(2, 4, "bb")
     assert ledger.cursor("t") == Cursor()
 

@@ -210,9 +210,8 @@ class TestLostTail:
         events = [prompt(), sampled(0), observed(0)]
         play(attempt, *events)
         if kept + len(others) == 4:
-            others = (
-                others * 2
-            )  # the same length shows nothing; the lease keeps others from writing that
+            # The same length shows nothing; the lease keeps others from writing that.
+            others = others * 2
         cut(ledger, kept)
         ledger.redis.rpush(ledger.keys.journal(JOB), *others)
         stored = ledger.journal(JOB)

@@ -60,9 +60,8 @@ class TestRenewing:
         leases = Leases(threading.Event())
         with leases.hold(ledger, claim(ledger, deadline_s=5.0)) as attempt:
             leases.tick()
-            ledger.redis.zincrby(
-                ledger.keys.leased, -6.0, f"r/g0/0#{attempt.lease}"
-            )  # six seconds later
+            # Six seconds later.
+            ledger.redis.zincrby(ledger.keys.leased, -6.0, f"r/g0/0#{attempt.lease}")
             clock.ahead += 6.0
             leases.tick()
             assert reap(ledger) == [] and not attempt.lost.is_set()

@@ -78,9 +78,8 @@ def test_text_actions_need_no_tools_of_the_template() -> None:
         [],
         tools(),
     )
-    assert made.get(job(agent="a_program"), tools()) is made.get(
-        job(), tools()
-    )  # its tools are the template's
+    # Its tools are the template's.
+    assert made.get(job(agent="a_program"), tools()) is made.get(job(), tools())
 
 
 def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(

@@ -91,10 +91,8 @@ def test_a_run_with_other_jobs_is_refused(stack: Stack) -> None:
 def test_without_a_worker_it_times_out(stack: Stack) -> None:
     done = stack.run("eval", "--run", "e", *LINE, "--timeout", "0.5")
     assert done.returncode == 1
-    assert (
-        "0 of 32 tries were graded within 0.5 s. run e: 32 jobs are queued and 0 being played"
-        in done.stderr
-    )
+    assert "0 of 32 tries were graded within 0.5 s" in done.stderr
+    assert "32 queued jobs, 0 being played" in done.stderr
 
 
 def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:

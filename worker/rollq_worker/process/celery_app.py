@@ -44,12 +44,12 @@ log = logging.getLogger("rollq.worker")
 BROKER_TIMEOUT_S = 3.0
 """Seconds to wait for the broker's first answer when the worker starts."""
 CHECK_EVERY_S = 5
-"""Seconds between two looks at whether the answer to a wait for a message (1 s) is overdue. It is
-after as long, so a silent connection is given up after 6 to 11 s.
+"""Seconds between two checks of the wait for a message (1 s), which is overdue after as long. So a
+silent connection is given up after 6 to 11 s.
 """
 STUCK_S = 30.0
-"""Seconds without a note after which the loop counts as stuck. A worker that waits for its broker
-has none either.
+"""Seconds without a tick after which the loop counts as stuck. A worker that waits for its broker
+has no ticks either.
 """
 EXIT_BROKER = 1
 """Exit code of a worker that cannot use its broker."""
@@ -106,8 +106,7 @@ class Connection(KombuConnection):
 
     def channel(self) -> Any:
         channel = super().channel()  # type: ignore[no-untyped-call]
-        # A message that ended a worker would end the next one, too. The ledger brings back what is
-        # worth it.
+        # A message that ended a worker would end the next one, too. The ledger brings its job back.
         channel.do_restore = False
         return channel
 
@@ -122,12 +121,10 @@ class Request(request.Request):  # type: ignore[misc]
     """
 
     outcome: tuple[str, dict[str, object]]
-    """The event that tells how the job ended, and its fields."""
+    """The event for the job's end, and its fields."""
 
     def send_event(self, type: str, **fields: object) -> None:
-        """See Celery, for which a task begins with its message and succeeds whatever became of its
-        job.
-        """
+        """For Celery, a task begins with its message and succeeds whatever its job's outcome."""
         if type == SUCCEEDED:
             type, fields = self.outcome
         elif type == STARTED and not fields:
@@ -136,8 +133,8 @@ class Request(request.Request):  # type: ignore[misc]
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]
-    """Celery's consumer. It sends events for Flower once a second, and ends the worker
-    in one line.
+    """Celery's consumer. It sends events for Flower once a second, and ends the worker in one line
+    of log.
     """
 
     def __init__(self, *args: Any, on_broken: Callable[[], object], **options: Any) -> None:
@@ -194,9 +191,7 @@ class LoopClock:
         self._ticked = time.monotonic()
 
     def start(self, timer: Any) -> None:
-        """Note the time from now on, by this timer of Celery's loop. It goes on after lost
-        connections.
-        """
+        """Tick from now on, by this timer of Celery's loop. It goes on after lost connections."""
         timer.call_repeatedly(1.0, self._tick)
 
     def is_alive(self) -> bool:
@@ -217,12 +212,12 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
         **__: object,
     ) -> None:
         # None when another message with the same id has just ended
-        request = state.requests.get(task.request.id)
-        events = TaskEvents(request.send_event if request else _nothing)
+        running = state.requests.get(task.request.id)
+        events = TaskEvents(running.send_event if running else _nothing)
         # run() ignores texts that are no job id
         outcome = events.ended(runner.run(str(job_id), events.began))
-        if request:
-            request.outcome = outcome
+        if running:
+            running.outcome = outcome
 
     app.task(play, name=TASK, bind=True, Request=Request)
     return app
@@ -251,13 +246,13 @@ def check_broker(app: celery.Celery) -> None:
         with app.connection_for_write(connect_timeout=BROKER_TIMEOUT_S) as connection:
             connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT_S)
             channel = connection.default_channel
-            wrong = [
-                key
-                for queue in app.amqp.queues.consume_from
-                for key in misplaced_keys(channel, queue)
-            ]
-            for queue in () if wrong else app.amqp.queues.consume_from.values():
-                queue.bind(channel).declare()
+            queues = app.amqp.queues.consume_from
+            misplaced: list[str] = []
+            for name in queues:
+                misplaced += misplaced_keys(channel, name)
+            if not misplaced:
+                for queue in queues.values():
+                    queue.bind(channel).declare()
     except KeyError as e:
         raise SettingsError(f"ROLLQ_BROKER_URL: {url}: {e.args[0]} (redis:// or rediss://)") from e
     except Exception as e:  # kombu's transports raise anything; the text may hold a password
@@ -265,8 +260,8 @@ def check_broker(app: celery.Celery) -> None:
             raise translated(e, f"the broker at {url}") from e
         why = f"{type(e).__name__}: {mask_url(str(e))}"
         raise RollqError(f"no broker at {url}: {why} (ROLLQ_BROKER_URL, or --broker URL)") from e
-    if wrong:
-        raise RollqError(f"the broker at {url}: {', '.join(wrong)}. {KEY_REMEDY}")
+    if misplaced:
+        raise RollqError(f"the broker at {url}: {', '.join(misplaced)}. {KEY_REMEDY}")
 
 
 def misplaced_keys(channel: Any, queue: str) -> list[str]:

@@ -25,13 +25,27 @@ range all the same.
 """
 NUMBER = re.compile(
     r"""
-    (?:(?<![\w)\]}%.])[-+](?:\\?[$\u20ac\u00a3\u00a5])?)?      # the sign of -5 and -$5, not the dash of 3-5
-    (?:\d{1,3}(?:([,'_\u00a0\u2009\u202f])\d{3})(?:\1\d{3})*(?!\d|\1\d)  # 1,234,567; not 1,2,3 and not 1,23
-      |\d+|(?<![\w.])(?=\.\d))                             # .5, but not ...72 and not No.5
+    (?:(?<![\w)\]}%.])[-+](?:\\?[$\u20ac\u00a3\u00a5])?)?  # the sign of -5 and -$5, not of 3-5
+    (?:
+      # 1,234,567; not 1,2,3 and not 1,23
+      \d{1,3}(?:([,'_\ \u00a0\u2009\u202f])\d{3})(?:\1\d{3})*(?!\d|\1\d)
+      |\d+
+      |(?<![\w.])(?=\.\d)  # .5, but not ...72 and not No.5
+    )
     (?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?
-    """,  # noqa: E501
+    """,
     re.VERBOSE,
 )
+CUT_BEFORE = re.compile(r"(?:\d[.,'_]|[\^/_]\{?[-+]?|\}\{|\\[dt]?frac\{?|\\sqrt\{?|\])\Z")
+CUT_BEHIND = re.compile(r"\s*\^|[\u00b2\u00b3\u00b9\u2070-\u2079]")
+"""A number with such marks around it is a part of another one: of `1/2`, `0,5`, `1.000.000`,
+`2^{10}`, 7 squared.
+"""
+POWER_OF_TEN = re.compile(
+    r"(?<=\d)\s*(?:\u00d7|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{([-+]?\d{1,4})\}|([-+]?\d{1,4}))"
+)
+"""As in `1.5 \\times 10^{3}`."""
+GROUPING = {"{,}": ",", "\\,": "\u2009", "\\!": ""}
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
 NAMED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mbox|operatorname)\s*\{([^{}]*)\}")
 GROUPED = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
@@ -42,6 +56,8 @@ LEFT_OUT = (
 )
 """Marks that change the look of an answer and not its value."""
 FRACTION = re.compile(r"\\[dt]frac")
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|(?<=\d)\s+[A-Za-z]\s*\Z")
+"""Two letters or more that are no command, and the unit of `5 m`."""
 MATH = MathProcesses()
 atexit.register(MATH.close)
 
@@ -55,11 +71,10 @@ def number(answer: str, truth: str) -> bool:
     """The last number of the answer is that of the truth. If the truth has `####` (GSM8K), only the
     text behind it counts.
     """
-    expected = _numbers(truth.rpartition("####")[2])
-    if not expected:
+    expected = _last_number(truth.rpartition("####")[2])
+    if expected is None:
         raise JobFailure(f"the row's answer holds no number: {truth!r:.100}")
-    numbers = _numbers(answer)
-    return bool(numbers) and numbers[-1] == expected[-1]
+    return _last_number(answer) == expected
 
 
 def boxed(answer: str, truth: str) -> bool:
@@ -75,12 +90,18 @@ def boxed(answer: str, truth: str) -> bool:
 
 
 def math(answer: str, truth: str) -> bool:
-    """The answer has the truth's value by math-verify: formulas, fractions, sets, intervals. False
-    for an answer that takes too much time or memory.
+    """The answer's last box, or else the answer, has the truth's value by math-verify: formulas,
+    fractions, sets, intervals. Words and units are compared as words. False for an answer that
+    takes too much time or memory.
     """
     if find_spec("math_verify") is None:
         raise JobFailure(f"the reward math needs the package math-verify: {install_line('math')}")
     formula = answer.translate(MINUS).strip()
+    box, boxed_truth = _last_box(formula), _last_box(truth)
+    if box is not None:
+        formula = in_a_box(box)
+        if not _may_be_equal(box, truth if boxed_truth is None else boxed_truth):
+            return False
     try:  # a truth that cannot be compared with 0 is no truth
         same = MATH.same(formula or "0", truth if "$" in truth else in_a_box(truth))
     except ValueError as e:
@@ -105,10 +126,33 @@ def in_a_box(truth: str) -> str:
     return truth if BOX.search(truth) else f"\\boxed{{{truth}}}"
 
 
-def _numbers(text: str) -> list[Decimal]:
-    marks = r"[,'_\\$\u20ac\u00a3\u00a5\u00a0\u2009\u202f]"
-    matches = NUMBER.finditer(text.translate(MINUS))
-    return [Decimal(re.sub(marks, "", match.group())) for match in matches]
+def _last_number(text: str) -> Decimal | None:
+    """None without a number, and if the last one is a part of something that is not read."""
+    text = text.translate(MINUS)
+    for mark, plain in GROUPING.items():
+        text = text.replace(mark, plain)
+    text = POWER_OF_TEN.sub(lambda match: f"e{match.group(1) or match.group(2)}", text)
+    matches = list(NUMBER.finditer(text))
+    if not matches:
+        return None
+    last = matches[-1]
+    if CUT_BEFORE.search(text, 0, last.start()) or CUT_BEHIND.match(text, last.end()):
+        return None
+    return Decimal(re.sub(r"[,'_\\$\u20ac\u00a3\u00a5\s]", "", last.group()))
+
+
+def _may_be_equal(answer: str, truth: str) -> bool:
+    """False where math-verify would take other words, other units or other brackets for equal."""
+    words, expected = _words(answer), _words(truth)
+    if words and expected and words != expected:
+        return False
+    ordered = truth.strip().startswith(("(", "\\left(")) and "," in truth
+    return not ordered or "(" in answer or "[" in answer
+
+
+def _words(text: str) -> list[str]:
+    """The words and units in a formula, sorted. Products of letters count as words."""
+    return sorted(match.group() for match in WORD.finditer(NAMED.sub(r" \1 ", text)))
 
 
 def _last_box(text: str) -> str | None:

@@ -22,6 +22,8 @@ PROCESSES = 4
 long one.
 """
 READY = "ready\n"
+RELATIVE = 1e-6
+"""Largest difference of two equal numbers, as a share of the larger one."""
 
 
 class MathProcesses:
@@ -106,6 +108,16 @@ def _close(process: "subprocess.Popen[str]") -> None:
         pass  # its pipes are closed, and its end is awaited
 
 
+def _is_far(expected: Any, formula: Any) -> bool:
+    """Two numbers differ by more than a millionth. math-verify's own bound is absolute, so it takes
+    all tiny numbers for equal.
+    """
+    if not (getattr(expected, "is_number", False) and getattr(formula, "is_number", False)):
+        return False
+    size = max(abs(expected.evalf()), abs(formula.evalf()))
+    return bool(abs((expected - formula).evalf()) > RELATIVE * size)
+
+
 def _serve() -> None:
     replies, sys.stdout = sys.stdout, sys.stderr
     from math_verify import parse, verify
@@ -123,7 +135,11 @@ def _serve() -> None:
             expected = parse(truth, parsing_timeout=None)  # its limit cannot interrupt a power
             if expected:
                 formula = parse(answer, parsing_timeout=None)
-                result = bool(formula) and bool(verify(expected, formula, timeout_seconds=None))
+                result = (
+                    bool(formula)
+                    and bool(verify(expected, formula, timeout_seconds=None))
+                    and not _is_far(expected[0], formula[0])
+                )
         except Exception as e:  # strange formulas raise many kinds, also MemoryError
             result = f"math-verify fails: {type(e).__name__}: {e}"
         signal.setitimer(signal.ITIMER_PROF, 0)

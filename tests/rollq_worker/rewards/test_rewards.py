@@ -180,6 +180,8 @@ def judged(server: ScriptedEngine, *verdicts: str, **args: Any) -> Trajectory:
         ("Score: 0", 0.0),
         ("Polite.\n**Score:** 7", 0.7),
         ("Score - 7", 0.7),
+        ("```\nScore: 7\n```", 0.7),
+        ('It helped.\n```json\n{\n  "score": 7\n}\n```', 0.7),
     ],
 )
 def test_the_judges_score(server: ScriptedEngine, verdict: str, reward: float) -> None:

@@ -51,9 +51,12 @@ class ModelReward:
         self.longest_s = chosen.longest_s
 
     def ask(self, prompt: str) -> tuple[str, str]:
-        """The model's words, and the last line of them."""
+        """The model's words, and the last line of them that holds a letter or digit: behind it may
+        be the end of a fence or of a JSON object.
+        """
         verdict = self._model.ask([{"role": "user", "content": prompt}])
-        return verdict, verdict.rpartition("\n")[2]
+        lines = [line for line in verdict.splitlines() if re.search(r"\w", line)]
+        return verdict, lines[-1] if lines else ""
 
 
 class Judge(ModelReward):

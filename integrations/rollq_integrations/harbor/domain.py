@@ -31,14 +31,9 @@ from rollq.env import (
 )
 from rollq.env.attempt import labelled
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.harbor.folder import (
-    ARTIFACTS,
-    Place,
-    TaskFolder,
-    digest,
-    read,
-    task_folders,
-)
+from rollq_integrations.harbor.folder import read, task_folders
+from rollq_integrations.harbor.harbor_form import ARTIFACTS
+from rollq_integrations.harbor.task_folder import Place, TaskFolder, digest
 from rollq_integrations.sandbox import Container, as_told, image_of, pull
 
 COMMAND_S = 60.0

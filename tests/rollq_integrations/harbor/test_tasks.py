@@ -209,6 +209,15 @@ def test_root_is_a_user(tmp_path: Path) -> None:
         ("[environment]\nmemory_mb = inf", "memory_mb is inf, not"),
         ("[environment]\nmemory = '0G'", "memory is 0, not"),
         (f"[environment]\ncpus = 1{'0' * 400}", "the task one: OverflowError"),
+        ("[environment]\ncpus = 1e300", "cpus is 1e.300, not at most"),
+        ("[agent]\ntimeout_sec = 0", "timeout_sec is 0, not"),
+        ("[agent]\nnetwork_mode = 'no-network'", "asks for a network for its agent alone or its"),
+        ("[verifier]\nnetwork_mode = 'no-network'", "asks for a network for its agent alone or"),
+        ("[environment]\nallowed_hosts = ['h']", "asks for an allowlist of hosts"),
+        ("[environment]\nskills_dir = '/skills'", "asks for skills"),
+        ("[[verifier.collect]]\ncommand = 'true'", "asks for commands that collect artifacts"),
+        ("[verifier]\nreward_range = [0, 1]", "asks for the key 'reward_range'"),
+        ("[[services]]\nname = 'db'", "asks for the key 'services'"),
         ("environment = 3", "the task one: "),
         ("[", "the task one: TOMLDecodeError"),
     ],
@@ -216,6 +225,56 @@ def test_root_is_a_user(tmp_path: Path) -> None:
 def test_what_is_not_played(tmp_path: Path, toml: str, says: str) -> None:
     with pytest.raises(JobFailure, match=says):
         read(harbor(tmp_path / "one", toml))
+
+
+@pytest.mark.parametrize(
+    ("toml", "agent", "tests"),
+    [
+        ("[environment]\nnetwork_mode = 'no-network'", False, None),
+        ("[environment]\nnetwork_mode = 'public'\nallow_internet = false", True, None),
+        (
+            "[agent]\nnetwork_mode = 'no-network'\n[verifier]\nenvironment_mode = 'separate'",
+            False,
+            True,
+        ),
+        ("[verifier]\nenvironment_mode = 'separate'\nnetwork_mode = 'no-network'", True, False),
+        ("[verifier.environment]\nallow_internet = false", True, False),
+    ],
+)
+def test_networks_of_phases(tmp_path: Path, toml: str, agent: bool, tests: bool | None) -> None:
+    task = read(harbor(tmp_path, toml))
+    assert task.place.network is agent
+    assert (task.tests_place and task.tests_place.network) is tests
+
+
+def test_lines_that_mark_an_instruction_are_left_out(tmp_path: Path) -> None:
+    marks = "<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
+    assert read(
+        harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})
+    ).instruction == ("# Do it\n")
+    with pytest.raises(JobFailure, match="has an empty instruction"):
+        read(harbor(tmp_path / "two", **{"instruction.md": marks}))
+
+
+def test_a_folder_elsewhere_is_no_part_of_a_task(tmp_path: Path) -> None:
+    task = harbor(tmp_path / "one")
+    (task / "environment").rename(tmp_path / "elsewhere")
+    (task / "environment").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobFailure, match="its folder environment elsewhere"):
+        read(task)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "says"),
+    [
+        ("descriptions: [{key: base, description: Do it.}]", "asks for several descriptions"),
+        ("instruction: Do it.\nparser_name: swebench", "asks for the parser 'swebench'"),
+        ("instruction: Do it.\nrun_tests_in_same_shell: true", "tests in the agent's shell"),
+    ],
+)
+def test_what_is_not_played_of_terminal_bench(tmp_path: Path, yaml: str, says: str) -> None:
+    with pytest.raises(JobFailure, match=says):
+        read(terminal_bench(tmp_path, yaml))
 
 
 def test_folders_that_lack_something(tmp_path: Path) -> None:

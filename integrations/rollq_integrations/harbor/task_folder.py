@@ -1,0 +1,156 @@
+"""A task as its folder describes it, and the checks that both forms of folders share.
+
+Requests that are not carried out here are refused by name, as a JobFailure. It does not know
+containers, nor the files of either form.
+"""
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollq.env import Json
+from rollq.errors import JobFailure
+
+DOCKERFILE = "Dockerfile"
+COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+MB = 1 << 20
+LONGEST_S = 999_999.0
+"""Longest time of a command, in seconds."""
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+"""A value that Harbor takes from its machine's environment: `${NAME}`, `${NAME:-default}`."""
+_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A container as a task wants it."""
+
+    dockerfile: Path | None
+    """The folder with the Dockerfile; None where `image` is ready-made."""
+    image: str
+    build_s: float = 600.0
+    cpus: float = 1.0
+    memory: int = 2048 * MB
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    """Where commands begin, in place of the image's."""
+    network: bool = True
+    """It may have a network, if the worker has one for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFolder:
+    """The task of a folder."""
+
+    path: Path
+    instruction: str
+    place: Place
+    user: str = ""
+    agent_s: float
+    """Longest time of one command of the agent's, in seconds."""
+    tests_s: float
+    tests_place: Place | None = None
+    """A container of their own for the tests."""
+    artifacts: Sequence[str] = ()
+    """Paths that are copied there from the agent's container."""
+    tests: Mapping[str, Path]
+    """Uploads before the tests: paths inside, and files or folders. An image of their own may have
+    them.
+    """
+    test_command: str
+    """Run by a shell."""
+    rewards: bool
+    """The tests write a reward file. Otherwise their exit code is the grade: 0 is 1.0."""
+    tests_env: Mapping[str, str] = field(default_factory=dict)
+    tests_user: str = ""
+    solution: Path | None = None
+    """A script, or a folder with `solve.sh`."""
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+
+
+def digest(*paths: Path) -> str:
+    """A hash of all files and links below the folders: names, contents, the right to be run, and
+    the targets of links.
+    """
+    sha256 = hashlib.sha256()
+    for path in paths:
+        files = [below for below in path.rglob("*") if below.is_file() or below.is_symlink()]
+        for file in sorted(files):
+            content = b""
+            runs = False
+            if file.is_file():
+                content = file.read_bytes()
+                runs = file.stat().st_mode & 0o111 != 0
+            link = os.readlink(file) if file.is_symlink() else ""
+            head = f"{file.relative_to(path.parent)}\0{link}\0{runs}\0{len(content)}\0"
+            sha256.update(os.fsencode(head))
+            sha256.update(content)
+    return sha256.hexdigest()[:16]
+
+
+def table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = settings.get(name, {})
+    if not isinstance(table, dict):
+        raise TypeError(f"{name} is a {type(table).__name__}, not a table")
+    return table
+
+
+def refuse(path: Path, requests: Mapping[str, bool]) -> None:
+    """Raises JobFailure if one of these requests, which are not carried out here, is made."""
+    made = [request for request, is_made in requests.items() if is_made]
+    if made:
+        raise JobFailure(
+            f"the task {path.name} asks for {' and '.join(made)}, which is not played here"
+        )
+
+
+def seconds(settings: Mapping[str, Any], name: str, default: float) -> float:
+    limit = settings.get(name)
+    limit_s = default if limit is None else float(limit)
+    if not 0 < limit_s <= LONGEST_S:
+        raise ValueError(f"{name} is {limit_s:g}, not a number above 0 and at most {LONGEST_S:g}")
+    return limit_s
+
+
+def above_0(name: str, value: Any) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {number:g}, not a number above 0")
+    return number
+
+
+def variables(path: Path, settings: Mapping[str, Json]) -> dict[str, str]:
+    """Variables of a task. A value of the worker's environment is never given away: its default
+    stands for it.
+    """
+
+    def default(variable: "re.Match[str]") -> str:
+        if variable[2] is None:
+            raise JobFailure(
+                f"the task {path.name} asks for the variable {variable[1]} of this machine, "
+                "which a worker does not give"
+            )
+        return variable[2]
+
+    values = {}
+    for name, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        values[name] = VARIABLE.sub(default, text)
+    return values
+
+
+def instruction_of(path: Path, text: str) -> str:
+    """The instruction without the lines at its beginning that mark it as no training data (as
+    Harbor leaves them out). Raises JobFailure if nothing is left.
+    """
+    lines = text.splitlines(keepends=True)
+    while lines and (_CANARY.fullmatch(lines[0].strip()) or not lines[0].strip()):
+        lines.pop(0)
+    if not lines:
+        raise JobFailure(f"the task {path.name} has an empty instruction")
+    return "".join(lines)

@@ -220,8 +220,8 @@ class Batch:
         return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def _rows(self, advantages: str | TurnCredit) -> list[Row]:
-        found = [each for group in self.groups for each in _advantages(group, advantages)]
-        members = zip(self.trajectories, self.group_indices, self.rewards, found, strict=True)
+        estimates = [each for group in self.groups for each in _advantages(group, advantages)]
+        members = zip(self.trajectories, self.group_indices, self.rewards, estimates, strict=True)
         return [
             Row(
                 segment=segment,

@@ -63,8 +63,8 @@ def refuse_images(trajectory: Trajectory, trainer: str) -> None:
     if references(trajectory.messages):
         raise ContractError(
             f"job {trajectory.job.id}: its episode showed images, and rollq's adapter for "
-            f"{trainer} passes none on: it"
-            " would train on placeholders. Use Client.batches(extras=['images']) (docs/images.md)"
+            f"{trainer} passes none on: it would train on placeholders. Use "
+            "Client.batches(extras=['images']) (docs/images.md)"
         )
 
 
@@ -94,16 +94,17 @@ def files_by_hash(shown: Iterable[ImageRef], data: bytes, job_id: str) -> dict[s
     """The files of these images, by sha256, out of the bytes that were kept for a job. Raises
     ContractError when they are others.
     """
-    found: dict[str, bytes] = {}
-    at = 0
+    files: dict[str, bytes] = {}
+    start = 0
     for ref in {ref.sha256: ref for ref in shown}.values():
-        found[ref.sha256] = file = data[at : at + ref.bytes]
-        at += ref.bytes
+        file = data[start : start + ref.bytes]
+        files[ref.sha256] = file
+        start += ref.bytes
         if hashlib.sha256(file).hexdigest() != ref.sha256:
             raise ContractError(
                 f"job {job_id}: the bytes kept for image {ref.sha256} are not that image"
             )
-    return found
+    return files
 
 
 def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:

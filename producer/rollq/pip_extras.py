@@ -8,9 +8,8 @@ from urllib.parse import unquote
 from rollq.errors import SettingsError
 
 OPTIONAL = frozenset(
-    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch "
-    "pyarrow PIL trl accelerate datasets"
-    " rollq_worker prometheus_client wandb mlflow trackio".split()
+    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch pyarrow PIL trl "
+    "accelerate datasets rollq_worker prometheus_client wandb mlflow trackio".split()
 )
 """Packages that only an extra brings."""
 

@@ -141,7 +141,7 @@ def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
     fewest = sampling.get("min_new_tokens", 0)
     if fewest > max_new_tokens:
         return (
-            f"sampling: min_new_tokens, {fewest}, is more than "
-            f"budget.max_new_tokens, {max_new_tokens}"
+            f"sampling: min_new_tokens, {fewest}, is more than budget.max_new_tokens, "
+            f"{max_new_tokens}"
         )
     return ""

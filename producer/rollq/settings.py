@@ -123,8 +123,8 @@ def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
         return text
     if not is_http(text):
         raise SettingsError(
-            f"{where}: not an address like http://HOST:PORT, file:PATH or "
-            f"redis:NAME: {mask_url(text)}"
+            f"{where}: not an address like http://HOST:PORT, file:PATH or redis:NAME: "
+            f"{mask_url(text)}"
         )
     return text.rstrip("/")
 
@@ -159,23 +159,23 @@ def _endpoints(text: str) -> Mapping[str, Endpoint]:
     """Reads `name=url[,key_file=path];...`. An API key itself has no place here, because too many
     can read an environment. Errors show no entry, because one may be there all the same.
     """
-    found: dict[str, Endpoint] = {}
-    for number, entry in enumerate(filter(None, (part.strip() for part in text.split(";"))), 1):
+    endpoints: dict[str, Endpoint] = {}
+    entries = filter(None, (part.strip() for part in text.split(";")))
+    for number, entry in enumerate(entries, 1):
         address, *options = entry.split(",")
         name, _, url = (part.strip() for part in address.partition("="))
-        if not re.fullmatch(NAME, name) or name in found or not is_http(url):
+        if not re.fullmatch(NAME, name) or name in endpoints or not is_http(url):
             raise SettingsError(
-                f"ROLLQ_USER_ENDPOINTS: entry {number} is not name=url[,key_file=path] "
-                "with a name of its own and a url"
-                " like http://HOST:PORT/v1"
+                f"ROLLQ_USER_ENDPOINTS: entry {number} is not name=url[,key_file=path] with a name "
+                "of its own and a url like http://HOST:PORT/v1"
             )
         key_file = None
         for option in options:
-            what, _, value = (part.strip() for part in option.partition("="))
-            if what != "key_file" or not value:
+            key, _, value = (part.strip() for part in option.partition("="))
+            if key != "key_file" or not value:
                 raise SettingsError(
                     f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else"
                 )
             key_file = Path(value)
-        found[name] = Endpoint(url.rstrip("/"), key_file)
-    return MappingProxyType(found)
+        endpoints[name] = Endpoint(url.rstrip("/"), key_file)
+    return MappingProxyType(endpoints)

@@ -61,16 +61,16 @@ def count_tokens(
     sent = kept = traces = malformed = unclosed = 0
     turns: list[array[int]] = []
     length = 0  # of the trace so far
-    known: int | None = (
-        None  # tokens of this trace that the engine has seen; None before the first request
-    )
+    # Tokens of this trace that the engine has seen; None before the first request.
+    seen: int | None = None
     turn = array("I")
     for event in trajectory.spans:
         if isinstance(event, Sampled):
-            if known is not None:
+            if seen is not None:
                 sent += length
-                kept += known
-            known = length = length + len(event.ids)
+                kept += seen
+            length += len(event.ids)
+            seen = length
             turn.extend(event.ids)
         elif isinstance(event, Observed):
             malformed += bool(event.errors)
@@ -82,7 +82,8 @@ def count_tokens(
             traces += 1
             turn = array("I")
             length = len(event.ids)
-            known = 0 if known is not None else None  # a new trace keeps nothing
+            if seen is not None:
+                seen = 0  # a new trace keeps nothing
     drifted = sum(map(ne, turns, reencode(turns))) if reencode else 0
     return TokenStats(
         sent_tokens=sent,
@@ -97,11 +98,14 @@ def count_tokens(
 
 def _version_breaks(trajectory: Trajectory) -> int:
     """In the order in which tokens were sampled, which is not that of the traces."""
-    breaks, current, seen = 0, "", set[str]()
+    breaks, current = 0, ""
+    earlier: set[str] = set()
     for event in trajectory.events:
-        for span in event.versions if isinstance(event, Sampled) else ():
+        if not isinstance(event, Sampled):
+            continue
+        for span in event.versions:
             if span.version != current:
                 current = span.version
-                breaks += current in seen
-                seen.add(current)
+                breaks += current in earlier
+                earlier.add(current)
     return breaks

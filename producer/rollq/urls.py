@@ -99,8 +99,8 @@ def check_url(url: str) -> None:
     _check_login(url, parts)
     if parts.scheme not in ONE_SERVER:
         raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, "
-            "unix:// or sentinel://)"
+            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix:// or "
+            "sentinel://)"
         )
     if parts.scheme == "unix":
         if not parts.path:
@@ -117,13 +117,13 @@ def _check_login(url: str, parts: SplitResult) -> None:
     """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass
     for host and port, which errors show.
     """
-    known = re.compile(f"{CELERYS}|{REDIS_PYS}")
+    option = re.compile(f"{CELERYS}|{REDIS_PYS}")
     options = parse_qsl(parts.query, keep_blank_values=True)
-    texts = [name if known.fullmatch(name) else name + value for name, value in options]
+    texts = [name if option.fullmatch(name) else name + value for name, value in options]
     if "@" not in parts.netloc and "@" in parts.fragment + "".join(texts):
         raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login "
-            "as %23 %3F %2F %40)"
+            f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login as %23 %3F %2F "
+            "%40)"
         )
 
 
@@ -134,20 +134,20 @@ def parse_servers(url: str) -> Servers:
     login, _, hosts = netloc.rpartition("@")
     username, _, password = login.partition(":")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    found = tuple(_host(text) for text in hosts.split(","))
-    wrong = (
-        None in found
+    addresses = [_host(text) for text in hosts.split(",")]
+    is_wrong = (
+        None in addresses
         or not re.fullmatch(r"\d{0,4}", path)
         or not all(map(SENTINEL_OPTION.fullmatch, options))
         or not options.get("service")
     )
-    if wrong:
+    if is_wrong:
         raise SettingsError(
             f"not an address of Redis: {mask_url(url)} (expected "
             "sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME)"
         )
     return Servers(
-        hosts=tuple(host for host in found if host),
+        hosts=tuple(filter(None, addresses)),
         username=unquote(username) or None,
         password=unquote(password) or None,
         database=int(path or 0),
@@ -158,7 +158,10 @@ def parse_servers(url: str) -> Servers:
 def _host(text: str) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]` or `[IPV6][:PORT]`; None for anything else."""
     parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(?::(\d{1,5}))?", text)
-    if not parts or not 0 < (port := int(parts[2] or 26379)) < 65536:
+    if not parts:
+        return None
+    port = int(parts[2] or 26379)
+    if not 0 < port < 65536:
         return None
     return parts[1].strip("[]"), port
 

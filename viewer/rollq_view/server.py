@@ -32,9 +32,8 @@ SCRIPTS = ("text.js", "turns.js", "rollout.js", "tables.js", "run.js", "view.js"
 """In the order in which they are loaded."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src "
-    "'self'; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,

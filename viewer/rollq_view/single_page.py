@@ -21,9 +21,8 @@ def single_page(page: Mapping[str, Any]) -> str:
     style = _asset("view.css")
     script = "\n".join(map(_asset, SCRIPTS))
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "img-src data:; base-uri 'none';"
-        " form-action 'none'"
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
     # Inside a script element only `<` can end the data: `</script` or `<!--`.
     data = as_json(page).replace("<", "\\u003c")

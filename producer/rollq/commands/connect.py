@@ -89,12 +89,12 @@ def open_client(
     *,
     budgets: Mapping[FailureClass, int] | None = None,
     warn: bool = False,
-    known: bool = False,
+    must_exist: bool = False,
 ) -> Iterator[Client]:
     """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can
     lose data.
 
-    With `known`, raises SettingsError when the run does not exist.
+    With `must_exist`, raises SettingsError when the run does not exist.
     """
     addresses = settings(args)
     with open_redis(args) as connection:
@@ -104,7 +104,7 @@ def open_client(
             warnings = check_redis(connection)
             if warnings:
                 print(f"rollq: warning: {'; '.join(warnings)}", file=sys.stderr)
-        if known:
+        if must_exist:
             check_run(connection, run, addresses.redis_url)
     with (
         explain_lost_redis(addresses.redis_url),
@@ -116,10 +116,12 @@ def open_client(
 
 
 @contextlib.contextmanager
-def open_run(args: argparse.Namespace, run: str, *, known: bool = True) -> Iterator[LedgerReader]:
-    """A reader of the run. With `known`, raises SettingsError when the run does not exist."""
+def open_run(
+    args: argparse.Namespace, run: str, *, must_exist: bool = True
+) -> Iterator[LedgerReader]:
+    """A reader of the run. With `must_exist`, raises SettingsError when the run does not exist."""
     with open_redis(args) as connection:
-        if known:
+        if must_exist:
             check_run(connection, run, settings(args).redis_url)
         yield LedgerReader(connection, run)
 

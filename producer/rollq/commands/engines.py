@@ -17,8 +17,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engines",
         description="Edits the lists of engines in Redis that workers started with --engine "
-        "redis:NAME use, loads new"
-        " weights into engines, and says which step's policy they serve.",
+        "redis:NAME use, loads new weights into engines, and says which step's policy they serve.",
     )
     kinds = parser.add_commands(title="commands")
     _add(kinds, "list", "print the engines of a list", "Prints the engines of a list.")
@@ -32,9 +31,8 @@ def add(commands: Commands) -> None:
         kinds,
         "remove",
         "remove engines from a list",
-        "Removes engines from a list. Workers notice within seconds: a removed engine "
-        "gets no new requests, and those"
-        " in flight are finished.",
+        "Removes engines from a list. Workers notice within seconds: a removed engine gets no new "
+        "requests, and those in flight are finished.",
     )
     weights.add(kinds)
 

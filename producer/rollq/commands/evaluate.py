@@ -50,10 +50,9 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "eval",
         description="Submits each task --size times to a new run, waits while the workers play, "
-        "and reports the mean"
-        " reward and pass^k: the chance that k tries at a task all succeed. The result "
-        "is kept with the run: the same"
-        " line prints it again, and goes on after a crash.",
+        "and reports the mean reward and pass^k: the chance that k tries at a task all succeed. "
+        "The result is kept with the run: the same line prints it again, and goes on after a "
+        "crash.",
     )
     add_run(parser, required=False, help="name of a run that has no other jobs")
     add_tasks(parser, split="test", size=4)
@@ -63,9 +62,8 @@ def add(commands: Commands) -> None:
         "--show",
         type=place,
         metavar="RUN[@NAME]",
-        help="print the stored result of that run and play nothing; of a run with evaluations "
-        "by a trainer, all of them"
-        " by step; with a name, that one",
+        help="print the stored result of that run and play nothing; of a run with evaluations by a "
+        "trainer, all of them by step; with a name, that one",
     )
     parser.add_argument(
         "--compare",
@@ -127,13 +125,13 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
     """The stored evaluation. Raises SettingsError, with those that are there, when it is not."""
     run_name, evaluation = where
     store = EvaluationStore(reader.scripts)
-    if found := store.load(evaluation):
-        return found
+    result = store.load(evaluation)
+    if result:
+        return result
     names = [f"{run_name}@{other}" if other else run_name for other in store.names()]
-    there = f"it has {', '.join(names)}" if names else "it has none that is finished"
-    raise SettingsError(
-        f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}"
-    )
+    others = f"it has {', '.join(names)}" if names else "it has none that is finished"
+    missing = f"evaluation {evaluation!r}" if evaluation else "evaluation"
+    raise SettingsError(f"run {run_name} has no {missing}; {others}")
 
 
 def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
@@ -155,7 +153,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         stack.enter_context(plan.explain_interrupt())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
-        reader = stack.enter_context(open_run(args, args.run_name, known=False))
+        reader = stack.enter_context(open_run(args, args.run_name, must_exist=False))
         if out:
             out.run_began = reader.began
         tasks = list(what.jobs())
@@ -193,22 +191,22 @@ def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Resu
     if not result.complete:
         missing = result.size * len(result.left_out)
         again = (
-            f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, "
-            "then repeat this line"
+            f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, then repeat "
+            "this line"
         )
         if not result.dead:
             again = "their dead jobs were dropped: evaluate these tasks in another run"
         print(
-            f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are "
-            "missing, and their tasks are left"
-            f" out{', so nothing is compared' if args.compare else ''}; the reasons: {again}",
+            f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and "
+            f"their tasks are left out{', so nothing is compared' if args.compare else ''}; the "
+            f"reasons: {again}",
             file=sys.stderr,
         )
     if not args.out and (kept := reader.standing(Purpose.EVAL).unacknowledged):
         print(
-            f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep "
-            "the result, repeat this line"
-            f" with --out FILE; to delete both: rollq jobs drop {name} --whole-run --yes",
+            f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the "
+            f"result, repeat this line with --out FILE; to delete both: rollq jobs drop {name} "
+            "--whole-run --yes",
             file=sys.stderr,
         )
 
@@ -261,10 +259,9 @@ def _collect(
             return
         if (left := deadline - time.monotonic()) <= 0:
             raise PullTimeout(
-                f"run {args.run_name}: {collector.graded} of {total} tries were graded "
-                f"within {args.timeout:g} s."
-                f" {why() or f'See rollq stats --run {args.run_name}'}. To continue, "
-                "repeat the same line"
+                f"run {args.run_name}: {collector.graded} of {total} tries were graded within "
+                f"{args.timeout:g} s. {why() or f'See rollq stats --run {args.run_name}'}. To "
+                "continue, repeat the same line"
             )
         wait.log_when_due()
         time.sleep(min(PAUSE_S, left))
@@ -287,13 +284,11 @@ def _report(
     wall_s: float | None = None,
 ) -> None:
     if args.json:
-        found = report.as_json(result)
+        fields = report.as_json(result)
         if comparison:
-            found["comparison"] = report.comparison_json(comparison)
-        print(
-            json.dumps({**found, "wall_s": None if wall_s is None else round(wall_s, 3)}),
-            flush=True,
-        )
+            fields["comparison"] = report.comparison_json(comparison)
+        fields["wall_s"] = None if wall_s is None else round(wall_s, 3)
+        print(json.dumps(fields), flush=True)
         return
     lines = report.summary_lines(result)
     if comparison:

@@ -24,8 +24,8 @@ from rollq.servers.retry import retry
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "jobs",
-        description="A dead job is one that ended without a grade. It stays until it is "
-        "played again or deleted.",
+        description="A dead job is one that ended without a grade. It stays until it is played "
+        "again or deleted.",
     )
     kinds = parser.add_commands(title="commands")
     _add_list(kinds)
@@ -39,9 +39,8 @@ def _add_list(commands: Commands) -> None:
         "list",
         help="list the dead jobs of a run, and why they are dead",
         description="Lists a run's dead jobs, the latest first: class of the failure, attempts, "
-        "turns in the journal,"
-        " age, last worker, reason. `rollq show JOB` shows one in full; `rollq jobs "
-        "requeue` plays them again.",
+        "turns in the journal, age, last worker, reason. `rollq show JOB` shows one in full; "
+        "`rollq jobs requeue` plays them again.",
     )
     parser.add_argument("targets", type=name, nargs=1, metavar="RUN")
     _add_class(parser)
@@ -54,12 +53,10 @@ def _add_requeue(commands: Commands) -> None:
     parser = commands.add_parser(
         "requeue",
         help="play dead jobs again",
-        description="Queues dead jobs again, with no failures and an empty "
-        "journal; the old journal "
-        "is set aside. Takes"
-        " the named jobs, those of a run and class, or all of a run. A group that was "
-        "dropped comes back. A job is"
-        " refused when its group is ready or handed out without it.",
+        description="Queues dead jobs again, with no failures and an empty journal; the old "
+        "journal is set aside. Takes the named jobs, those of a run and class, or all of a run. A "
+        "group that was dropped comes back. A job is refused when its group is ready or handed out "
+        "without it.",
     )
     _add_targets(parser, "all dead jobs of a run, or the named ones")
     _add_class(parser)
@@ -73,9 +70,8 @@ def _add_drop(commands: Commands) -> None:
         "drop",
         help="delete what dead jobs hold, or a whole run",
         description="Deletes the data of dead jobs (body, journals, traceback) for good: of the "
-        "named jobs, those of a"
-        " run and class, or all of a run. They stay counted as dead. With --whole-run, "
-        "deletes everything of the run.",
+        "named jobs, those of a run and class, or all of a run. They stay counted as dead. With "
+        "--whole-run, deletes everything of the run.",
     )
     _add_targets(parser, "all dead jobs of a run, or the named ones")
     _add_class(parser)
@@ -95,9 +91,8 @@ def _add_cancel(commands: Commands) -> None:
     parser = commands.add_parser(
         "cancel",
         help="end jobs that are queued or being played",
-        description="Ends jobs as dead, of class cancelled: the named ones, or all of a run "
-        "that have not ended. A"
-        " worker that plays one stops within seconds.",
+        description="Ends jobs as dead, of class cancelled: the named ones, or all of a run that "
+        "have not ended. A worker that plays one stops within seconds.",
     )
     _add_targets(parser, "with --all, all jobs of a run that have not ended; or the named ones")
     parser.add_argument(
@@ -175,7 +170,7 @@ def _drop(args: argparse.Namespace) -> int:
     if args.whole_run and (jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
     # Deleting a run that was deleted half-way goes on, although it is not listed any more.
-    with open_run(args, run, known=not (args.whole_run and args.yes)) as reader:
+    with open_run(args, run, must_exist=not (args.whole_run and args.yes)) as reader:
         if args.whole_run:
             return _whole_run(args, reader)
         letters = DeadLetters(reader.redis, run)
@@ -189,10 +184,9 @@ def _whole_run(args: argparse.Namespace, reader: LedgerReader) -> int:
     if not args.yes:
         counts = reader.stats()
         raise SettingsError(
-            f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being "
-            f"played, {counts['done']}"
-            f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes "
-            "to delete them all"
+            f"run {run} has {counts['queued']} jobs queued, {counts['leased']} being played, "
+            f"{counts['done']} done ({counts['delivered']} delivered), {counts['dead']} dead: add "
+            "--yes to delete them all"
         )
     if not (keys := retry(DeadLetters(reader.redis, run).forget_run)):
         check_run(reader.redis, run, settings(args).redis_url)

@@ -46,8 +46,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "pull",
         description="Waits for finished groups, oldest first, writes them to --out and "
-        "acknowledges them. Ends early"
-        " when a sealed run has no more.",
+        "acknowledges them. Ends early when a sealed run has no more.",
     )
     add_run(parser)
     parser.add_argument(
@@ -64,8 +63,8 @@ def add(commands: Commands) -> None:
         "--where",
         type=filter_name,
         metavar="NAME",
-        help="keep only the groups that this filter wants: unequal_rewards, or "
-        "module:function; the others are skipped",
+        help="keep only the groups that this filter wants: unequal_rewards, or module:function; "
+        "the others are skipped",
     )
     parser.add_argument(
         "--reward",
@@ -78,22 +77,22 @@ def add(commands: Commands) -> None:
         type=extra_names,
         default=[],
         metavar="NAME,...",
-        help="write these arrays, too, of the episodes that have them; they leave "
-        "Redis with the others",
+        help="write these arrays, too, of the episodes that have them; they leave Redis with the "
+        "others",
     )
     parser.add_argument(
         "--track",
         type=tracker,
         metavar="NAME[:PROJECT[:ROLLOUTS]]",
-        help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its "
-        "rollouts as text (none)",
+        help="tell wandb, mlflow or trackio of each batch: numbers, and so many of its rollouts as "
+        "text (none)",
     )
     parser.add_argument(
         "--name",
         type=name,
         metavar="NAME",
-        help="go on where the last pull with this name stopped, also with the steps "
-        "that --track names",
+        help="go on where the last pull with this name stopped, also with the steps that --track "
+        "names",
     )
     add_purpose(
         parser, "take groups that were submitted for training, or for evaluation (%(default)s)"
@@ -102,8 +101,7 @@ def add(commands: Commands) -> None:
     add_json(
         parser,
         "end stdout with one JSON object: run, groups, missing, delivered, duplicates, "
-        "reward_mean, stops,"
-        " staleness_max; with --out: repeated",
+        "reward_mean, stops, staleness_max; with --out: repeated",
     )
     parser.set_defaults(run=run)
 
@@ -160,13 +158,15 @@ class Pull:
 
     @property
     def missing(self) -> int:
-        # What a name still holds may be more.
-        return max(0, int(self.args.groups) - len(self.groups))
+        left = int(self.args.groups) - len(self.groups)
+        return max(0, left)  # a name may still hold more
 
     @property
     def stalest(self) -> int | None:
         """The largest staleness of a batch, if all are known."""
-        return max(0, *filter(None, self.ages), 0) if self.ages and None not in self.ages else None
+        if not self.ages or None in self.ages:
+            return None
+        return max(0, *filter(None, self.ages), 0)
 
     def receive(self, batch: Batch) -> None:
         """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it
@@ -184,7 +184,7 @@ class Pull:
         self.groups.update(group.id for group in batch.groups)
 
     def result(self) -> dict[str, Any]:
-        return {
+        result: dict[str, Any] = {
             "run": self.args.run_name,
             "groups": len(self.groups),
             "missing": self.missing,
@@ -193,21 +193,23 @@ class Pull:
             "reward_mean": fsum(self.rewards) / len(self.rewards) if self.rewards else None,
             "stops": dict(self.stops),
             "staleness_max": self.stalest,
-            **({"repeated": self._out.repeated} if self._out else {}),
         }
+        if self._out:
+            result["repeated"] = self._out.repeated
+        return result
 
 
 def run(args: argparse.Namespace) -> int:
     stdout = sys.stdout
     with contextlib.ExitStack() as stack:
-        # Trackers print, until the client closes them, and stdout is for what the pull says.
+        # Trackers print, until the client closes them, and stdout is for the pull's own lines.
         if args.track:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(
-            open_client(args, args.run_name, warn=True, known=not args.wait)
+            open_client(args, args.run_name, warn=True, must_exist=not args.wait)
         )
-        reader = stack.enter_context(open_run(args, args.run_name, known=False))
+        reader = stack.enter_context(open_run(args, args.run_name, must_exist=False))
         if out:
             out.run_began = reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
@@ -280,34 +282,33 @@ def _pull(pull: Pull, client: Client, reader: LedgerReader, progress: ProgressDi
 def _missing(pull: Pull, reader: LedgerReader) -> str:
     stats = reader.stats()
     purpose: Purpose = pull.args.purpose
-    standing = reader.standing(purpose)
-    hint = explain(reader, purpose, wanted=pull.missing)
-    return (
-        f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are "
-        f"ready, {standing.open} open,"
-        f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"
-        + (f"; {hint.removeprefix(f'run {pull.args.run_name}: ')}" if hint else "")
+    groups = reader.standing(purpose)
+    text = (
+        f"{pull.missing} of {pull.args.groups} groups are missing; {groups.ready} are ready, "
+        f"{groups.open} open, {groups.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"
     )
+    hint = explain(reader, purpose, wanted=pull.missing)
+    if hint:
+        text += f"; {hint.removeprefix(f'run {pull.args.run_name}: ')}"
+    return text
 
 
 def _report(args: argparse.Namespace, pull: Pull) -> None:
-    found = pull.result()
+    result = pull.result()
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
-    mean = "-" if found["reward_mean"] is None else f"{found['reward_mean']:.3f}"
+    mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     stops = ", ".join(f"{stop} {count}" for stop, count in pull.stops.most_common())
     stale = "" if pull.stalest is None else f", staleness {pull.stalest} at most"
     print(
-        f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, "
-        f"stops {stops or '-'}{stale}"
+        f"{result['groups']} groups, {result['delivered']} trajectories, reward {mean}, stops "
+        f"{stops or '-'}{stale}"
     )
-    if found.get("repeated"):
-        print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
-    print(f"next: {_next_line(args) if found['groups'] else f'rollq stats --run {args.run_name}'}")
-
-
-def _next_line(args: argparse.Namespace) -> str:
-    if not args.out:
-        return f"rollq stats --run {args.run_name}"
-    return f"rollq show {args.out}:1"
+    repeated = result.get("repeated")
+    if repeated:
+        print(f"{repeated} of them were in {args.out} already, and are not written twice")
+    next_line = f"rollq stats --run {args.run_name}"
+    if result["groups"] and args.out:
+        next_line = f"rollq show {args.out}:1"
+    print(f"next: {next_line}")

@@ -71,14 +71,13 @@ def _with_rewards(batch: Batch) -> list[Trajectory]:
     """The batch's trajectories with the rewards of the reward function, if there is one; `info` has
     the environment's then. Raises Unexportable when `info` cannot be read.
     """
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for group in batch.groups:
-        found += (
-            group.trajectories
-            if group.scores is None
-            else map(_rewarded, group.trajectories, group.scores)
-        )
-    return found
+        if group.scores is None:
+            trajectories += group.trajectories
+        else:
+            trajectories += map(_rewarded, group.trajectories, group.scores)
+    return trajectories
 
 
 def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:

@@ -14,8 +14,8 @@ from rollq.processes import embedded_redis
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "redis",
-        description="Runs a Redis server in the foreground: append-only file, no "
-        "eviction, 127.0.0.1 only.",
+        description="Runs a Redis server in the foreground: append-only file, no eviction, "
+        "127.0.0.1 only.",
     )
     parser.add_argument(
         "--port", type=integer(1, 65535), default=6379, help="port to listen on (%(default)s)"
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     command = embedded_redis.command(args.port, folder, args.fsync)
     if embedded_redis.port_taken(args.port):
         raise SettingsError(
-            f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); "
-            "choose another --port"
+            f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); choose "
+            "another --port"
         )
     embedded_redis.lock(folder)
     embedded_redis.mend(folder)

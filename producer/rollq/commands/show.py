@@ -34,8 +34,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "show",
         description="Shows a job of a run (RUN/GROUP/SAMPLE), or a line of an exported file "
-        "(FILE.jsonl:N; without N"
-        " the first). An acknowledged job is no longer in Redis: look at the exported file.",
+        "(FILE.jsonl:N; without N the first). An acknowledged job is no longer in Redis: look at "
+        "the exported file.",
     )
     parser.add_argument("what", metavar="JOB|FILE[:N]")
     parser.add_argument(
@@ -50,8 +50,8 @@ def add(commands: Commands) -> None:
         "--html",
         type=Path,
         metavar="OUT",
-        help="write a web page that needs nothing else to OUT: the page of `rollq "
-        "view` for this rollout",
+        help="write a web page that needs nothing else to OUT: the page of `rollq view` for this "
+        "rollout",
     )
     parser.set_defaults(run=run)
 
@@ -151,7 +151,7 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
     Raises RollqError.
     """
-    with open_client(args, run_of(args.what), known=True) as client:
+    with open_client(args, run_of(args.what), must_exist=True) as client:
         state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
     return record(trajectory), job_facts(state, trajectory), reason

@@ -43,10 +43,9 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
         description="Prints the counts of a run; without --run, of all runs. With --late, also the "
-        "unfinished members"
-        " of the oldest open groups, those that are being played the longest first: "
-        "worker, turn, and what the episode"
-        " is waiting for (engine, user, environment, queue) and how long.",
+        "unfinished members of the oldest open groups, those that are being played the longest "
+        "first: worker, turn, and what the episode is waiting for (engine, user, environment, "
+        "queue) and how long.",
     )
     add_run(parser, required=False, help="name of the run (all runs)")
     parser.add_argument(
@@ -60,8 +59,8 @@ def add(commands: Commands) -> None:
     add_redis(parser)
     add_json(
         parser,
-        "print one JSON object, with --late also its groups; without --run, one "
-        "for each run, by name",
+        "print one JSON object, with --late also its groups; without --run, one for each run, by "
+        "name",
     )
     parser.set_defaults(run=run)
 
@@ -154,9 +153,9 @@ def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | 
         return text
     running = f", {admission['max_running']} running" if admission["max_running"] else ""
     return (
-        f"{text}   max staleness {admission['max_staleness']}   "
-        f"{admission['groups_per_batch']} groups a batch{running}"
-        f"   {admission['trained']} trained   capacity {admission['capacity']}"
+        f"{text}   max staleness {admission['max_staleness']}   {admission['groups_per_batch']} "
+        f"groups a batch{running}   {admission['trained']} trained   capacity "
+        f"{admission['capacity']}"
     )
 
 

@@ -68,24 +68,24 @@ class SubmitKeys(plan.Tasks):
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
-        description="Submits a group of --size jobs for each task. Repeating the line "
-        "submits nothing twice.",
+        description="Submits a group of --size jobs for each task. Repeating the line submits "
+        "nothing twice.",
     )
     add_run(parser, required=False)
     add_tasks(parser, split="train", size=1)
     parser.add_argument(
         "--seal",
         action="store_true",
-        help="afterwards, seal the run: it takes no more jobs, and its consumers end "
-        "after the last groups",
+        help="afterwards, seal the run: it takes no more jobs, and its consumers end after the "
+        "last groups",
     )
     keys.add_set(parser, SubmitKeys)
     keys.add_config(parser)
     add_redis(parser)
     add_json(
         parser,
-        "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, "
-        "with refill: refilled",
+        "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, with "
+        "refill: refilled",
     )
     parser.set_defaults(run=run)
 
@@ -138,8 +138,8 @@ def run(args: argparse.Namespace) -> int:
         done = client.submit(plan.ShownJobs(what, progress), ahead=own.ahead, source=what.source)
         if own.refill:
             progress.say(
-                "waits until the groups are settled, to replace dropped ones: keep "
-                "`rollq worker` running"
+                "waits until the groups are settled, to replace dropped ones: keep `rollq worker` "
+                "running"
             )
             refilled = client.refill(what.jobs(), times=own.refill, ahead=own.ahead).new
         if args.seal:
@@ -147,9 +147,8 @@ def run(args: argparse.Namespace) -> int:
         broker_error = client.broker_error
     if broker_error:
         print(
-            f"rollq: warning: the broker takes no messages ({broker_error}): the workers "
-            "send the jobs instead;"
-            " do the workers use the same ROLLQ_BROKER_URL?",
+            f"rollq: warning: the broker takes no messages ({broker_error}): the workers send the "
+            "jobs instead; do the workers use the same ROLLQ_BROKER_URL?",
             file=sys.stderr,
         )
     report(args, what, done, refilled if own.refill else None)
@@ -176,8 +175,8 @@ def report(
     print(f"      rollq pull --run {job.run} --groups {what.groups}{purpose} --out {job.run}.jsonl")
     if not args.seal:
         print(
-            "      the same line with --seal, when all jobs are submitted: consumers end "
-            "after the last groups"
+            "      the same line with --seal, when all jobs are submitted: consumers end after the "
+            "last groups"
         )
 
 

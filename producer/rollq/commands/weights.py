@@ -46,13 +46,11 @@ def _add_sync(commands: Commands) -> None:
     parser = commands.add_parser(
         "sync",
         help="load new weights into engines",
-        description="Pauses each engine, loads the weights under the version's name, verifies "
-        "them and continues. An"
-        " engine that fails stays paused and is named; the others continue. Repeat the "
-        "line to repair it. With --run"
-        " and --step, the version is published once all engines have it. With --adapter, "
-        "loads a version of a LoRA"
-        " adapter without a pause, and then unloads the others but for the one before.",
+        description="Pauses each engine, loads the weights under the version's name, verifies them "
+        "and continues. An engine that fails stays paused and is named; the others continue. "
+        "Repeat the line to repair it. With --run and --step, the version is published once all "
+        "engines have it. With --adapter, loads a version of a LoRA adapter without a pause, and "
+        "then unloads the others but for the one before.",
     )
     add_engines(parser)
     parser.add_argument(
@@ -80,8 +78,8 @@ def _add_sync(commands: Commands) -> None:
         type=one_of(PauseMode),
         default=PauseMode.RETRACT,
         metavar=words(PauseMode),
-        help="what happens to running requests: docs/weights.md (%(default)s; SGLang "
-        "before 0.5.20: abort)",
+        help="what happens to running requests: docs/weights.md (%(default)s; SGLang before "
+        "0.5.20: abort)",
     )
     parser.add_argument(
         "--no-checksums", action="store_true", help="do not compare the engines' weights"
@@ -110,7 +108,7 @@ def sync(args: argparse.Namespace) -> int:
     )
     with contextlib.ExitStack() as stack:
         client = (
-            stack.enter_context(open_client(args, args.run_name, known=True))
+            stack.enter_context(open_client(args, args.run_name, must_exist=True))
             if args.run_name
             else None
         )
@@ -237,9 +235,8 @@ def _add_publish(commands: Commands) -> None:
         "publish",
         help="say which step's policy the engines serve",
         description="Says that the engines serve the policy of a training step from now on. "
-        "Waiting producers go on"
-        " when the run admits groups for it. `rollq engines sync --run R --step K` loads "
-        "the weights and does this.",
+        "Waiting producers go on when the run admits groups for it. `rollq engines sync --run R "
+        "--step K` loads the weights and does this.",
     )
     add_run(parser)
     parser.add_argument(
@@ -260,7 +257,7 @@ def _add_publish(commands: Commands) -> None:
 
 
 def publish(args: argparse.Namespace) -> int:
-    with open_client(args, args.run_name, known=True) as client:
+    with open_client(args, args.run_name, must_exist=True) as client:
         client.publish(args.step, args.version)
         admission = client.stats()["admission"]
     room = f", {max(0, admission['capacity'])} more groups may enter" if admission else ""

@@ -42,7 +42,7 @@ class Backend(Protocol):
         """Carry out a tool call. A wrong call gives an observation, never an exception."""
         ...
 
-    def user_call(self, state: Any, said: str) -> str | None:
+    def user_call(self, state: Any, message: str) -> str | None:
         """The result of the tool call that the user made in place of a message; None: it is a
         message.
         """
@@ -74,7 +74,7 @@ class DatabaseBackend(ABC):
     def begin(self, case: "Case") -> View:
         return self.database.view()
 
-    def user_call(self, state: View, said: str) -> str | None:
+    def user_call(self, state: View, message: str) -> str | None:
         return None  # the user has no tools
 
     def grade(self, state: View, case: "Case", messages: Sequence[str]) -> Grade:
@@ -148,8 +148,8 @@ class ConversationDomain:
         cases = self._cases[split]
         if type(index) is not int or not 0 <= index < len(cases):
             raise JobFailure(
-                f"environment {self.name!r}: split {split!r} has tasks 0 to "
-                f"{len(cases) - 1}, not {index!r}"
+                f"environment {self.name!r}: split {split!r} has tasks 0 to {len(cases) - 1}, not "
+                f"{index!r}"
             )
         return cases[index]
 
@@ -220,8 +220,8 @@ class Conversation:
             reply = self._text(self._user.reply(result))
         else:
             raise UserFailure(
-                f"{self._name}: the user called tools {MAX_USER_CALLS} times without a "
-                "word to the agent"
+                f"{self._name}: the user called tools {MAX_USER_CALLS} times without a word to the "
+                "agent"
             )
         return Observation(
             reply, done=any(marker in reply for marker in self._backend.stop_markers)

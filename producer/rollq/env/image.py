@@ -46,8 +46,10 @@ class Image:
             )
         mime, width, height = _read(self.data)
         digest = hashlib.sha256(self.data).hexdigest()
-        found = ImageRef(sha256=digest, mime=mime, width=width, height=height, bytes=len(self.data))
-        object.__setattr__(self, "reference", found)
+        reference = ImageRef(
+            sha256=digest, mime=mime, width=width, height=height, bytes=len(self.data)
+        )
+        object.__setattr__(self, "reference", reference)
 
     @property
     def data_url(self) -> str:
@@ -70,8 +72,8 @@ def _read(data: bytes) -> tuple[str, int, int]:
                 )
             if width * height > MAX_IMAGE_PIXELS:
                 raise _refusal(
-                    f"is {width} x {height}; at most {MAX_IMAGE_PIXELS} pixels are "
-                    "sent: make it smaller"
+                    f"is {width} x {height}; at most {MAX_IMAGE_PIXELS} pixels are sent: make it "
+                    "smaller"
                 )
             if image.getexif().get(_ORIENTATION, 1) != 1:
                 raise _refusal("is stored turned (EXIF orientation): save it upright")

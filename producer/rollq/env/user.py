@@ -19,9 +19,9 @@ class User(Protocol):
         """The answer to the agent's message."""
         ...
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         """Restore one exchange of an earlier attempt, instead of `open` or `reply`.
 
-        The user heard `heard` (None: it opened the conversation) and said `said`.
+        The user heard `heard` (None: it opened the conversation) and answered `reply`.
         """
         ...

@@ -141,8 +141,8 @@ class TrajectoryFile:
             self._write(new)
         except OSError as e:
             raise RollqError(
-                f"cannot write {self.path}: {e.strerror or e}. It holds everything that "
-                "was acknowledged; the rest will be handed out again"
+                f"cannot write {self.path}: {e.strerror or e}. It holds everything that was "
+                "acknowledged; the rest will be handed out again"
             ) from e
         self._written.add((line.job_id, line.digest, line.trajectory.header.at) for line in new)
         self.repeated += len(lines) - len(new)
@@ -156,8 +156,8 @@ class TrajectoryFile:
             return True
         if began < self.run_began():
             raise SettingsError(
-                f"{self.path} has another episode of job {line.job_id}, from before this run began:"
-                " write to another file. The new episode is not lost; it is handed out again"
+                f"{self.path} has another episode of job {line.job_id}, from before this run "
+                "began: write to another file. The new episode is not lost; it is handed out again"
             )
         log.warning(
             "job %s came again with another episode: %s keeps the first", line.job_id, self.path

@@ -74,11 +74,10 @@ class Summary:
         The mean over tasks of `pass_hat`. Tasks with fewer than k graded tries are left out for
         that k.
         """
-        found = {}
+        means = {}
         for k in range(1, most + 1):
-            estimates = [
-                pass_hat(t.successes, t.graded, k) for t in self.tasks.values() if t.graded >= k
-            ]
-            if estimates:
-                found[k] = sum(estimates) / len(estimates)
-        return found
+            tries = [each for each in self.tasks.values() if each.graded >= k]
+            if tries:
+                estimates = [pass_hat(each.successes, each.graded, k) for each in tries]
+                means[k] = sum(estimates) / len(estimates)
+        return means

@@ -38,8 +38,8 @@ def faults(record: Mapping[str, Any]) -> list[str]:
     missing = [f"it has no {name}" for name in required if name not in record]
     if len(missing) > len(required) // 2:
         return [
-            f"it is no exported trajectory: {', '.join(missing[:2])}, and "
-            f"{len(missing) - 2} more are missing"
+            f"it is no exported trajectory: {', '.join(missing[:2])}, and {len(missing) - 2} more "
+            "are missing"
         ]
     by_field = [*missing, *_field_faults(record)]
     if by_field:
@@ -80,8 +80,8 @@ def _outcome_faults(record: Mapping[str, Any]) -> Iterator[str]:
     stop, reward, failure = record["stop"], record["reward"], record["failure"]
     if (reward is not None) is not (stop in GRADED):
         yield (
-            f"stop {stop} with reward {reward!r}: exactly "
-            f"{', '.join(sorted(GRADED))} carry a reward"
+            f"stop {stop} with reward {reward!r}: exactly {', '.join(sorted(GRADED))} carry a "
+            "reward"
         )
     if failure is not None and stop in GRADED:
         yield f"stop {stop} with failure {failure}: a graded episode has none"
@@ -131,8 +131,8 @@ def _piece_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"its pieces make {in_pieces} sampled tokens, and the mask {sampled}"
     elif not {*turn_ends} <= {*piece_ends}:
         yield (
-            f"its pieces end at {piece_ends!r:.60} of the sampled tokens, and the "
-            f"turns at {turn_ends!r:.60}"
+            f"its pieces end at {piece_ends!r:.60} of the sampled tokens, and the turns at "
+            f"{turn_ends!r:.60}"
         )
 
 

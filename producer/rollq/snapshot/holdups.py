@@ -32,8 +32,8 @@ NAMED = 3
 NAMED_RUNS = 5
 """Most runs that a text names."""
 GO_ON = (
-    "if no update is under way, repeat the `rollq engines sync` that failed, or send it "
-    "`POST /continue_generation`"
+    "if no update is under way, repeat the `rollq engines sync` that failed, or send it `POST "
+    "/continue_generation`"
 )
 ENGINE_REMEDIES = {
     AWAY: "is away: start it, or take it off the list of engines (`--engine`)",
@@ -343,13 +343,13 @@ CONDITIONS: Mapping[str, Condition] = {
         _has_too_few_groups,
         "a consumer waits for {v.wanted} groups, and none is being played ({v.places}, "
         "{v.skipped})",
-        "ask for no more than are ready, submit more jobs, play dead ones again (`rollq jobs "
-        "list {v.name}`), or seal the run (`--seal`, `Client.seal()`)",
+        "ask for no more than are ready, submit more jobs, play dead ones again (`rollq jobs list "
+        "{v.name}`), or seal the run (`--seal`, `Client.seal()`)",
     ),
     "no worker": Condition(
         lambda v: v.is_played and not v.fleet.workers,
         "{v.jobs}, and no worker is alive",
-        f"start `rollq worker{{v.queue_flag}}`; what dead workers played comes back within "
+        "start `rollq worker{v.queue_flag}`; what dead workers played comes back within "
         f"{LEASE_S:g} s",
     ),
     "no worker of the queue": Condition(
@@ -363,7 +363,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "silent worker": Condition(
         lambda v: v.is_played and bool(v.silent),
         "nothing was heard of {v.silent_names}",
-        f"look whether it is frozen, or start `rollq worker{{v.queue_flag}}`; what a dead worker "
+        "look whether it is frozen, or start `rollq worker{v.queue_flag}`; what a dead worker "
         f"played comes back within {LEASE_S:g} s",
     ),
     "idle engine": Condition(_has_idle_engines, "{v.jobs}", "{v.idle_engines}"),
@@ -410,8 +410,8 @@ def run_holdup(fleet: FleetSnapshot) -> str:
         for purpose in Purpose
     ]
     order = [*CONDITIONS]
-    found = sorted(filter(None, holdups), key=lambda holdup: order.index(holdup.condition))
-    return found[0].text if found else ""
+    worst = sorted(filter(None, holdups), key=lambda holdup: order.index(holdup.condition))
+    return worst[0].text if worst else ""
 
 
 def fleet_holdup(fleet: FleetSnapshot) -> str:

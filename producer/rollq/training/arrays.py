@@ -39,8 +39,8 @@ def array_of(extra: Extra) -> Numpy:
         raise ContractError(f"numpy has no dtype {extra.dtype!r}: read extra.data yourself") from e
     if dtype.itemsize != extra.itemsize:
         raise ContractError(
-            f"an entry of this extra has {extra.itemsize} bytes, one of "
-            f"{extra.dtype} {dtype.itemsize}"
+            f"an entry of this extra has {extra.itemsize} bytes, one of {extra.dtype} "
+            f"{dtype.itemsize}"
         )
     return np.frombuffer(extra.data, dtype).reshape(extra.shape)
 
@@ -173,8 +173,8 @@ def pad(
     if longest > width:
         job_id = rows[lengths.index(longest)].job_id
         raise ContractError(
-            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise "
-            "it, skip the group, or submit jobs with a smaller budget.max_tokens"
+            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, skip "
+            "the group, or submit jobs with a smaller budget.max_tokens"
         )
     padding = [width - length for length in lengths]
     flat, names = _end_to_end(rows, dtype, padding)

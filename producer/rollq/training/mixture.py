@@ -48,8 +48,8 @@ class Part:
         if isinstance(self.weight, Mapping):
             if 0 not in self.weight or not all(map(is_whole, self.weight)):
                 raise ContractError(
-                    f"{self}: the table {self.weight!r:.100} needs whole steps, of "
-                    "which the first is 0"
+                    f"{self}: the table {self.weight!r:.100} needs whole steps, of which the first "
+                    "is 0"
                 )
             for step in self.weight:
                 self.weight_at(step)
@@ -89,8 +89,8 @@ class Rest:
         whole_number("the number of steps for which tasks rest", self.steps, at_least=1)
         if not self.low < self.high:
             raise ContractError(
-                f"tasks rest at low and below, at high and above: {self.low!r} is not "
-                f"below {self.high!r}"
+                f"tasks rest at low and below, at high and above: {self.low!r} is not below "
+                f"{self.high!r}"
             )
 
     def has_settled(self, rate: float) -> bool:

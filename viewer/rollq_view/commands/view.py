@@ -26,10 +26,9 @@ PORT = 8642
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "view",
-        description="Serves web pages on this machine's loopback: runs, groups, every rollout as "
-        "a conversation with"
-        " its tokens, times and the reasons for its reward. Takes an exported file "
-        "(FILE.jsonl), else the runs in Redis, which it shows live. Needs the extra view.",
+        description="Serves web pages on this machine's loopback: runs, groups, every rollout as a "
+        "conversation with its tokens, times and the reasons for its reward. Takes an exported "
+        "file (FILE.jsonl), else the runs in Redis, which it shows live. Needs the extra view.",
     )
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="exported file (the runs in Redis)"
@@ -45,8 +44,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--allow-actions",
         action="store_true",
-        help="let the page play dead rollouts again; the address that is printed "
-        "then carries a token",
+        help="let the page play dead rollouts again; the address that is printed then carries a "
+        "token",
     )
     add_redis(parser)
     parser.set_defaults(run=run)
@@ -91,7 +90,7 @@ def _print(port: int, what: str, token: str) -> None:
     print(f"rollq view shows {what}. Open in a browser on this machine:", flush=True)
     print(f"  http://127.0.0.1:{port}/" + (f"#token={token}" if token else ""), flush=True)
     print(
-        f"From another machine: ssh -L {port}:127.0.0.1:{port} HOST, then the same "
-        "address. Ctrl-C ends it.",
+        f"From another machine: ssh -L {port}:127.0.0.1:{port} HOST, then the same address. Ctrl-C "
+        "ends it.",
         flush=True,
     )

@@ -39,14 +39,11 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
         description="Checks an exported file. With --offline: that each trajectory is sound, and "
-        "each job there once;"
-        " this needs no engine and no extra. Else has the engine score the sampled "
-        "tokens again by prefill and compares"
-        " with the recorded logprobs, token by token. Turns that the engine decodes "
-        "again say how far its own decoding"
-        " and prefill are apart. Exit code 1: something is wrong, the logprobs do not "
-        "fit, or under 95 % of the tokens"
-        " could be compared.",
+        "each job there once; this needs no engine and no extra. Else has the engine score the "
+        "sampled tokens again by prefill and compares with the recorded logprobs, token by token. "
+        "Turns that the engine decodes again say how far its own decoding and prefill are apart. "
+        "Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the tokens "
+        "could be compared.",
     )
     parser.add_argument(
         "file",
@@ -65,8 +62,8 @@ def add(commands: Commands) -> None:
         "--versions",
         type=version_names,
         metavar="V[,V]",
-        help="weight versions in the file that the engine serves under another name (the "
-        "engine's own version)",
+        help="weight versions in the file that the engine serves under another name (the engine's "
+        "own version)",
     )
     add_tokenizer(parser)
     add_json(
@@ -170,9 +167,9 @@ def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileCo
         end, whose = load_tokenizer(named).vocab_size, f"the tokenizer {named or 'of rollq'}"
     if (highest := max(contents.prompt_ids, default=0)) >= end:
         raise ContractError(
-            f"{args.file} holds token id {highest}, which {whose} does not know; an "
-            "unknown id can kill an engine, so"
-            " nothing was sent. Is it the same model? --tokenizer names its tokenizer"
+            f"{args.file} holds token id {highest}, which {whose} does not know; an unknown id can "
+            "kill an engine, so nothing was sent. Is it the same model? --tokenizer names its "
+            "tokenizer"
         )
     return end
 
@@ -257,8 +254,8 @@ def _row(name: str, differences: Sequence[float], skipped: int, width: int) -> s
 def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> None:
     for token in result["worst"][:3]:
         print(
-            f"worst: {token['job']} token {token['position']} (id {token['token']}):"
-            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}",
+            f"worst: {token['job']} token {token['position']} (id {token['token']}): recorded "
+            f"{token['recorded']:.4f}, scored {token['scored']:.4f}",
             file=stream,
         )
     for reason, count in report.total.skipped.items():

@@ -16,9 +16,8 @@ from rollq_worker.commands.environment_names import load_domain
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engine",
-        description="Serves SGLang's HTTP API and plays the ground truth of the "
-        "environment's tasks, to try"
-        " rollq and to test. It recognizes a task by the text of the conversation.",
+        description="Serves SGLang's HTTP API and plays the ground truth of the environment's "
+        "tasks, to try rollq and to test. It recognizes a task by the text of the conversation.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument(
@@ -32,8 +31,8 @@ def add(commands: Commands) -> None:
         type=environments,
         default="shop",
         metavar="NAMES",
-        help="environments whose tasks it plays, with commas, or all; files too: "
-        "game.py:load (%(default)s)",
+        help="environments whose tasks it plays, with commas, or all; files too: game.py:load "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--latency",

@@ -28,8 +28,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "worker",
         description="Plays rollouts until it is stopped. SIGTERM or Ctrl-C stops each episode at "
-        "its next turn, and"
-        " other workers continue it. Start as many workers as you like, on any machines.",
+        "its next turn, and other workers continue it. Start as many workers as you like, on any "
+        "machines.",
     )
     parser.add_argument(
         "-c",
@@ -50,17 +50,15 @@ def add(commands: Commands) -> None:
         type=environment_file,
         metavar="FILE",
         help="a file with an environment that jobs may name: FILE.py:FUNCTION, or a dataset, "
-        "FILE.jsonl:GRADER; may be"
-        " repeated (ROLLQ_ENV_FILES, with commas)",
+        "FILE.jsonl:GRADER; may be repeated (ROLLQ_ENV_FILES, with commas)",
     )
     parser.add_argument(
         "--agent",
         action="append",
         type=agent_file,
         metavar="FILE.py:FUNCTION",
-        help="a file with an agent program that jobs may name: FILE.py:FUNCTION, or a "
-        "command, FILE.sh; may be"
-        " repeated (ROLLQ_AGENT_FILES, with commas)",
+        help="a file with an agent program that jobs may name: FILE.py:FUNCTION, or a command, "
+        "FILE.sh; may be repeated (ROLLQ_AGENT_FILES, with commas)",
     )
     add_redis(parser)
     add_broker(parser)
@@ -72,8 +70,7 @@ def add(commands: Commands) -> None:
         type=listen_address,
         metavar="[HOST:]PORT",
         help="serve this process's metrics to Prometheus there, at 127.0.0.1 unless told "
-        "otherwise; port 0: a free one"
-        " (docs/metrics.md)",
+        "otherwise; port 0: a free one (docs/metrics.md)",
     )
     parser.set_defaults(run=run)
 
@@ -88,8 +85,8 @@ def environment_file(text: str) -> str:
     name = environment(text)
     if name == text:
         raise argparse.ArgumentTypeError(
-            f"expected a file, as in game.py:load, not {text!r}: a worker plays every "
-            "installed environment"
+            f"expected a file, as in game.py:load, not {text!r}: a worker plays every installed "
+            "environment"
         )
     return name
 
@@ -101,8 +98,8 @@ def agent_file(text: str) -> str:
     name = agent(text)
     if name == text or "@" not in name:
         raise argparse.ArgumentTypeError(
-            f"expected a file, as in solver.py:play, not {text!r}: a worker plays "
-            "every installed agent"
+            f"expected a file, as in solver.py:play, not {text!r}: a worker plays every installed "
+            "agent"
         )
     return name
 

@@ -15,9 +15,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=engine_source,
         metavar="URL",
-        help="SGLang server; repeat the flag for several. file:PATH and redis:NAME are lists "
-        "of engines that may change"
-        " (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
+        help="SGLang server; repeat the flag for several. file:PATH and redis:NAME are lists of "
+        "engines that may change (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
 
 
@@ -73,9 +72,8 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
         metavar="DIR",
-        help="directory with tokenizer.json, tokenizer_config.json and a chat template, "
-        "or a name on a hub"
-        " (ROLLQ_TOKENIZER, else the small tokenizer that rollq ships)",
+        help="directory with tokenizer.json, tokenizer_config.json and a chat template, or a name "
+        "on a hub (ROLLQ_TOKENIZER, else the small tokenizer that rollq ships)",
     )
 
 
@@ -84,8 +82,7 @@ def add_template(parser: argparse.ArgumentParser) -> None:
         "--template",
         metavar="NAME",
         help="chat template in place of the tokenizer's own: the name of a training template "
-        "(`rollq doctor` names the"
-        " one that fits), or a file (ROLLQ_TEMPLATE)",
+        "(`rollq doctor` names the one that fits), or a file (ROLLQ_TEMPLATE)",
     )
 
 

@@ -86,8 +86,8 @@ def name(text: str) -> str:
     if NAME.fullmatch(text):
         return text
     raise argparse.ArgumentTypeError(
-        "expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or "
-        f"digit), not {text!r}"
+        "expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or digit), not "
+        f"{text!r}"
     )
 
 

@@ -32,10 +32,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
         description="Shows runs, engines and workers, how fast they play, and in one line what "
-        "holds it up. Refreshes"
-        " every two seconds until Ctrl-C; the last frame stays. Without a terminal it "
-        "prints a frame every ten"
-        " seconds.",
+        "holds it up. Refreshes every two seconds until Ctrl-C; the last frame stays. Without a "
+        "terminal it prints a frame every ten seconds.",
     )
     add_run(
         parser,
@@ -46,9 +44,9 @@ def add(commands: Commands) -> None:
     add_redis(parser)
     add_json(
         parser,
-        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, "
-        "slots, more_runs, holdup, server,"
-        " runs, unreadable, engines, workers, lost; only holdup while Redis is away",
+        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, slots, "
+        "more_runs, holdup, server, runs, unreadable, engines, workers, lost; only holdup while "
+        "Redis is away",
     )
     parser.set_defaults(run=run)
 
@@ -111,9 +109,8 @@ class _Top:
             self._away_since = self._away_since or now
             text = (
                 f"Redis at {self._address} does not answer ({error}), for "
-                f"{now - self._away_since:.0f} s. Workers,"
-                " producers and trainers wait for it; what it had on its disk is not "
-                f"lost. {no_answer(error) or AGAIN}"
+                f"{now - self._away_since:.0f} s. Workers, producers and trainers wait for it; "
+                f"what it had on its disk is not lost. {no_answer(error) or AGAIN}"
             )
         if self._args.once:
             raise RollqError(text)

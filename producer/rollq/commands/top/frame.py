@@ -278,8 +278,8 @@ def _waits(worker: LiveWorker) -> str:
         return NONE
     longest = max(worker.waits, key=lambda wait: wait.seconds)
     return (
-        f"{_counts(Counter(_short(wait.what for wait in worker.waits)))}, "
-        f"{age(longest.seconds)} at most"
+        f"{_counts(Counter(_short(wait.what for wait in worker.waits)))}, {age(longest.seconds)} "
+        "at most"
     )
 
 

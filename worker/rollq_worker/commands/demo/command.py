@@ -60,11 +60,9 @@ class DemoKeys:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
-        description="Starts Redis, an engine that replays the tasks' ground truth, and a "
-        "worker. Submits groups of"
-        " jobs, takes them back as a trainer would, and counts every job. Exit "
-        "code 0: none was lost,"
-        " came twice or died.",
+        description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. "
+        "Submits groups of jobs, takes them back as a trainer would, and counts every job. Exit "
+        "code 0: none was lost, came twice or died.",
     )
     parser.add_argument(
         "--env",
@@ -126,8 +124,8 @@ def run(args: argparse.Namespace) -> int:
     report(args, jobs, result, demo.deaths, stream)
     if demo.lost or result["duplicates"]:
         print(
-            f"rollq: the counts disagree: {demo.lost} jobs are lost, "
-            f"{result['duplicates']} came twice",
+            f"rollq: the counts disagree: {demo.lost} jobs are lost, {result['duplicates']} came "
+            "twice",
             file=sys.stderr,
         )
         return 1
@@ -208,12 +206,12 @@ def report(
     turns = "-" if result["turns_mean"] is None else f"{result['turns_mean']:.1f}"
     lines = [
         "",
-        f"jobs     {result['submitted']} submitted: {result['done']} done, {result['dead']} dead;"
-        f" {result['delivered']} delivered, {result['duplicates']} of them twice",
+        f"jobs     {result['submitted']} submitted: {result['done']} done, {result['dead']} dead; "
+        f"{result['delivered']} delivered, {result['duplicates']} of them twice",
         f"reward   {mean} mean   {hats}",
         f"stops    {stops}",
-        f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, "
-        f"{turns} turns an episode",
+        f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns "
+        "an episode",
         f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
         # The first in full: all of one cause look alike.
         *(f"dead     {clean(death.strip())}" for death in deaths[:1]),

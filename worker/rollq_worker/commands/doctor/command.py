@@ -39,8 +39,8 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument for the chat template, such as enable_thinking=false, as JSON or "
-        "text; may be repeated",
+        help="an argument for the chat template, such as enable_thinking=false, as JSON or text; "
+        "may be repeated",
     )
     shared.add_redis(parser)
     shared.add_broker(parser)
@@ -51,8 +51,8 @@ def add(commands: Commands) -> None:
         type=environment,
         default=[],
         metavar="NAME|FILE",
-        help="check this environment only, and the template with its tools; may be repeated "
-        "(all of this machine)",
+        help="check this environment only, and the template with its tools; may be repeated (all "
+        "of this machine)",
     )
     shared.add_json(parser, "print one JSON object: verdict, next step, and the checks")
     parser.set_defaults(run=run)

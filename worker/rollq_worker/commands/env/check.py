@@ -184,8 +184,7 @@ def _wrong_fields(task: Any) -> str:
         return f"task() returns a {type(task).__name__}, not a rollq.env.Task"
     for name, kind in TASK_FIELDS.items():
         value = getattr(task, name)
-        is_text_for_list = kind is Sequence and isinstance(value, str)
-        if not isinstance(value, kind) or is_text_for_list:
+        if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
             return f"Task.{name} is {value!r:.60}, not a {kind.__name__}"
     if not task.opening:
         return "Task.opening is empty: the user's first message"
@@ -208,8 +207,8 @@ def _check_task(domain: Domain, split: str, index: int, task: Task, report: Repo
         report.rewards.append(first.reward or 0.0)
         if first.stop is not Stop.DONE:
             report.problems.append(
-                f"task {index}: the episode does not end within {SPARE_TURNS} "
-                "turns of its last move"
+                f"task {index}: the episode does not end within {SPARE_TURNS} turns of its last "
+                "move"
             )
         elif first.reward != 1.0:
             why = json.dumps(dict(first.info), default=str)
@@ -341,13 +340,13 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
 def _sum_up(report: Report) -> None:
     if report.idle_rewards and not report.rewards:
         report.notes.append(
-            "no task has moves: whether a perfect agent earns the reward cannot be seen here "
-            "(the replay engine makes random calls)"
+            "no task has moves: whether a perfect agent earns the reward cannot be seen here (the "
+            "replay engine makes random calls)"
         )
     if report.judged:
         report.notes.append(
-            f"{report.judged} of these tasks have assertions that a model must judge: "
-            "here they count as met"
+            f"{report.judged} of these tasks have assertions that a model must judge: here they "
+            "count as met"
         )
     idle = [reward for reward in report.idle_rewards if reward > 0]
     if idle:

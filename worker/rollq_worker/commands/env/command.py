@@ -30,10 +30,8 @@ TEMPLATE = Path(__file__).with_name("new")
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "env",
-        description="Lists the environments of this machine, checks one by playing "
-        "its tasks without "
-        "a model, or writes"
-        " a new one to begin with.",
+        description="Lists the environments of this machine, checks one by playing its tasks "
+        "without a model, or writes a new one to begin with.",
     )
     kinds = parser.add_commands(title="commands")
     listed = kinds.add_parser(
@@ -47,8 +45,7 @@ def add(commands: Commands) -> None:
         "check",
         help="play some tasks of one without a model, and say what is wrong with it",
         description="Plays some tasks by ground truth, by wrong calls and by small talk, and each "
-        "ground truth a second"
-        " time from its journal. Exit code 1: something is wrong.",
+        "ground truth a second time from its journal. Exit code 1: something is wrong.",
     )
     checked.add_argument(
         "env",
@@ -149,9 +146,8 @@ def _new_name(text: str) -> str:
     """An argument type: a name that Python can import."""
     if not (NAME.fullmatch(text) and text.isidentifier() and text.islower()) or iskeyword(text):
         raise argparse.ArgumentTypeError(
-            "expected a name of small letters, digits and _ that begins with a letter, "
-            "and no word of Python's, not"
-            f" {text!r}"
+            "expected a name of small letters, digits and _ that begins with a letter, and no word "
+            f"of Python's, not {text!r}"
         )
     return text
 
@@ -162,8 +158,8 @@ def _new(args: argparse.Namespace) -> int:
         raise SettingsError(f"{folder} exists already; choose another name, or remove it")
     if find_spec(args.name):
         raise SettingsError(
-            f"Python has a module {args.name!r} already, which {args.name}.py would "
-            "hide; choose another"
+            f"Python has a module {args.name!r} already, which {args.name}.py would hide; choose "
+            "another"
         )
     with needs("worker"):
         from rollq_worker.environments import names

@@ -4,7 +4,8 @@
 -- reads and writes  run ready:<purpose> held:<purpose> open:<purpose> holds:<purpose> waiting:<purpose> count
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> acked:<group> prompts:<group>
 --                   job:<job> journal:<job> journal:<job>#<attempt> stale
--- ARGV   token owner reason ('': trained on; stale: to be replaced) filling (1: a filter skips) groups (none: all of the hold)
+-- ARGV   token owner reason ('': trained on; stale: to be replaced) filling (1: a filter skips) groups (none: all of
+--        the hold)
 -- reply  ok | lost [group] | fenced
 local token, owner, why, filling, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', {}, {}, {}
 local meta, used = prefix .. 'run', 0

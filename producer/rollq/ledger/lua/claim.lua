@@ -60,7 +60,8 @@ if restart or was_set_aside or set_aside == 1 then
   redis_call('HSET', job, 'restart', 0, 'set_aside', set_aside, 'aside', aside or '')
 end
 redis_call('ZREM', queued, id)
-redis_call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
+local lease = id .. '#' .. attempt .. '#' .. token
+redis_call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), lease)
 local step = pinned[3] or (pinned[4] and '0')
 if step then redis_call('HSETNX', group.key, 'started', step) end
 count('claims')

@@ -6,7 +6,9 @@
 local meta = prefix .. 'run'
 for i = 2, #ARGV, 2 do
   local groups, jobs, mark = read_cursor(ARGV[i])
-  if groups < tonumber(ARGV[i + 1]) then return { 'gap', 'source', ARGV[i], 'groups', groups, 'jobs', jobs, 'mark', mark } end
+  if groups < tonumber(ARGV[i + 1]) then
+    return { 'gap', 'source', ARGV[i], 'groups', groups, 'jobs', jobs, 'mark', mark }
+  end
 end
 allow_without_memory()
 redis_call('HSET', meta, 'sealed', 1)

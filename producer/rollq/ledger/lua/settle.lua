@@ -30,7 +30,8 @@ local function wake_consumers(purpose)
   local waiting = prefix .. 'waiting:' .. purpose
   local waiters = redis_call('HGETALL', waiting)
   if #waiters == 0 then return end
-  local ready, open = redis_call('ZCARD', prefix .. 'ready:' .. purpose), redis_call('ZCARD', prefix .. 'open:' .. purpose)
+  local ready = redis_call('ZCARD', prefix .. 'ready:' .. purpose)
+  local open = redis_call('ZCARD', prefix .. 'open:' .. purpose)
   for i = 1, #waiters, 2 do
     if open == 0 or ready >= number(waiters[i + 1], waiting) then
       local wake = prefix .. 'wake:' .. waiters[i]
@@ -78,7 +79,9 @@ local function shrink(group, token)
     if state == 'surplus' then surplus[#surplus + 1] = sample end
     if state == 'dead' and not discarded then
       letters = true
-      if not field('job:' .. id, 'body') then redis_call('HSET', job, 'body', field('group:' .. group.name, 'body') or '') end
+      if not field('job:' .. id, 'body') then
+        redis_call('HSET', job, 'body', field('group:' .. group.name, 'body') or '')
+      end
     else
       free_journals(id, aside, job)
     end

@@ -16,13 +16,13 @@
 -- reply  groups dropped (groups of the run, or stale) step (the published one; '': none) published (times) bound (on
 --          staleness; '': none) groups (each as name seq size handed started (no token is older than this step; '': not
 --          known) states (of its members))
---        | wait time exists (1: the run does) sealed open ready others (groups that others hold) last (1: no more come than are ready)
---          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
---          step published
+--        | wait time exists (1: the run does) sealed open ready others (groups that others hold) last (1: no more come
+--          than are ready) over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is
+--          none) step published
 --        | again (groups were too old: ask again) | fenced | large most (groups of a batch)
 local wanted, token, hold_s, purpose, owner = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local since, ordered, exact, again, wake = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9] == '1', ARGV[10] == '1', ARGV[11] == '1'
-local fill = ARGV[12] == '1'
+local since, ordered, exact, again = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9] == '1', ARGV[10] == '1'
+local wake, fill = ARGV[11] == '1', ARGV[12] == '1'
 local ready, open, held = prefix .. 'ready:' .. purpose, prefix .. 'open:' .. purpose, prefix .. 'held:' .. purpose
 local holds, waiting, hold = prefix .. 'holds:' .. purpose, prefix .. 'waiting:' .. purpose, prefix .. 'hold:' .. token
 local session, time = session_of(token), now()
@@ -159,7 +159,8 @@ local some_held = redis_call('ZCARD', prefix .. 'held:' .. purpose) > 0
 if some_held then give_back_what_ran_out() end
 if most and not again and skip_old() then return { 'again' } end
 
-local count_open, count_ready = redis_call('ZCARD', prefix .. 'open:' .. purpose), redis_call('ZCARD', prefix .. 'ready:' .. purpose)
+local count_open = redis_call('ZCARD', prefix .. 'open:' .. purpose)
+local count_ready = redis_call('ZCARD', prefix .. 'ready:' .. purpose)
 local others, renewed, idle, own = 0, true, true, {}
 if some_held then others, renewed, idle, own = read_other_holds() end
 local last = sealed and count_open == 0 and (others == 0 or renewed)

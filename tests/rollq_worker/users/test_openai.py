@@ -127,6 +127,12 @@ def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) ->
         (f"It is S-1.<think>shall I say {STOP_MARKER}", "It is S-1."),
         ("<thinking>a plan</thinking>It is S-1.", "It is S-1."),
         ("[THINK]a plan[/THINK]It is S-1.", "It is S-1."),
+        ("<seed:think>a plan</seed:think>It is S-1.", "It is S-1."),
+        (
+            "<|channel|>analysis<|message|>a plan<|end|><|start|>assistant"
+            "<|channel|>final<|message|>It is S-1.<|return|>",
+            "It is S-1.",
+        ),
         (
             [
                 {"type": "thinking", "thinking": [{"text": "a plan"}]},

@@ -58,10 +58,16 @@ _OF_THE_VALUE = re.compile(
     r"context|too (?:large|long|high)|exceed|at (?:most|least)|(?:greater|less) than|between", re.I
 )
 """In a refusal of this value, or beside this conversation: the parameter itself is known."""
+_TAGS = "think|thinking|thought|reasoning|seed:think|mm:think"
 _THOUGHT = re.compile(
-    r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)", re.S
+    rf"<({_TAGS})>.*?(?:</\1>|\Z)"
+    r"|\[THINK\].*?(?:\[/THINK\]|\Z)"
+    r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|\Z)"
+    r"|<\|(?:return|end)\|>\s*\Z",
+    re.S,
 )
-_END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]")
+"""Reasoning, also in the channel of harmony, and harmony's end of a reply."""
+_END_OF_THOUGHT = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 """Some templates open the thought in the prompt, so that only its end is in the reply."""
 
 

@@ -88,6 +88,10 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
         family, is_complete = _that_calls(tokenizer)
         if not is_complete:
             family = _with_written_calls(tokenizer) or family
+    except _UnknownFormat:
+        if tools:
+            raise
+        family = _without_calls(tokenizer)
     except JobFailure:
         with_text = _with_written_calls(tokenizer)
         if with_text is None and tools:
@@ -98,6 +102,10 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
         system_in_user=_takes_no_system(tokenizer),
         one_system=not _takes_several_systems(tokenizer),
     )
+
+
+class _UnknownFormat(JobFailure):
+    """The template writes calls, and no reader gets them back."""
 
 
 def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
@@ -148,7 +156,7 @@ def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None)
     template = f"the chat template of {tokenizer.name}"
     if rendered:
         formats = ", ".join(name for name in readers() if name != NO_CALLS)
-        return JobFailure(
+        return _UnknownFormat(
             f"{template} writes tool calls in no format that rollq reads ({formats}); {remedy}"
         )
     if refusal is not None:

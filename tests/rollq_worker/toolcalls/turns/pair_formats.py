@@ -36,6 +36,12 @@ GLM_TURNS = [
     ),
     glm("text around", f"a {GLM_CALL} b", calls=[f(s="hi")], content="a  b", sglang=TAIL),
     glm(
+        "JSON for arguments",
+        '<tool_call>f>{"s":"hi"}</tool_call>',
+        error="writes its arguments as JSON",
+        sglang=LOST,
+    ),
+    glm(
         "an unknown tool",
         pairs(("s", "a"), name="h"),
         calls=[Action("h", {"s": "a"})],

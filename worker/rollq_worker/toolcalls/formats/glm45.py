@@ -18,7 +18,7 @@ from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.pieces import THINK, BrokenCall, Reader, block_reader, call_block, first
-from rollq_worker.toolcalls.schema_types import parameters
+from rollq_worker.toolcalls.schema_types import is_tool, parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class KeysAndValues:
         name = text[at:end].strip()
         if not name or any(char.isspace() for char in name):
             raise BrokenCall(f"The tool call has no function name. {self._form()}", end)
+        if "{" in name and not is_tool(tools, name):
+            raise BrokenCall(f"The tool call writes its arguments as JSON. {self._form()}", end)
         if not text.startswith(self.behind_name, end):
             problem = f"The name {name!r} of the tool call has no {self.behind_name} behind it."
             raise BrokenCall(problem, end)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollq.errors import ContractError
 from rollq.events import Message
+from rollq.export.facts import Record
 from rollq.export.record import as_json as ascii_json
 from rollq.export.transcript import steps_by_turn
 from rollq.trajectory import Trajectory
@@ -30,7 +31,7 @@ FAILED = ("error", "traceback", "exception")
 
 
 def page(
-    record: Mapping[str, Any],
+    record: Record,
     trajectory: Trajectory | None = None,
     *,
     images: Mapping[str, bytes] | None = None,

@@ -16,6 +16,7 @@ from typing import Any
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.events import GRADED
 from rollq.export import jsonl
+from rollq.export.facts import Record
 from rollq.export.jsonl import Head
 from rollq.export.validation import faults
 from rollq.images import IMAGES, files_by_hash, references
@@ -96,12 +97,12 @@ class ExportedFile:
         self._version += 1
 
 
-def page_of_record(record: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+def page_of_record(record: Record, **facts: Any) -> dict[str, Any]:
     """The page of a record as a file has it. Raises ContractError."""
     return page(record, images=_images(record), faults=faults(record), **facts)
 
 
-def row_of(record: Mapping[str, Any]) -> Row:
+def row_of(record: Record) -> Row:
     """The row of a record without its tokens and messages; it has `sampled` where the mask says
     it.
     """
@@ -150,7 +151,7 @@ def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
     }
 
 
-def _images(record: Mapping[str, Any]) -> dict[str, bytes]:
+def _images(record: Record) -> dict[str, bytes]:
     """The files of the record's images, if it was exported with them."""
     try:
         data = b64decode(record["extras"][IMAGES]["data"])

@@ -7,12 +7,13 @@ Pure. Raises KeyError, TypeError, ValueError and the like for a record that is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from rollq.events import Message, Observed, Prompt
+from rollq.export.facts import Record
 from rollq.export.transcript import trace_heading
 from rollq.trajectory import Trajectory
 
@@ -77,7 +78,7 @@ class Episode:
     """Actions of an agent program in the environment: `rollq.export.conversations.steps`."""
 
 
-def of_record(record: Mapping[str, Any]) -> Episode:
+def of_record(record: Record) -> Episode:
     """The turns of an exported record."""
     if record.get("conversations"):
         episode = _of_traces(record)
@@ -88,7 +89,7 @@ def of_record(record: Mapping[str, Any]) -> Episode:
     return episode
 
 
-def _of_conversation(record: Mapping[str, Any]) -> Episode:
+def _of_conversation(record: Record) -> Episode:
     """The turns of one conversation, without times and steps."""
     prompt, turns = _sampled_turns(record)
     for number, turn in enumerate(turns):
@@ -121,7 +122,7 @@ def _add_messages(
     return starts[0] if starts else len(messages)
 
 
-def _of_traces(record: Mapping[str, Any]) -> Episode:
+def _of_traces(record: Record) -> Episode:
     """The turns of an episode whose traces are conversations of their own, trace by trace."""
     episode = Episode(opening=[], prompt=0, turns=[])
     pieces = iter(record.get("pieces") or ())
@@ -172,7 +173,7 @@ def _add_times(episode: Episode, times: Sequence[Any]) -> None:
             notes["answered_by"] = str(what)
 
 
-def _sampled_turns(record: Mapping[str, Any]) -> tuple[int, list[Turn]]:
+def _sampled_turns(record: Record) -> tuple[int, list[Turn]]:
     """The number of tokens before the first turn, and turns with their tokens only."""
     ids, logprobs, versions = record["tokens"], record["logprobs"], record["versions"]
     turns: list[Turn] = []

@@ -5,15 +5,21 @@ It needs the standard library only. docs/environments.md shows how to implement 
 Domain.
 """
 
-from rollq.env.agent import AgentFunction, Episode
 from rollq.env.attempt import attempt_labels
-from rollq.env.context import ContextHook
 from rollq.env.domain import Domain, Task
-from rollq.env.environment import RESPOND, Action, Environment, Grade, Observation, Tools
+from rollq.env.environment import (
+    RESPOND,
+    STOP_MARKER,
+    Action,
+    Environment,
+    Grade,
+    Observation,
+    Tools,
+    User,
+)
+from rollq.env.functions import AgentFunction, ContextHook, Episode, RewardFunction
 from rollq.env.image import Image
-from rollq.env.reward import RewardFunction
 from rollq.env.sandbox import CommandResult, Sandbox
-from rollq.env.user import STOP_MARKER, User
 from rollq.job import Json
 from rollq.urls import mask_url
 

@@ -24,6 +24,10 @@ OPTIONAL_JOB_FIELDS = ("adapter",)
 """Fields of `Job` that a record has where they are not empty."""
 
 
+Record = Mapping[str, Any]
+"""An exported trajectory, as a JSON object."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A field of the record."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+from rollq.export.facts import Record
+
 COLOURS = {
     "system": "2",
     "user": "36",
@@ -40,7 +42,7 @@ class Note(NamedTuple):
 class Transcript:
     """One trajectory as text, with colours for a terminal if `colour` is set."""
 
-    def __init__(self, record: Mapping[str, Any], *, colour: bool) -> None:
+    def __init__(self, record: Record, *, colour: bool) -> None:
         self._record = record
         self._colour = colour
         self._steps_by_turn = steps_by_turn(record.get("steps") or ())
@@ -186,7 +188,7 @@ def steps_by_turn(steps: Sequence[Mapping[str, Any]]) -> Steps:
     return by_turn
 
 
-def sampled_logprobs(record: Mapping[str, Any]) -> list[list[float]]:
+def sampled_logprobs(record: Record) -> list[list[float]]:
     """The logprobs of each turn. A turn's sampled tokens are consecutive, and unsampled tokens lie
     between two turns.
     """
@@ -198,7 +200,7 @@ def sampled_logprobs(record: Mapping[str, Any]) -> list[list[float]]:
     return turns
 
 
-def request_options(record: Mapping[str, Any], turns: Sequence[Sequence[Any]]) -> dict[int, str]:
+def request_options(record: Record, turns: Sequence[Sequence[Any]]) -> dict[int, str]:
     """Options of an agent program's requests, by the turn's place among the sampled ones."""
     options: dict[int, str] = {}
     ends = [*accumulate(map(len, turns))]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollq.errors import ContractError
 from rollq.events import GRADED, Finish
-from rollq.export.facts import FACTS, are_messages, is_list, is_mapping, is_text
+from rollq.export.facts import FACTS, Record, are_messages, is_list, is_mapping, is_text
 from rollq.job import parse_id
 from rollq.numbers import is_number, is_whole
 from rollq.trajectory_extras import Extra
@@ -32,7 +32,7 @@ class Checked(NamedTuple):
     """Part of the file up to its end, from 0.0 to 1.0."""
 
 
-def faults(record: Mapping[str, Any]) -> list[str]:
+def faults(record: Record) -> list[str]:
     """Faults of a record, in words. Empty when there are none."""
     required = [name for name, fact in FACTS.items() if not fact.is_optional]
     missing = [f"it has no {name}" for name in required if name not in record]
@@ -57,13 +57,13 @@ def faults(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _field_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _field_faults(record: Record) -> Iterator[str]:
     for name, fact in FACTS.items():
         if name in record and not fact.accepts(record[name]):
             yield f"{name} must be {fact.kind}, not {record[name]!r:.60}"
 
 
-def _name_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _name_faults(record: Record) -> Iterator[str]:
     try:
         names = parse_id(record["job"])
     except ContractError as e:
@@ -76,7 +76,7 @@ def _name_faults(record: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _outcome_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _outcome_faults(record: Record) -> Iterator[str]:
     stop, reward, failure = record["stop"], record["reward"], record["failure"]
     if (reward is not None) is not (stop in GRADED):
         yield (
@@ -87,7 +87,7 @@ def _outcome_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"stop {stop} with failure {failure}: a graded episode has none"
 
 
-def _token_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _token_faults(record: Record) -> Iterator[str]:
     lists = [record[name] for name in PER_TOKEN]
     if len(set(map(len, lists))) > 1:
         lengths = [f"{len(record[name])} {name}" for name in PER_TOKEN]
@@ -117,7 +117,7 @@ def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
     return ""
 
 
-def _piece_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _piece_faults(record: Record) -> Iterator[str]:
     """A turn ends with a piece."""
     for piece in record["pieces"]:
         if not _is_piece(piece):
@@ -148,12 +148,12 @@ def _sampled_runs(mask: Sequence[int]) -> list[int]:
     return [len([*run]) for sampled, run in groupby(mask) if sampled]
 
 
-def _turn_reward_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _turn_reward_faults(record: Record) -> Iterator[str]:
     if len(record["turn_rewards"]) != record["turns"]:
         yield f"it has {record['turns']} turns, and {len(record['turn_rewards'])} turn_rewards"
 
 
-def _extra_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _extra_faults(record: Record) -> Iterator[str]:
     for name, extra in record.get("extras", {}).items():
         try:
             data = b64decode(extra["data"], validate=True)
@@ -162,7 +162,7 @@ def _extra_faults(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"extra {name} is no array: {type(e).__name__}: {e}"
 
 
-def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
+def _turn_faults(record: Record) -> Iterator[str]:
     """Turns, traces, mask and messages tell the same story. A turn's sampled tokens are
     consecutive, in one trace.
     """
@@ -185,7 +185,7 @@ def _turn_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"it has {turns} turns, and {answers} messages of the assistant"
 
 
-def _trace_bounds(record: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+def _trace_bounds(record: Record) -> Iterator[tuple[int, int]]:
     """The first token of each trace, and the token behind its last."""
     return pairwise(accumulate(record["traces"], initial=0))
 

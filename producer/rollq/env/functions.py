@@ -1,13 +1,27 @@
-"""Arguments of an agent function: its episode, and where the policy answers."""
+"""Functions of others that a job names: its reward, its context, its agent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollq.env.environment import RESPOND, Observation
+from rollq.env.environment import RESPOND, Grade, Observation
 from rollq.env.sandbox import Sandbox
 from rollq.events import Message
 from rollq.job import Json
+from rollq.trajectory import Trajectory
+
+RewardFunction = Callable[[Trajectory, Grade], "float | Grade"]
+"""Grades an episode after its environment. The trajectory has every event but the closing one; an
+episode that the environment did not end has a grade of 0.0. Raises RewardFailure; any other
+exception counts as one.
+"""
+
+ContextHook = Callable[[Sequence[Message], Sequence[Message], int], "Sequence[Message] | None"]
+"""Shortens a conversation that has grown long. It gets the messages of the episode's first prompt,
+those of the present trace, which end with the replies to a turn, and the number of tokens that they
+are. It returns the messages with which a new trace begins, which end with a message of the user or
+a tool and show no other images; None: the trace goes on.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -317,12 +317,6 @@ REFUSED: dict[str, tuple[str, str]] = {
         ),
         "in no format",
     ),
-    "another form, where a record writes calls as text": (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "<<{{ c.function.name }}: {{ c.function.arguments | tojson }}>>{% endfor %}<|end|>"
-        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
-        "in no format that rollq reads",
-    ),
     "refuses turns": (
         chatml(turn="{{ raise_exception('users only') }}"),
         "cannot write a tool call",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import JobFailure
+from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.selfcheck.bridge_comparison import MOVED, ONE_CALL, UNLIKE_FIRST, Match
 from rollq_worker.tokens.selfcheck.check import check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import Conversations, Edge
@@ -169,6 +170,19 @@ def test_templates_that_are_refused_with_a_remedy(name: str):
     assert name in str(raised.value) and (
         "use a" in str(raised.value) or "correct the template" in str(raised.value)
     )
+
+
+def test_calls_in_an_unknown_form_are_not_written_as_text():
+    """Gemma's record writes calls as text, for templates that leave them out. This one does not."""
+    template = (
+        "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<<{{ c.function.name }}: "
+        "{{ c.function.arguments | tojson }}>>{% endfor %}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
+    )
+    tokens = ["<start_of_turn>", "<end_of_turn>", "<eos>"]
+    with pytest.raises(JobFailure, match="in no format that rollq reads"):
+        family_of(tokenizer_with("gemma-like", template, tokens))
 
 
 def test_rendering_again_replaces_an_unsupported_edge():

@@ -1,4 +1,4 @@
-"""What connects rollq to other people's packages: one room for each, found by its name or by an
+"""Connections of rollq to other people's packages: one room for each, found by its name or by an
 entry point.
 
 A room knows the public API of rollq alone (docs/architecture.md), so that a package of yours can do

@@ -18,24 +18,24 @@ def install_line(extra: str) -> str:
     """The command that installs the extra from the same folder, address or index as
     rollq itself.
     """
-    from importlib import (
-        metadata,
-    )  # imported here: it takes 25 ms, and only a missing package needs it
+    # Imported here: it takes 25 ms, and only a missing package needs it.
+    from importlib import metadata
 
     try:
         text = metadata.distribution("rollq").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from its source folder
         return f"pip install '.[{extra}]' in rollq's folder"
-    origin = json.loads(
-        text or "{}"
-    )  # where pip installed it from (PEP 610); empty for a package from an index
+    # The place that pip installed it from (PEP 610); empty for a package from an index.
+    origin = json.loads(text or "{}")
     url = origin.get("url", "")
     if url.startswith("file://"):
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
         return f"pip install {editable}'{unquote(url.removeprefix('file://'))}[{extra}]'"
+    if not url:
+        return f"pip install 'rollq[{extra}]'"
     vcs = origin.get("vcs_info", {}).get("vcs")
-    source = f" @ {vcs}+{url}" if vcs else f" @ {url}" if url else ""
-    return f"pip install 'rollq[{extra}]{source}'"
+    source = f"{vcs}+{url}" if vcs else url
+    return f"pip install 'rollq[{extra}] @ {source}'"
 
 
 @contextlib.contextmanager

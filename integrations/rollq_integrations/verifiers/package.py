@@ -43,7 +43,7 @@ def package() -> Any:
 
 
 def part(module: str, name: str) -> Any:
-    """What `verifiers.v1` itself does not name."""
+    """Parts that `verifiers.v1` itself does not name."""
     return getattr(import_module(f"verifiers.v1.{module}"), name)
 
 

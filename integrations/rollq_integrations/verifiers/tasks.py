@@ -1,5 +1,5 @@
-"""Which tasks of verifiers can be played. What an episode of rollq does not have is refused here,
-by name.
+"""Tasks of verifiers, and a check that they can be played. Anything that an episode of rollq does
+not have is refused here, by name.
 """
 
 import inspect
@@ -49,7 +49,7 @@ def playable_tasks(name: str, config: Mapping[str, Json]) -> list[Any]:
 
 
 def _needs(task: Any) -> str:
-    """What the task needs that an episode does not have; "" for one that can be played."""
+    """The need of the task that an episode does not have; "" for one that can be played."""
     vf, data = package(), task.data
     if task.NEEDS_CONTAINER or data.image:
         return "a container"

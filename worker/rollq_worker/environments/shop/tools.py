@@ -245,7 +245,8 @@ def _change_address(data: View, order_id: str, **address: str) -> Json:
 def _set_gift_wrap(data: View, order_id: str, wrapped: bool) -> Json:
     order = _order(data, order_id, PENDING)
     gold = records().customers[order["customer_id"]]["gold_member"]
-    order["gift_wrap"] = ("0.00" if gold else WRAP_FEE) if wrapped else None
+    fee = "0.00" if gold else WRAP_FEE
+    order["gift_wrap"] = fee if wrapped else None
     order["total"] = _total(order)
     return {name: order[name] for name in ("order_id", "gift_wrap", "total")}
 

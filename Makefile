@@ -33,7 +33,7 @@ test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end tes
 test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers, agents, tau-bench and a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
-# The property tests with other random numbers each time. ARGS="-k wire"; a failure names the seed that repeats it.
+# Property tests with fresh seeds. ARGS="-k wire"; a failure names the seed that repeats it.
 SEEDS ?= 30
 fuzz: $(VENV)/.test
 	@failed=; for seed in $$($(BIN)/python -c "import random; print(*random.sample(range(2**32), $(SEEDS)))"); do \

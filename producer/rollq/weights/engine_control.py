@@ -43,7 +43,7 @@ class PauseMode(StrEnum):
     """They go on after the pause, and their prefix is computed again under the new weights."""
     IN_PLACE = "in_place"
     """They go on with the KV cache of the old weights, which also serves later requests. Quicker,
-    and no exact policy: tokens are sampled by new weights from the attention of old ones.
+    but it mixes old and new weights: not a sample from any policy.
     """
     ABORT = "abort"
     """They end with what they have. rollq's workers continue each turn from there."""

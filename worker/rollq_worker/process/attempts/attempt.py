@@ -342,7 +342,7 @@ class Attempt:
     def _call(self, call: Callable[[], T]) -> T:
         """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.
 
-        Raises Drained or Fenced when the attempt must stop meanwhile.
+        Raises Drained if the worker stops meanwhile. Raises Fenced if the lease is lost.
         """
         self._calling_since = began = time.monotonic()
         try:

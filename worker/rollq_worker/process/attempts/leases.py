@@ -2,7 +2,7 @@
 
 The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next
 `check`. If it cannot check, because it waits for the engine or is in foreign code, the heartbeat
-ends it. The late writer journals what an attempt holds back while its turn takes long.
+ends it. The late writer journals buffered events of long turns.
 """
 
 import logging

@@ -49,7 +49,7 @@ class ForeignCall:
     since: float
     """Monotonic time at which the call began, moved on by the time that calls within it took."""
     away: str = ""
-    """Name of a thing that is away and for which the call waits, so that its clock stands still."""
+    """Name of a service that the call waits for because it is away. The time limit is paused."""
     away_since: float = 0.0
 
     @property

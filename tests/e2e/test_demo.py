@@ -24,8 +24,7 @@ from tests.waiting import until
 
 FIELDS = (
     "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k "
-    "turns_mean sampled_tokens"
-    " total_tokens stops wall_s"
+    "turns_mean sampled_tokens total_tokens stops wall_s"
 )
 PIDS = re.compile(r"^(redis|engine|worker) .*pid (\d+)", re.MULTILINE)
 

@@ -96,8 +96,8 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
 def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     heavy = f"celery kombu requests tokenizers transformers rich aiohttp {unneeded}".split()
     code = (
-        f"import sys; from rollq import cli; cli.main({line.split()}); print([m for m in "
-        f"{heavy} if m in sys.modules])"
+        f"import sys; from rollq import cli; cli.main({line.split()}); print([m for m in {heavy} "
+        "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

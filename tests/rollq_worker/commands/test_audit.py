@@ -54,9 +54,8 @@ def test_a_good_file(
     assert audit(file, engine.url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == (
-        "trajectories tokens skipped mean_abs p99_abs max_abs floor detectable shift "
-        "classes faulty faults worst"
-        " verdict".split()
+        "trajectories tokens skipped mean_abs p99_abs max_abs floor detectable shift classes "
+        "faulty faults worst verdict".split()
     )
     assert found["floor"] == {"tokens": 256, "mean_abs": 0.0, "p99_abs": 0.0, "max_abs": 0.0}
     assert found["detectable"]["outliers"]["file"] == {"of": 4, "least": 3}

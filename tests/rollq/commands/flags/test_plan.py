@@ -26,8 +26,8 @@ def planned(*line: str) -> plan.Plan:
 
 def test_the_jobs_of_a_line() -> None:
     line = (
-        "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --set "
-        "epochs=2 --set seed=5"
+        "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --set epochs=2 --set "
+        "seed=5"
     )
     found = planned(*line.split(), "--set", "user=openai:local:qwen")
     jobs = list(found.jobs())
@@ -74,10 +74,9 @@ def test_what_is_played_is_said_defaults_included() -> None:
     )
     assert said.describe() == (
         "run r: env shop, split train, tasks 0-3, epochs 1, env_args.hard true, agent "
-        "tool-calling, user.kind scripted,"
-        " history keep, sampling.temperature 1.0, sampling.top_p 0.5, budget.max_turns "
-        "30, budget.max_tokens 32768,"
-        " budget.max_new_tokens 1024, budget.deadline_s 1800.0, purpose train, size 1, labels.uid a"
+        "tool-calling, user.kind scripted, history keep, sampling.temperature 1.0, sampling.top_p "
+        "0.5, budget.max_turns 30, budget.max_tokens 32768, budget.max_new_tokens 1024, "
+        "budget.deadline_s 1800.0, purpose train, size 1, labels.uid a"
     )
 
 

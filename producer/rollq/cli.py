@@ -77,7 +77,9 @@ def parser(line: Sequence[str] | None = None) -> Parser:
     named = next((word for word in line or () if not word.startswith("-")), "")
     if named in OWN_COMMANDS:
         _add_own(commands, [OWN_COMMANDS[named]])
-    elif named in (others := _other_commands()):
+        return top
+    others = _other_commands()
+    if named in others:
         _add_other(commands, named, others[named])
     elif line is None:
         _add_own(commands, dict.fromkeys(OWN_COMMANDS.values()))

@@ -47,13 +47,14 @@ def text_of(content: Json) -> str:
 
 def references(messages: Iterable[Message]) -> list[ImageRef]:
     """The images that these messages show, in order."""
-    return [
-        ImageRef(**{name: value for name, value in part.items() if name != "type"})
-        for message in messages
-        if isinstance(content := message.get("content"), list)
-        for part in content
-        if part.get("type") == "image"
-    ]
+    found = []
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") == "image":
+                fields = {name: value for name, value in part.items() if name != "type"}
+                found.append(ImageRef(**fields))
+    return found
 
 
 def refuse_images(trajectory: Trajectory, trainer: str) -> None:

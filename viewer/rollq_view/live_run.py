@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from rollq.errors import ContractError, LedgerError, Unwritable
+from rollq.job import job_id
 from rollq.snapshot.rollouts import (
     GroupRecord,
     Indexes,
@@ -132,7 +133,7 @@ class LiveRun:
         groups = self.reader.groups(names)
         for name, group in sorted(groups.items(), key=lambda each: each[1].seq):
             self._ids[name] = dict.fromkeys(
-                f"{self.reader.run}/{name}/{sample}" for sample in range(group.members)
+                job_id(self.reader.run, name, sample) for sample in range(group.members)
             )
             self._groups[name] = group
 

@@ -33,7 +33,7 @@ from rollq.evaluation.series import series, series_json, series_lines
 from rollq.export import jsonl
 from rollq.export.output import TrajectoryFile
 from rollq.export.record import Unexportable
-from rollq.job import Purpose
+from rollq.job import Purpose, parse_id
 from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.versions import Versions
@@ -93,14 +93,15 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     with open_run(args, args.show[0]) as reader:
         other = _other(args, reader)
-        if not args.show[1] and (
-            names := [name for name in EvaluationStore(reader.scripts).names() if name]
-        ):
-            return _show_series(args, reader, names, other)
+        if not args.show[1]:
+            names = [name for name in EvaluationStore(reader.scripts).names() if name]
+            if names:
+                return _show_series(args, reader, names, other)
         result = _stored(reader, args.show)
-        _report(
-            args, reader, result, compare(result, other, report.title(other)) if other else None
-        )
+        comparison = None
+        if other:
+            comparison = compare(result, other, report.title(other))
+        _report(args, reader, result, comparison)
     return 0 if result.complete else 1
 
 
@@ -108,16 +109,13 @@ def _show_series(
     args: argparse.Namespace, reader: LedgerReader, names: Sequence[str], other: Result | None
 ) -> int:
     results = [_stored(reader, (reader.run, name)) for name in names]
-    steps = Versions(reader.redis, reader.run).steps(
-        {result.version for result in results if result.version}
-    )
+    versions = {result.version for result in results if result.version}
+    steps = Versions(reader.redis, reader.run).steps(versions)
     points = series(results, steps, other)
-    lines = series_lines(points, other)
-    print(
-        json.dumps({"run": reader.run, "evaluations": series_json(points)})
-        if args.json
-        else "\n".join(lines)
-    )
+    if args.json:
+        print(json.dumps({"run": reader.run, "evaluations": series_json(points)}))
+    else:
+        print("\n".join(series_lines(points, other)))
     return 0 if all(result.complete for result in results) else 1
 
 
@@ -136,9 +134,9 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
 
 def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
     """The evaluation to compare with. Raises SettingsError when it is not there."""
-    return (
-        _stored(LedgerReader(reader.redis, args.compare[0]), args.compare) if args.compare else None
-    )
+    if not args.compare:
+        return None
+    return _stored(LedgerReader(reader.redis, args.compare[0]), args.compare)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -161,13 +159,10 @@ def _evaluate(args: argparse.Namespace) -> int:
             reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out)
         )
         retry(collector.check)
-        if other := _other(args, reader):  # before anything is played
-            check_tasks(
-                args.run_name,
-                [(job.env, job.split, job.task) for job in tasks],
-                other,
-                report.title(other),
-            )
+        other = _other(args, reader)
+        if other:  # checked before anything is played
+            played = [(job.env, job.split, job.task) for job in tasks]
+            check_tasks(args.run_name, played, other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(what.describe())
         submit = partial(_submit, what, client, reader, progress)
@@ -177,9 +172,9 @@ def _evaluate(args: argparse.Namespace) -> int:
         result = retry(collector.save)
         if out:
             retry(collector.ack)
-        comparison = (
-            compare(result, other, report.title(other)) if other and result.complete else None
-        )
+        comparison = None
+        if other and result.complete:
+            comparison = compare(result, other, report.title(other))
         _report(args, reader, result, comparison, time.monotonic() - began)
         _say_what_stays(args, reader, result)
     return 0 if result.complete else 1
@@ -190,19 +185,22 @@ def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Resu
     name = args.run_name
     if not result.complete:
         missing = result.size * len(result.left_out)
-        again = (
-            f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, then repeat "
-            "this line"
-        )
-        if not result.dead:
-            again = "their dead jobs were dropped: evaluate these tasks in another run"
+        again = "their dead jobs were dropped: evaluate these tasks in another run"
+        if result.dead:
+            again = (
+                f"rollq jobs list {name}; to play them again: rollq jobs requeue {name}, then "
+                "repeat this line"
+            )
+        uncompared = ", so nothing is compared" if args.compare else ""
         print(
             f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and "
-            f"their tasks are left out{', so nothing is compared' if args.compare else ''}; the "
-            f"reasons: {again}",
+            f"their tasks are left out{uncompared}; the reasons: {again}",
             file=sys.stderr,
         )
-    if not args.out and (kept := reader.standing(Purpose.EVAL).unacknowledged):
+    if args.out:
+        return
+    kept = reader.standing(Purpose.EVAL).unacknowledged
+    if kept:
         print(
             f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the "
             f"result, repeat this line with --out FILE; to delete both: rollq jobs drop {name} "
@@ -244,8 +242,11 @@ def _collect(
     progress: ProgressDisplay,
 ) -> None:
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
-    total, shown = sum(job.size for job in collector.jobs), float("-inf")
-    deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
+    total = sum(job.size for job in collector.jobs)
+    shown = float("-inf")
+    deadline = float("inf")
+    if args.timeout is not None:
+        deadline = time.monotonic() + args.timeout
     why = partial(explain, collector.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
@@ -257,14 +258,15 @@ def _collect(
             progress.show(collector.graded, total, _facts(args, collector, left_s))
         if collector.settled:
             return
-        if (left := deadline - time.monotonic()) <= 0:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             raise PullTimeout(
                 f"run {args.run_name}: {collector.graded} of {total} tries were graded within "
                 f"{args.timeout:g} s. {why() or f'See rollq stats --run {args.run_name}'}. To "
                 "continue, repeat the same line"
             )
         wait.log_when_due()
-        time.sleep(min(PAUSE_S, left))
+        time.sleep(min(PAUSE_S, left_s))
 
 
 def _facts(args: argparse.Namespace, collector: Collector, left_s: float) -> dict[str, str]:
@@ -294,7 +296,8 @@ def _report(
     if comparison:
         lines += report.comparison_lines(comparison)
     lines += ["", *report.task_table(result)]
-    if failures := report.failure_lines(result, _show_commands(args, reader, result)):
+    failures = report.failure_lines(result, _show_commands(args, reader, result))
+    if failures:
         lines += ["", *failures]
     print("\n".join(lines), flush=True)
 
@@ -304,18 +307,18 @@ def _show_commands(
 ) -> Callable[[str], str]:
     """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
     failures = [failure.job for failure in result.failures[: report.SHOWN]]
-    lines = jsonl.line_numbers(args.out, failures) if args.out and args.out.is_file() else {}
-    groups = [job_id.split("/")[1] for job_id in failures]
+    lines = {}
+    if args.out and args.out.is_file():
+        lines = jsonl.line_numbers(args.out, failures)
+    groups = [parse_id(job_id)[1] for job_id in failures]
     states = reader.group_states(groups)
     acked = {job for job, state in zip(failures, states, strict=True) if state == "acked"}
 
     def command(job_id: str) -> str:
         if job_id in lines:
             return f"rollq show {args.out}:{lines[job_id]}"
-        return (
-            f"{job_id} (its trajectory has left Redis)"
-            if job_id in acked
-            else f"rollq show {job_id}"
-        )
+        if job_id in acked:
+            return f"{job_id} (its trajectory has left Redis)"
+        return f"rollq show {job_id}"
 
     return command

@@ -188,11 +188,13 @@ def _whole_run(args: argparse.Namespace, reader: LedgerReader) -> int:
             f"{counts['done']} done ({counts['delivered']} delivered), {counts['dead']} dead: add "
             "--yes to delete them all"
         )
-    if not (keys := retry(DeadLetters(reader.redis, run).forget_run)):
+    keys = retry(DeadLetters(reader.redis, run).forget_run)
+    if not keys:
         check_run(reader.redis, run, settings(args).redis_url)
-    print(
-        json.dumps({"run": run, "keys": keys}) if args.json else f"run {run}: {keys} keys deleted"
-    )
+    if args.json:
+        print(json.dumps({"run": run, "keys": keys}))
+    else:
+        print(f"run {run}: {keys} keys deleted")
     return 0
 
 

@@ -215,7 +215,8 @@ class Conversation:
         assert self._user is not None  # it is RUNNING
         reply = self._text(self._user.reply(content))
         for _ in range(MAX_USER_CALLS):
-            if (result := self._backend.user_call(self._state, reply)) is None:
+            result = self._backend.user_call(self._state, reply)
+            if result is None:
                 break
             reply = self._text(self._user.reply(result))
         else:

@@ -43,7 +43,8 @@ class Part:
             raise ContractError(
                 f"a part of a mixture needs a list of at least one Job, not {self.jobs!r:.80}"
             )
-        if odd := [job for job in self.jobs if not isinstance(job, Job)]:
+        odd = [job for job in self.jobs if not isinstance(job, Job)]
+        if odd:
             raise ContractError(f"the tasks of a mixture are Jobs, not {odd[0]!r:.100}")
         if isinstance(self.weight, Mapping):
             if 0 not in self.weight or not all(map(is_whole, self.weight)):

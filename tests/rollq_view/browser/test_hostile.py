@@ -88,8 +88,12 @@ def test_the_policy_stops_a_script_that_gets_into_a_page(hostile_file: Path, bro
         page.goto(server.url)
         page.wait_for_selector(".space .row")
         page.evaluate(
-            "async () => "
-            "{ const s = document.createElement('script'); s.textContent = 'window.broken = 1'; document.body.append(s); const i = document.createElement('div'); i.innerHTML = '<img src=x onerror=\"window.broken = 2\">'; document.body.append(i); await i.firstChild.decode().catch(() => 0); }"
+            "async () => {"
+            " const s = document.createElement('script'); s.textContent = 'window.broken = 1';"
+            " document.body.append(s);"
+            " const i = document.createElement('div');"
+            " i.innerHTML = '<img src=x onerror=\"window.broken = 2\">'; document.body.append(i);"
+            " await i.firstChild.decode().catch(() => 0); }"
         )
         assert page.evaluate("window.broken") is None
         page.close()

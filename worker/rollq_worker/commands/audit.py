@@ -160,12 +160,15 @@ def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileCo
     the replay engine), the tokenizer that rollq ships decides.
     """
     named = settings(args).tokenizer
-    end, whose = (None if named else scorer.vocabulary_end(contents.ids)), "the engine's tokenizer"
+    whose = "the engine's tokenizer"
+    end = None if named else scorer.vocabulary_end(contents.ids)
     if end is None:
         with needs("worker"):
             from rollq_worker.tokens.tokenizer import load_tokenizer
-        end, whose = load_tokenizer(named).vocab_size, f"the tokenizer {named or 'of rollq'}"
-    if (highest := max(contents.prompt_ids, default=0)) >= end:
+        whose = f"the tokenizer {named or 'of rollq'}"
+        end = load_tokenizer(named).vocab_size
+    highest = max(contents.prompt_ids, default=0)
+    if highest >= end:
         raise ContractError(
             f"{args.file} holds token id {highest}, which {whose} does not know; an unknown id can "
             "kill an engine, so nothing was sent. Is it the same model? --tokenizer names its "

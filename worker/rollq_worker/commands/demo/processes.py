@@ -63,11 +63,13 @@ class DemoProcesses:
         # A cold disk takes less to read a tokenizer library and an environment's data.
         deadline = time.monotonic() + 120.0
         for child in self._children:
-            while not (ready := READY.search(child.tail())):
+            ready = READY.search(child.tail())
+            while not ready:
                 if child.exit_code is not None or time.monotonic() > deadline:
                     child.stop()
                     raise RollqError(child.how_it_ended())
                 time.sleep(0.02)
+                ready = READY.search(child.tail())
             self.engine_url = ready[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 

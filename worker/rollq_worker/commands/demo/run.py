@@ -18,7 +18,7 @@ from rollq.commands.receive import batches, save
 from rollq.errors import NotHeld, RollqError
 from rollq.export.output import TrajectoryFile
 from rollq.export.summary import Summary
-from rollq.job import Job
+from rollq.job import Job, job_id
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
 from rollq.servers.connection import connect
@@ -177,16 +177,16 @@ class DemoRun:
         and stops.
         """
         dropped = 0
-        for job_id in (
-            f"{self.run}/{job.group}/{i}" for job in self.jobs for i in range(self.size)
-        ):
-            if job_id in self.delivered or (state := self._view.job(job_id)) is None:
+        played = (job_id(self.run, job.group, i) for job in self.jobs for i in range(self.size))
+        for undelivered in (each for each in played if each not in self.delivered):
+            state = self._view.job(undelivered)
+            if state is None:
                 continue
             if state.state == State.DEAD:
-                self.deaths.append(f"{job_id}: {state.failure}: {state.reason}")
+                self.deaths.append(f"{undelivered}: {state.failure}: {state.reason}")
             elif state.state == State.DONE and state.group_state == "dropped":
                 dropped += 1
             else:
                 continue
-            self.summary.stops[str(self._view.trajectory(job_id).stop)] += 1
+            self.summary.stops[str(self._view.trajectory(undelivered).stop)] += 1
         return dropped

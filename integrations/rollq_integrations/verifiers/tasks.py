@@ -50,7 +50,7 @@ def playable_tasks(name: str, config: Mapping[str, Json]) -> list[Any]:
 
 def _needs(task: Any) -> str:
     """The need of the task that an episode does not have; "" for one that can be played."""
-    vf, data = package(), task.data
+    data = task.data
     if task.NEEDS_CONTAINER or data.image:
         return "a container"
     for name in ("agent_user", "workdir", "skills", "artifacts"):
@@ -58,6 +58,19 @@ def _needs(task: Any) -> str:
             return f"its {name}"
     if part("utils.decorators", "discover_decorated")(task, "intercept"):
         return "functions that intercept requests"
+    needed = _needs_of_functions(task) or _needs_of_toolsets(task)
+    if needed:
+        return needed
+    try:
+        prompt_of(data)
+    except JobFailure as e:
+        return str(e)
+    return ""
+
+
+def _needs_of_functions(task: Any) -> str:
+    """The need of its hooks and stop conditions."""
+    vf = package()
     hooks = [
         *task.hooks("metric"),
         *task.hooks("reward"),
@@ -71,18 +84,19 @@ def _needs(task: Any) -> str:
     for function in task.hooks("stop"):
         if part("session", "hook_boundary")(function, allow_trace=True) is not vf.Trace:
             return f"requests and responses, for the stop condition {function.__name__}"
+    return ""
+
+
+def _needs_of_toolsets(task: Any) -> str:
     for toolset in type(task).toolsets(task.config):
         placed = toolset.config
-        if (
+        runs_elsewhere = (
             getattr(placed, "url", None)
             or getattr(placed, "colocated", False)
             or placed.runtime.type != "subprocess"
-        ):
+        )
+        if runs_elsewhere:
             return f"the toolset {type(toolset).__name__} to run elsewhere"
-    try:
-        prompt_of(data)
-    except JobFailure as e:
-        return str(e)
     return ""
 
 

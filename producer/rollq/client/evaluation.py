@@ -26,7 +26,7 @@ from rollq.errors import (
     SettingsError,
 )
 from rollq.evaluation.result import Result, TaskResult, task_result
-from rollq.job import Job, Purpose, parse_id, part_of_name
+from rollq.job import Job, Purpose, job_id, parse_id, part_of_name
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.evaluations import LARGEST, EvaluationStore
 from rollq.ledger.reader import LedgerReader
@@ -177,12 +177,12 @@ class Collector:
 
     def _read(self, job: Job) -> None:
         trajectories = []
-        ids = [f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]
-        for job_id, trajectory in zip(ids, self.reader.read(ids), strict=True):
+        ids = [job_id(job.run, job.group, sample) for sample in range(job.size)]
+        for member, trajectory in zip(ids, self.reader.read(ids), strict=True):
             if isinstance(trajectory, ContractError):
                 if self.reader.group_states([job.group]) == ["acked"]:
                     return  # by another consumer, since the look; the next look says so
-                return self._leave_out(job, job_id, trajectory)
+                return self._leave_out(job, member, trajectory)
             trajectories.append(trajectory)
         refused = self._on_group(trajectories)
         if refused:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollq.evaluation.statistics import SUCCESS, Estimate, estimate, pass_hat
+from rollq.job import job_id
 from rollq.training.staleness import version_tokens
 from rollq.trajectory import Trajectory
 
@@ -164,7 +165,7 @@ class Result:
             of_task = []
             for sample, one in enumerate(task.tries):
                 if one.reward < SUCCESS:
-                    job = f"{self.run}/{task.group}/{sample}"
+                    job = job_id(self.run, task.group, sample)
                     of_task.append(Failure(job, one.reward, one.stop))
             failures += sorted(of_task, key=lambda failure: failure.reward)
         return failures

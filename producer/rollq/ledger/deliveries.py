@@ -14,7 +14,7 @@ from typing import NoReturn
 import redis
 
 from rollq.errors import ContractError, LedgerError, NotHeld, SettingsError, Unwritable
-from rollq.job import Purpose
+from rollq.job import Purpose, job_id
 from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.scripts import Reply, Scripts, short_reason
@@ -175,7 +175,7 @@ class Deliveries:
         name = row.text("name")
         ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
         for sample, state in enumerate(row["states"]):
-            ids[state].append(f"{self.run}/{name}/{sample}")
+            ids[state].append(job_id(self.run, name, sample))
         return TakenGroup(
             id=name,
             seq=row["seq"],

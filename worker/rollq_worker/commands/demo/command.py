@@ -101,22 +101,20 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(unknown)
     defaults = settings(args)
     _check_tokenizer(defaults.tokenizer, defaults.template, jobs[0])
-    # They unwind the stack as Ctrl-C does, which stops the processes.
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
         out = None
         if args.out:
             out = stack.enter_context(TrajectoryFile(args.out, append=False))
         progress = stack.enter_context(open_progress(stream))
+        received = _exit_on_signals()
         processes = stack.enter_context(DemoProcesses(progress.say))
         _start(args, own, jobs, processes, defaults.tokenizer)
         progress.say(
             f"run      {jobs[0].run}: {len(jobs)} groups of {jobs[0].size}, "
             f"{jobs[0].env}/{jobs[0].split}"
         )
-        demo = DemoRun(jobs, processes, progress, out)
+        demo = DemoRun(jobs, processes, progress, out, received)
         demo.play()
         if out:
             out.begin()  # also when nothing was saved, so that no earlier demo's trajectories stay
@@ -130,6 +128,21 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     return 1 if demo.deaths else 0
+
+
+def _exit_on_signals() -> Sequence[int]:
+    """Unwinds the stack on a signal, which stops the processes. Returns the signals received, which
+    grows: an exit that is raised inside a `__del__` of a library is lost.
+    """
+    received: list[int] = []
+
+    def leave(signum: int, frame: object) -> None:
+        received.append(signum)
+        sys.exit(128 + signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, leave)
+    return received
 
 
 def _start(

@@ -5,6 +5,7 @@ It never hangs: an ended process and a run without progress both end it with an 
 """
 
 import contextlib
+import sys
 import threading
 import time
 from collections import Counter
@@ -41,8 +42,11 @@ class DemoRun:
         processes: DemoProcesses,
         progress: ProgressDisplay,
         out: TrajectoryFile | None,
+        received: Sequence[int],
     ) -> None:
-        """`jobs`: sample 0 of each group, all of one run and size."""
+        """`jobs`: sample 0 of each group, all of one run and size. `received`: signals that end
+        the demo.
+        """
         self.jobs = jobs
         self.size = jobs[0].size
         self.run = jobs[0].run
@@ -55,6 +59,7 @@ class DemoRun:
         self._processes = processes
         self._out = out
         self._progress = progress
+        self._received = received
         self._view = LedgerReader(connect(processes.redis_url), self.run)
         self._began = time.monotonic()
         self._failed: BaseException | None = None
@@ -105,6 +110,8 @@ class DemoRun:
 
         Raises RollqError when a process has ended or nothing changes any more.
         """
+        if self._received:
+            sys.exit(128 + self._received[0])
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return 1

@@ -47,7 +47,7 @@ def test_every_token_is_of_the_pinned_version(stack: Stack) -> None:
         load_weights(of_evaluation, "6")  # too early: the rest waits
         client.publish(6)
         with pytest.raises(TimeoutError, match="jobs are pinned to"):
-            evaluation.result(3)
+            evaluation.result(15)
         later = client.evaluate([replace(task, weight_version="6") for task in TASKS], 1)
         # What is left of the other one is not in its way.
         assert list(later.result(120).versions) == ["6"]

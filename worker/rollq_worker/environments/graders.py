@@ -36,17 +36,33 @@ NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-CUT_BEFORE = re.compile(r"(?:\d[.,'_]|[\^/_]\{?[-+]?|\}\{|\\[dt]?frac\{?|\\sqrt\{?|\])\Z")
-CUT_BEHIND = re.compile(r"\s*\^|[\u00b2\u00b3\u00b9\u2070-\u2079]")
+CUT_BEFORE = re.compile(
+    r"""
+    (?:
+      \d[.,'_]                       # 0,5 and 1.000.000
+      | \d\s*/\s*[-+]?               # 1 / 2
+      | \d\*\*[-+]?                  # 2**10
+      | [\^/_]\{?[-+]?               # 2^{10}
+      | \}\{ | \\[dt]?frac\s*\{?
+      | (?:\\sqrt|\bsqrt|\u221a)\s*[{(]?
+      | \]                           # \sqrt[3]2
+    )\Z
+    """,
+    re.VERBOSE,
+)
+CUT_BEHIND = re.compile(r"\s*\^|\*\*\d|[\u00b2\u00b3\u00b9\u2070-\u2079\u00bc-\u00be]")
 """A number with such marks around it is a part of another one: of `1/2`, `0,5`, `1.000.000`,
-`2^{10}`, 7 squared.
+`2^{10}`, 7 squared, 3 and a half.
 """
 POWER_OF_TEN = re.compile(
     r"(?<=\d)\s*(?:\u00d7|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{([-+]?\d{1,4})\}|([-+]?\d{1,4}))"
 )
 """As in `1.5 \\times 10^{3}`."""
 GROUPING = {"{,}": ",", "\\,": "\u2009", "\\!": ""}
-BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[\w\\+-][^\s$]*))")
+r"""`\boxed{7}`, and what is written for it: `\boxed 7`, up to white space or `$`."""
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+r"""Braces, and commands such as `\{`, which opens nothing."""
 NAMED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mbox|operatorname)\s*\{([^{}]*)\}")
 GROUPED = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 """A number alone, such as `1,000`: not the interval (1,200)."""
@@ -162,14 +178,17 @@ def _last_box(text: str) -> str | None:
     boxes = list(BOX.finditer(text))
     if not boxes:
         return None
-    rest = text[boxes[-1].end() :]
-    if not boxes[-1].group().endswith("{"):
-        return rest[:1]
+    last = boxes[-1]
+    if last["bare"]:
+        return last["bare"].rstrip(".,;:!*")
     depth = 1
-    for at, char in enumerate(rest):
-        depth += (char == "{") - (char == "}")
-        if not depth:
-            return rest[:at]
+    for brace in BRACE.finditer(text, last.end()):
+        if brace.group() == "{":
+            depth += 1
+        elif brace.group() == "}":
+            depth -= 1
+        if depth == 0:
+            return text[last.end() : brace.start()]
     return None
 
 

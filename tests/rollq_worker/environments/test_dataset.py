@@ -304,6 +304,9 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
         ({"prompt": "x", "answer": "y", "tools": [{"type": "function"}]}, "row's tools"),
         ({"prompt": "x or y", "answer": "y", "choices": ["x", "z"]}, "row's choices"),
         ({"prompt": "x", "answer": "y", "choices": {"text": ["z"], "label": ["A"]}}, "choices"),
+        ({"prompt": "x", "answer": "A", "choices": {"A": "z", "B": "x"}}, "row's choices"),
+        ({"prompt": "x", "answer": "7", "choices": [7, 8]}, "row's choices"),
+        ({"prompt": "x", "answer": "z", "options": ["x", "z"]}, "row's options"),
         (
             {"prompt": "x", "answer": "y", "calls": 7},
             "calls are a list of objects with name and arguments, not 7",

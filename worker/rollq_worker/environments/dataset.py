@@ -46,6 +46,10 @@ or lists, of which any one is right.
 """
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Fields that belong to a row's prompt, and that a dataset cannot show."""
+CHOICES = ("choices", "options")
+"""Names of the field with the answers to choose from: a list, or an object with them under `text`
+(ARC) or by their letters.
+"""
 
 
 def dataset(
@@ -144,8 +148,9 @@ class Dataset:
                 raise JobFailure(f"{lost} {name}: write an environment that shows them")
         if row.get("tools") and self._tools is None:
             raise JobFailure(f"{lost} tools: give the dataset its tools with dataset(tools=)")
-        if any(choice not in question for choice in _texts_in(row.get("choices"))):
-            raise JobFailure(f"{lost} choices: write them into its prompt")
+        for name in CHOICES:
+            if any(choice not in question for choice in _choices_in(row.get(name))):
+                raise JobFailure(f"{lost} {name}: write them into its prompt")
 
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
@@ -390,15 +395,17 @@ def _truth(value: Json) -> str:
     return text
 
 
-def _texts_in(value: Json) -> Iterator[str]:
-    """The texts in the values of nested lists and objects."""
-    if isinstance(value, str):
-        yield value
+def _choices_in(value: Json) -> Iterator[str]:
+    """The texts and numbers in nested lists and objects, without the labels of choices."""
+    if isinstance(value, str | int | float):
+        yield _as_text(value)
     elif isinstance(value, dict):
-        yield from _texts_in(value.get("text"))
+        shown = [value["text"]] if "text" in value else value.values()
+        for part in shown:
+            yield from _choices_in(part)
     elif isinstance(value, list):
         for part in value:
-            yield from _texts_in(part)
+            yield from _choices_in(part)
 
 
 def _as_text(value: Json) -> str:

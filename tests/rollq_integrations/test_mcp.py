@@ -257,8 +257,16 @@ def test_a_file_of_several_servers(
         ({}, "has no server"),
         ({"a": {"command": "x", "disabled": True}}, "disabled of a server is not known"),
         ({"a": {"url": "http://h/sse", "type": "sse"}}, "type is stdio or http"),
-        ({"a": {"args": []}}, "KeyError: 'command'"),
-        ({"a": {"command": "${NO_SUCH_VARIABLE}"}}, "KeyError: 'NO_SUCH_VARIABLE'"),
+        ({"a": {"args": []}}, "has a command or a url"),
+        ({"a": {"command": "x", "url": "http://h/mcp"}}, "has a command or a url"),
+        ({"a": {"command": "${NO_SUCH_VARIABLE}"}}, "set NO_SUCH_VARIABLE in the worker's"),
+        ({"a": {"command": "x", "args": "server.py"}}, "args are a list"),
+        ({"a": {"command": "x", "args": [1]}}, "values of a server are texts"),
+        ({"a": {"command": "x", "env": {"PORT": 1}}}, "values of a server are texts"),
+        ({"a": {"command": "x", "headers": {"A": "b"}}}, "headers with an address only"),
+        ({"a": {"url": "http://h/mcp", "args": ["x"]}}, "an address alone"),
+        ({"a": {"url": "http://h/mcp", "env": {"A": "b"}}}, "an address alone"),
+        ({"a": {"url": "h/mcp"}}, "begins with http"),
         ([], "is no file of MCP servers"),
     ],
 )
@@ -266,6 +274,19 @@ def test_a_file_that_names_no_servers(tmp_path: Path, servers: object, says: str
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     with pytest.raises(JobFailure, match=says):
         mcp_servers(tmp_path / "mcp.json")
+
+
+def test_servers_that_stay_at_the_end_of_their_input_end_together(tmp_path: Path) -> None:
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = RUDE.format(ignore, "time.sleep(600)")
+    stubborn = {"command": sys.executable, "args": ["-c", code, str(SERVER)]}
+    odd_server = str(SERVER.with_name("odd_mcp_server.py"))
+    other = {"command": sys.executable, "args": ["-c", code, "results", odd_server]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a": stubborn, "b": other}}))
+    opened = mcp_servers(tmp_path / "mcp.json")()
+    began = time.monotonic()
+    opened.close()
+    assert time.monotonic() - began < 1.5 * session.CLOSE_S
 
 
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:

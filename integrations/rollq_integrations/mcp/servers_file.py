@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 def mcp_servers(file: str | Path) -> Callable[[], Tools]:
     """Opens the tools of all servers in a file. A server's name is no part of its tools' names.
 
-    Raises JobFailure for a file that cannot be read, and for a field of a server that is not known.
+    Raises JobFailure for a file that cannot be read, and for a field of a server that is not known,
+    has no such value or does not belong to its kind of server.
     """
     try:
         servers = json.loads(Path(file).read_text())["mcpServers"]
         openers = {name: _opener(_expanded(server)) for name, server in servers.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise JobFailure(f"{file} is no file of MCP servers: {type(e).__name__}: {e}") from e
     if not openers:
         raise JobFailure(f"{file} has no server in mcpServers")
@@ -39,7 +41,7 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
 
 
 def _expanded(value: Any) -> Any:
-    """A copy with the worker's variables in place of their names. Raises KeyError for one that is
+    """A copy with the worker's variables in place of their names. Raises ValueError for one that is
     not set.
     """
     if isinstance(value, dict):
@@ -47,7 +49,14 @@ def _expanded(value: Any) -> Any:
     if isinstance(value, list):
         return [_expanded(part) for part in value]
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda match: os.environ[match.group(1)], value)
+        return _VARIABLE.sub(_variable, value)
+    return value
+
+
+def _variable(name: "re.Match[str]") -> str:
+    value = os.environ.get(name[1])
+    if value is None:
+        raise ValueError(f"set {name[1]} in the worker's environment")
     return value
 
 
@@ -57,9 +66,20 @@ def _opener(server: Mapping[str, Any]) -> Callable[[], Tools]:
         raise ValueError(f"{', '.join(unknown)} of a server is not known")
     if server.get("type", "stdio") not in TYPES:
         raise ValueError(f"a server's type is {' or '.join(TYPES)}, not {server['type']!r}")
-    if "url" in server:
-        return mcp_server(server["url"], headers=server.get("headers"))
-    return mcp_server(server["command"], *server.get("args", ()), env=server.get("env"))
+    args, env, headers = server.get("args", []), server.get("env", {}), server.get("headers", {})
+    if not isinstance(args, list) or not isinstance(env, dict) or not isinstance(headers, dict):
+        raise TypeError("a server's args are a list, its env and headers are objects")
+    values = [server.get("command", ""), server.get("url", "")]
+    values += [*args, *env.values(), *headers.values()]
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("the values of a server are texts")
+    if ("url" in server) == ("command" in server):
+        raise ValueError("a server has a command or a url")
+    if "url" not in server:
+        return mcp_server(server["command"], *args, env=env, headers=headers)
+    if not server["url"].startswith(("http://", "https://")):
+        raise ValueError("a server's url begins with http:// or https://")
+    return mcp_server(server["url"], *args, env=env, headers=headers)
 
 
 class SeveralTools:
@@ -93,5 +113,7 @@ class SeveralTools:
         return tools.call(action)
 
     def close(self) -> None:
-        for tools in self._opened:
-            tools.close()
+        """All at once, because each may take as long as an environment has to close."""
+        with ThreadPoolExecutor() as threads:
+            for tools in self._opened:
+                threads.submit(tools.close)

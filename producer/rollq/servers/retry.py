@@ -116,12 +116,13 @@ CLOSE_S = 2.0
 
 
 def try_briefly(call: Callable[[], object]) -> bool:
-    """True if the call returned within CLOSE_S. Raises nothing."""
+    """True if the call returned within CLOSE_S. It is made again meanwhile. Raises nothing."""
     done = threading.Event()
+    repeat = RetryLoop(for_s=CLOSE_S, unwritable=False)
 
     def run() -> None:
         with suppress(Exception):
-            call()
+            repeat(call)
             done.set()
 
     thread = threading.Thread(target=run, name="rollq-close", daemon=True)

@@ -112,6 +112,22 @@ def test_a_batch_that_was_taken_keeps_the_timeout_too(
         assert names(consumer.next(1)) == ["a"]
 
 
+def test_a_consumer_that_closes_in_a_short_outage_gives_its_groups_back(
+    server: Server, client: Client
+) -> None:
+    play_groups(ledger_of(client), "a")
+    consumer = client.consumer()
+    assert names(consumer.next(1)) == ["a"]
+    server.kill()
+    with ThreadPoolExecutor() as threads:
+        closing = threads.submit(consumer.close)
+        time.sleep(0.2)
+        server.start()
+        closing.result(30)
+    with client.consumer() as other:
+        assert names(other.next(1, timeout=10.0)) == ["a"]
+
+
 def test_what_is_closed_stops_waiting(server: Server, client: Client) -> None:
     consumer = client.consumer()
     evaluation = client.evaluate(group("e")[:1], 1, "1")

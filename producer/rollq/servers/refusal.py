@@ -38,11 +38,13 @@ REMEDIES = {
 }
 """Remedies by error code."""
 KEY_REMEDY = (
-    "Restore the key from a backup, or delete its run with `rollq jobs drop RUN "
-    "--whole-run --yes`; docs/ledger.md"
-    " says which keys may be deleted alone"
+    "Restore the key from a backup, or delete its run with `rollq jobs drop RUN --whole-run "
+    "--yes`; docs/ledger.md says which keys may be deleted alone"
 )
-RIGHTS_REMEDY = "`rollq doctor` names the rights that its user lacks"
+RIGHTS_REMEDY = (
+    "Allow its user the keys rollq* and _kombu.*, all channels, and all commands but the "
+    "administrative ones; docs/deploy.md"
+)
 
 
 def guarded(what: str, call: Callable[[], T], remedy: str = KEY_REMEDY) -> T:
@@ -181,9 +183,8 @@ def why_no_writes(info: Mapping[str, Any]) -> str:
     used, limit = info.get("used_memory"), info.get("maxmemory")
     if used and limit and used >= limit:
         return (
-            f"Redis is out of memory ({used / MIB:.1f} of {limit / MIB:.1f} MiB): workers "
-            "claim nothing, and what is"
-            f" played goes on. {MEMORY_REMEDY}"
+            f"Redis is out of memory ({used / MIB:.1f} of {limit / MIB:.1f} MiB): workers claim "
+            f"nothing, and what is played goes on. {MEMORY_REMEDY}"
         )
     wrong = [
         name
@@ -192,9 +193,8 @@ def why_no_writes(info: Mapping[str, Any]) -> str:
     ]
     if wrong:
         return (
-            f"Redis cannot write to its disk ({', '.join(wrong)}: err), and may refuse "
-            "writes: make room there, then"
-            " look at its log. `rollq doctor` checks it"
+            f"Redis cannot write to its disk ({', '.join(wrong)}: err), and may refuse writes: "
+            "make room there, then look at its log. `rollq doctor` checks it"
         )
     if info.get("role") == "slave":
         return f"this Redis is a replica and takes no writes. {REMEDIES['READONLY']}"

@@ -142,7 +142,7 @@ def test_a_server_that_is_not_reached_has_the_remedy_of_its_cause(
         (
             redis.exceptions.NoPermissionError("this user has no permissions to run 'zrange'"),
             False,
-            "`rollq doctor`",
+            "Allow its user the keys",
         ),
         (redis.ResponseError("ERR max number of clients reached"), False, "max number of clients"),
     ],

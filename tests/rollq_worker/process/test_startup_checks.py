@@ -155,7 +155,7 @@ def misconfigured_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 @pytest.mark.parametrize(
     ("user", "words"),
     [
-        ("nokeys:p", "its user must be allowed the keys rollq* and _kombu.*, all channels"),
+        ("nokeys:p", "Allow its user the keys rollq* and _kombu.*, all channels"),
         ("noscripts:p", "no permissions to run the 'evalsha' command"),
         ("nobroker:p", "no broker at redis://nobroker:***@"),
         ("nokeys:wrong", "refuses this user or password"),

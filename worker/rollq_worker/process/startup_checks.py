@@ -150,8 +150,4 @@ def check_permissions(connection: Any, url: str) -> None:
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:
-        raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the "
-            "keys rollq* and _kombu.*, all channels, and all commands but the administrative "
-            "ones; docs/deploy.md)"
-        ) from e
+        raise RollqError(f"Redis at {mask_url(url)} refuses what rollq needs: {e}") from e

@@ -132,6 +132,7 @@ def test_a_right_is_missing(
     given(REDIS_URL=f"redis://{user}:secret-1@{HOST}:{server.port}/0")
     found = judged(check)
     assert words in found["says"] and "docs/deploy.md" in found["says"]
+    assert "rights of its user" in found["next"]
 
 
 def test_an_engine_that_is_not_sglang(given: Set, judged: Judge) -> None:

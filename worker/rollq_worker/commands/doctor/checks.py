@@ -31,6 +31,7 @@ TASKS = 4
 """Tasks of an environment that are played, from all over its first split."""
 ENVIRONMENT_S = 120.0
 START_REDIS = "start one with `rollq redis`, or pass --redis URL (ROLLQ_REDIS_URL)"
+CORRECT_REDIS = "correct the rights of its user, or what is said of a key"
 START_ENGINE = (
     "start it, wait until it is loaded, continue it if it is paused, or pass --engine URL "
     "(ROLLQ_ENGINE_URL)"
@@ -83,13 +84,13 @@ def _redis(args: argparse.Namespace, settings: Settings) -> list[Finding]:
             is_needed = remedy or is_named(args.redis, "ROLLQ_REDIS_URL")
             level = Level.FAIL if is_needed else Level.WARN
             return [Finding("redis", level, str(e), remedy or START_REDIS)]
-        client = connect(settings.redis_url, patience_s=0)
-        try:
-            check_permissions(client, settings.redis_url)
+        with connect(settings.redis_url, patience_s=0) as client:
+            try:
+                check_permissions(client, settings.redis_url)
+            except RollqError as e:
+                return [Finding("redis", Level.FAIL, str(e), CORRECT_REDIS)]
             answers = Finding("redis", Level.OK, f"{mask_url(settings.redis_url)} answers")
             return [answers, *health.findings(client)]
-        finally:
-            client.close()
 
     return [*Limited("redis", check, 20.0, START_REDIS).findings()]
 

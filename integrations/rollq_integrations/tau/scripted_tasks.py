@@ -33,7 +33,10 @@ _WORDS = {
     "your": "my",
     "you": "I",
 }
-_OBJECT = "about|ask|asks|at|charge|for|from|give|gives|help|helps|let|lets|of|offer|offers|refund|tell|tells|to|told|with"  # noqa: E501
+_OBJECT = (
+    "about|ask|asks|at|charge|for|from|give|gives|help|helps|let|lets|of|offer|offers|refund|tell|"
+    "tells|to|told|with"
+)
 _SECOND_PERSON = re.compile(
     rf"\b(?:(?P<verb>{_OBJECT}) you|(?P<word>{'|'.join(_WORDS)}))\b", re.IGNORECASE
 )

@@ -4,13 +4,14 @@ trainer's queue.
     worker = RolloutWorker(client)
     transfer = FleetTransfer(worker, fleet, "/shared/weights")
     trainer = AsyncGRPOTrainer(
-        model, rollout_worker=worker, weight_transfer=transfer, callbacks=[worker], train_dataset=..., args=...
+        model, rollout_worker=worker, weight_transfer=transfer, callbacks=[worker],
+        train_dataset=..., args=...
     )
 
 Any producer submits the jobs. The trainer's data loader reads ahead, so a sample that left the
 queue is not trained yet. The worker counts what each step trains and acknowledges a group once a
 checkpoint holds all its samples. The interface is that of TRL 1.16 (trl/experimental/async_grpo).
-"""  # noqa: E501
+"""
 
 import logging
 import queue

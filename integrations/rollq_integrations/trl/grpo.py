@@ -3,14 +3,15 @@ back as rows.
 
     rollouts = RolloutFunc(client, job=Job(env="shop", task=0))
     trainer = GRPOTrainer(
-        model, rollq_reward, train_dataset=task_prompts(rollouts.job, range(64)), rollout_func=rollouts, ...
+        model, rollq_reward, rollout_func=rollouts,
+        train_dataset=task_prompts(rollouts.job, range(64)), ...
     )
 
 A group's name follows from the trainer's step. So a trainer that restarts from a checkpoint asks
 for the same groups again, and gets those that were played without playing them twice. A group is
 acknowledged once a checkpoint holds the step that it was trained in. The interface is that of TRL
 1.16 (trl/trainer/grpo_trainer.py).
-"""  # noqa: E501
+"""
 
 import logging
 import re

@@ -113,7 +113,7 @@ def _customer(number: int, name: str) -> dict[str, Json]:
     return {
         "customer_id": f"C-{code}",
         "name": name,
-        "email": f"{name.replace(' ', '.')}@{random.choice(('example.com', 'example.org'))}".lower(),  # noqa: E501
+        "email": f"{name.replace(' ', '.')}@{random.choice(_MAIL_HOSTS)}".lower(),
         "gold_member": random.random() < 0.3,
         "address": new_address(random),
         "payment_methods": payments,
@@ -201,6 +201,7 @@ _RANGE: tuple[tuple[str, str, int, dict[str, tuple[str, ...]]], ...] = (
     ("Chess Set", "games", 61, {"wood": ("maple", "rosewood"), "board": ("folding", "solid")}),
     ("Yoga Mat", "sports", 36, {"colour": ("plum", "sand"), "thickness": ("4 mm", "6 mm")}),
 )
+_MAIL_HOSTS = ("example.com", "example.org")
 _FIRST = (
     "Ada Amara Anton Bela Carla Chidi Dina Elif Emil Farid Freya Hana Hugo Ines Ivan Kofi "
     "Lena Malik Mina Noor Omar"

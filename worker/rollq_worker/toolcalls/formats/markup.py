@@ -13,8 +13,8 @@ The first is Qwen3-Coder's, also of Qwen3.5, Nemotron 3 and, with tags of its ow
 second MiniMax M2's, also of dots and, with tags of its own, Step 3. DeepSeek-V3.2's is like it,
 with `<｜DSML｜` in every tag (V4.1 writes a space behind it), and says of each value whether it is
 text or JSON, as Kimi K3's does. In the others a value's type is what the tool's schema says.
-MiMo-V2 writes Qwen3-Coder's tags with values on their lines. MiniCPM5's functions stand without a
-block.
+MiMo-V2 writes Qwen3-Coder's tags without line breaks around a value. MiniCPM5's functions stand
+without a block.
 """
 
 import re

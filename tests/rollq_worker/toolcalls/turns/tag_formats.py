@@ -41,6 +41,8 @@ def untyped(format: str, sglang: str) -> Turn:
     return turns_of(format)("words for a number", text, error="type integer", sglang=sglang)
 
 
+olmo = turns_of("olmo3")
+xlam = turns_of("xlam")
 TURNS = [
     *good_turns("deepseek_v41", trims=TRIMMED),
     *good_turns("mimo_v2"),
@@ -54,5 +56,20 @@ TURNS = [
     *good_turns("longcat"),
     untyped("longcat", LENIENT),
     *good_turns("olmo3"),
+    olmo(
+        "a list of calls",
+        '<function_calls>[f(s="hi")]</function_calls>',
+        error='Write name(argument="value", ...) on a line',
+    ),
+    olmo("no calls", "<function_calls></function_calls>", error="no tool call between the tags"),
+    xlam("one call", WRITE["xlam"]("f", {"s": "hi"}), calls=[f(s="hi")]),
+    xlam(
+        "another key first",
+        '[{"id": 1, "name": "f", "arguments": {"s": "hi"}}]',
+        calls=[f(s="hi")],
+    ),
+    xlam("JSON that was asked for", '[{"name": "Ann"}]', content='[{"name": "Ann"}]'),
+    xlam("half a list", '[{"name": "f", "arguments": {}}', error="cut off"),
+    xlam("a number", '[{"name": "f", "arguments": {}}, 3]', error="not a JSON object"),
     *good_turns("intern_s1"),
 ]

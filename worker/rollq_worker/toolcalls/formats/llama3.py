@@ -46,7 +46,7 @@ def _list_pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> lis
         return pieces
     last = pieces.pop()
     start = skip(text, last.start)
-    if not _LIST.match(text, start):
+    if not _is_meant_as_list(text, start, tools):
         return [*pieces, last]
     try:
         calls, end = _list_of_calls(text, start)
@@ -69,6 +69,22 @@ def _list_of_calls(text: str, at: int) -> tuple[list[Action], int]:
     return [call_of(value, _LIST_FORM) for value in values], end
 
 
+def _is_meant_as_list(text: str, at: int, tools: Sequence[Json]) -> bool:
+    """True if the text at `at` was meant as a list of calls: one of them is like a call, or the
+    text cannot be read and begins as one.
+    """
+    if not text.startswith("[", at):
+        return False
+    begins_as_call = bool(_LIST.match(text, at))
+    try:
+        values, problem, _ = strict_json(text, at)
+    except NotJson:
+        return begins_as_call
+    if problem:
+        return begins_as_call
+    return any(_is_like_a_call(value, tools) for value in values)
+
+
 def _is_spoken(text: str, piece: Piece) -> bool:
     return piece.kind is not Kind.REASONING and bool(text[piece.start : piece.end].strip())
 
@@ -84,6 +100,13 @@ def _is_meant(text: str, at: int, tools: Sequence[Json]) -> bool:
         return begins_as_call
     if problem or not isinstance(value, dict):
         return begins_as_call
+    return _is_like_a_call(value, tools)
+
+
+def _is_like_a_call(value: Json, tools: Sequence[Json]) -> bool:
+    """True for an object with arguments or the name of a tool."""
+    if not isinstance(value, dict):
+        return False
     if not value.keys().isdisjoint(ARGUMENT_KEYS) or value.get("type") == "function":
         return True
     name = value.get("name")

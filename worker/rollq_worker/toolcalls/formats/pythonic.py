@@ -40,6 +40,8 @@ _BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.\-]*+\(", re.MULTILINE)
 """A line, or a text behind reasoning, that begins with a call in a list."""
 _OBJECTS = re.compile(r"\s*+(?:\[\s*+)?\{")
 """Calls that are JSON after all."""
+_ROWS = replace(PYTHON, form='Write name(argument="value", ...) on a line for each call.')
+"""OLMo 3's calls, which stand in no list."""
 
 
 def _calls(cursor: Cursor) -> tuple[Action, ...]:
@@ -91,7 +93,7 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
 
 def _rows(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:
     """Reads calls on lines up to their end tag."""
-    cursor = Cursor(PYTHON, text, skip(text, at))
+    cursor = Cursor(_ROWS, text, skip(text, at))
     calls = []
     while not text.startswith(_OLMO3[1], cursor.at):
         try:
@@ -101,7 +103,7 @@ def _rows(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], 
         cursor.take(",")
         cursor.at = skip(text, cursor.at)
     if not calls:
-        raise BrokenCall(f"The list of tool calls is empty. {PYTHON.form}", cursor.at)
+        raise BrokenCall(f"There is no tool call between the tags. {_ROWS.form}", cursor.at)
     return calls, cursor.at + len(_OLMO3[1])
 
 

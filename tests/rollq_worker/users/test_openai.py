@@ -128,6 +128,9 @@ def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) ->
         ("<thinking>a plan</thinking>It is S-1.", "It is S-1."),
         ("[THINK]a plan[/THINK]It is S-1.", "It is S-1."),
         ("<seed:think>a plan</seed:think>It is S-1.", "It is S-1."),
+        ("<longcat_think>a plan</longcat_think>It is S-1.", "It is S-1."),
+        ("<ifm|think>a plan</ifm|think>It is S-1.", "It is S-1."),
+        ("a plan</think:opensource>It is S-1.", "It is S-1."),
         (
             "<|channel|>analysis<|message|>a plan<|end|><|start|>assistant"
             "<|channel|>final<|message|>It is S-1.<|return|>",

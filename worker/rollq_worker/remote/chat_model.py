@@ -58,7 +58,10 @@ _OF_THE_VALUE = re.compile(
     r"context|too (?:large|long|high)|exceed|at (?:most|least)|(?:greater|less) than|between", re.I
 )
 """In a refusal of this value, or beside this conversation: the parameter itself is known."""
-_TAGS = "think|thinking|thought|reasoning|seed:think|mm:think"
+_TAGS = (
+    "think|thinking|thought|reasoning"
+    r"|seed:think|mm:think|think:opensource|longcat_think|ifm\|think"
+)
 _THOUGHT = re.compile(
     rf"<({_TAGS})>.*?(?:</\1>|\Z)"
     r"|\[THINK\].*?(?:\[/THINK\]|\Z)"

@@ -55,6 +55,9 @@ TURNS = [
     untyped("k2_horizon", LENIENT),
     *good_turns("longcat"),
     untyped("longcat", LENIENT),
+    turns_of("longcat")(
+        "reasoning", "<longcat_think>hm</longcat_think>Hi.", content="Hi.", reasoning="hm"
+    ),
     *good_turns("olmo3"),
     olmo(
         "a list of calls",

@@ -125,7 +125,9 @@ READERS = {
         frames=(f"<tool_calls{_HUNYUAN}>", f"</tool_calls{_HUNYUAN}>"),
         think=(f"<think{_HUNYUAN}>", f"</think{_HUNYUAN}>"),
     ).reader(),
-    "longcat": KeysAndValues(prefix="longcat_").reader(),
+    "longcat": KeysAndValues(
+        prefix="longcat_", think=("<longcat_think>", "</longcat_think>")
+    ).reader(),
     "k2_horizon": KeysAndValues(
         prefix="ifm|",
         frames=("<ifm|tool_calls>", "</ifm|tool_calls>"),

@@ -31,6 +31,7 @@ ARTIFACTS = "/logs/artifacts"
 """The folder that is always copied to a container of the tests."""
 PUBLIC = "public"
 """The mode of a network that reaches everything."""
+NO_NETWORK = "no-network"
 MOST_CPUS = 4096.0
 NETWORK_KEYS = frozenset("network_mode allowed_hosts".split())
 TASK_KEYS = frozenset(
@@ -131,13 +132,20 @@ def _tests_place(
 
 
 def _mode(settings: Mapping[str, Any], default: str | None = None) -> str:
-    """The network mode of a table. A phase that has none takes that of its environment."""
+    """The network mode of a table. A phase that has none takes that of its environment. Raises
+    ValueError for another mode: a task must not get a network by a slip.
+    """
     mode = settings.get("network_mode")
+    allows_internet = settings.get("allow_internet", True)
+    if mode not in (None, PUBLIC, NO_NETWORK):
+        raise ValueError(f"network_mode is {mode!r}, not {PUBLIC} or {NO_NETWORK}")
+    if not isinstance(allows_internet, bool):
+        raise ValueError(f"allow_internet is {allows_internet!r}, not true or false")
     if mode is not None:
         return str(mode)
     if default is not None:
         return default
-    return PUBLIC if settings.get("allow_internet", True) is not False else "no-network"
+    return PUBLIC if allows_internet else NO_NETWORK
 
 
 def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool) -> Place:
@@ -162,6 +170,9 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
         raise JobFailure(
             f"the task {path.name} has neither {folder.name}/{DOCKERFILE} nor a docker_image"
         )
+    workdir = settings.get("workdir")
+    if workdir is not None and not str(workdir).startswith("/"):
+        raise ValueError(f"workdir is {workdir!r}, not a path from the root")
     return Place(
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
@@ -169,16 +180,18 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
         cpus=_cpus(settings),
         memory=_memory(settings),
         env=variables(path, table(settings, "env")),
-        folder=settings.get("workdir"),
+        folder=workdir,
         network=network,
     )
 
 
 def _artifacts(path: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
     listed = settings.get("artifacts", [])
+    if not isinstance(listed, list):
+        raise TypeError("artifacts is not a list of paths")
     entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in listed]
     sources: list[Any] = [entry.get("source") for entry in entries]
-    if not isinstance(listed, list) or not all(isinstance(source, str) for source in sources):
+    if not all(isinstance(source, str) for source in sources):
         raise TypeError("artifacts is not a list of paths")
     refuse(
         path,

@@ -204,7 +204,7 @@ class FakeUser:
             return self.lines[len(self.heard)]
         return STOP_MARKER
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         if heard is not None:
             self.heard.append(heard)
 

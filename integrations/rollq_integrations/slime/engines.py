@@ -25,9 +25,8 @@ def served_version(urls: list[str]) -> int:
     slime gives all engines the same weights before it asks for a rollout; one that is being
     restarted does not answer.
     """
-    versions = {
-        url: version for url, version in Fleet(urls).versions().items() if version is not None
-    }
+    answers = Fleet(urls).versions()
+    versions = {url: version for url, version in answers.items() if version is not None}
     numbers = {int(version) for version in versions.values() if version.isdecimal()}
     if len(numbers) != 1:
         raise SyncError(
@@ -54,33 +53,32 @@ def publish(
     client: Client, args: Any, first: int, urls: list[str], trained: int
 ) -> tuple[int, str]:
     """Publish the policy that slime's engines serve, and return its step and its weight version.
-    `trained`: the rollouts that slime has trained on at most.
+    `trained`: number of rollouts that slime has trained on at most.
 
     Raises SyncError, and SettingsError when the step cannot be right or the run knows the version
     as another step.
     """
     version = served_version(urls)
-    policy = step, name = step_of(version, first, args), str(version)
+    step = step_of(version, first, args)
+    name = str(version)
     if step > trained:
         raise SettingsError(
-            f"slime's weight version {name} would be of step {step}, and slime has "
-            f"trained on {trained}"
-            " rollouts. train.py updates after each: leave out "
+            f"slime's weight version {name} would be of step {step}, and slime has trained on "
+            f"{trained} rollouts. train.py updates after each: leave out "
             "--update-weights-interval, which is train_async.py's"
         )
     published = client.published()
-    if published is None or (published.step, published.weight_version) != policy:
+    if published is None or (published.step, published.weight_version) != (step, name):
         try:
             client.publish(step, name)
         except SettingsError as e:
             raise SettingsError(
-                f"{e}. slime starts at rollout {first}. So that a weight version keeps "
-                "its meaning over a restart, put"
-                f" `update_weight_start_version: {first // _interval(args)}` into the "
-                "file of --custom-config-path, or"
-                " use another run"
+                f"{e}. slime starts at rollout {first}. So that a weight version keeps its "
+                "meaning over a restart, put `update_weight_start_version: "
+                f"{first // _interval(args)}` into the file of --custom-config-path, or use "
+                "another run"
             ) from None
-    return policy
+    return step, name
 
 
 def _interval(args: Any) -> int:

@@ -110,11 +110,10 @@ class DataSource:
     """
 
     def __init__(self, args: Any) -> None:
-        """Raises SettingsError and ContractError for settings and evaluations that cannot be."""
+        """Raises SettingsError and ContractError for wrong settings and evaluations."""
         self.settings = SlimeSettings.read(args)
-        if (
-            args.eval_function_path == args.rollout_function_path
-        ):  # another function reads paths its own way
+        # another function reads the paths of evaluations its own way
+        if args.eval_function_path == args.rollout_function_path:
             for dataset in args.eval_datasets:
                 _tasks(dataset, self.settings)
         self.args = args
@@ -175,22 +174,21 @@ class DataSource:
         batch = self._opened().next(self.args.rollout_batch_size, exact=True)
         if batch is None:
             raise MissingGroups(
-                f"run {self.settings.run} is sealed and has no more groups: end slime "
-                "with --num-rollout, or train on"
-                " with another run"
+                f"run {self.settings.run} is sealed and has no more groups: end slime with "
+                "--num-rollout, or train on with another run"
             )
         where = f"run {self.settings.run}: consumer {self.settings.consumer}"
         if batch.step != rollout_id:
             raise LedgerError(
-                f"{where} is at rollout {batch.step}, and slime asks for {rollout_id}. "
-                "Start slime from the checkpoint"
-                f" before rollout {batch.step}, or use another run or another rollq_consumer"
+                f"{where} is at rollout {batch.step}, and slime asks for {rollout_id}. Start "
+                f"slime from the checkpoint before rollout {batch.step}, or use another run or "
+                "another rollq_consumer"
             )
         if len(batch.groups) != self.args.rollout_batch_size:
             raise LedgerError(
-                f"{where} took {len(batch.groups)} groups for rollout {rollout_id} before "
-                "it was restarted, and"
-                f" --rollout-batch-size is {self.args.rollout_batch_size}: leave it as it was"
+                f"{where} took {len(batch.groups)} groups for rollout {rollout_id} before it was "
+                f"restarted, and --rollout-batch-size is {self.args.rollout_batch_size}: leave it "
+                "as it was"
             )
         return batch
 
@@ -208,12 +206,11 @@ class DataSource:
         verdict = self._filter(self.args, [sample for rows in members for sample in rows])
         if getattr(verdict, "keep", verdict):
             return True
-        spare = self.args.over_sampling_batch_size - self.args.rollout_batch_size
-        enough = (
-            self.drops.total() >= spare or group.redelivered
-        )  # slime may have trained on it before a restart
-        if getattr(verdict, "keep_when_insufficient", False) and enough:
-            return True
+        if getattr(verdict, "keep_when_insufficient", False):
+            spare = self.args.over_sampling_batch_size - self.args.rollout_batch_size
+            # slime may have trained on a redelivered group before a restart
+            if self.drops.total() >= spare or group.redelivered:
+                return True
         self.drops[getattr(verdict, "reason", None) or "unnamed"] += 1
         return False
 
@@ -265,38 +262,30 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def _metrics(batch: Batch, drops: Mapping[str, int]) -> dict[str, float]:
-    staleness = {"max": batch.staleness.max, "mean": batch.staleness.mean}
-    return {
-        **{
-            f"rollout/rollq/staleness_{name}": value
-            for name, value in staleness.items()
-            if value is not None
-        },
-        "rollout/rollq/redelivered_groups": sum(group.redelivered for group in batch.groups),
-        **{f"rollout/dynamic_filter/drop_{reason}": count for reason, count in drops.items()},
-    }
+    redelivered = sum(group.redelivered for group in batch.groups)
+    metrics: dict[str, float] = {"rollout/rollq/redelivered_groups": redelivered}
+    for name, value in (("max", batch.staleness.max), ("mean", batch.staleness.mean)):
+        if value is not None:
+            metrics[f"rollout/rollq/staleness_{name}"] = value
+    for reason, count in drops.items():
+        metrics[f"rollout/dynamic_filter/drop_{reason}"] = count
+    return metrics
 
 
 def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> Any:
-    """Each evaluation data set of slime, whose path is ENV/SPLIT/FIRST-LAST: every task in it,
-    played `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run
-    as NAME-STEP.
+    """Plays slime's evaluation data sets at once: each task of one `n_samples_per_eval_prompt`
+    times, by the weights that are served now. The results are kept with the run as NAME-STEP.
     """
     from slime.rollout.base_types import RolloutFnEvalOutput
 
-    client, data = data_source.client, {}
-    running = [
-        (
-            dataset,
-            client.evaluate(
-                _tasks(dataset, data_source.settings),
-                dataset.n_samples_per_eval_prompt,
-                version,
-                name=f"{dataset.name}-{step}",
-            ),
-        )
-        for dataset in args.eval_datasets
-    ]
+    client = data_source.client
+    running = []
+    for dataset in args.eval_datasets:
+        tasks = _tasks(dataset, data_source.settings)
+        name = f"{dataset.name}-{step}"
+        evaluation = client.evaluate(tasks, dataset.n_samples_per_eval_prompt, version, name=name)
+        running.append((dataset, evaluation))
+    data = {}
     for dataset, evaluation in running:
         tries = evaluation.result().tries
         if not tries:
@@ -312,22 +301,22 @@ def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> An
 
 
 def _tasks(dataset: Any, settings: SlimeSettings) -> list[Job]:
-    """The tasks of one evaluation data set. Raises SettingsError and ContractError."""
+    """The tasks of one evaluation data set, whose path is ENV/SPLIT/FIRST-LAST. Raises
+    SettingsError and ContractError.
+    """
     env, split, numbers = [*dataset.path.rsplit("/", 2), "", ""][:3]
     first, dash, last = numbers.partition("-")
     numbered = first.isdecimal() and (last.isdecimal() or not dash)
     if not (env and split and numbered and int(first) <= int(last or first)):
         raise SettingsError(
-            f"--eval-prompt-data {dataset.name} {dataset.path}: the path of an evaluation "
-            "is ENV/SPLIT/FIRST-LAST with"
-            " rollq, for example shop/test/0-15"
+            f"--eval-prompt-data {dataset.name} {dataset.path}: the path of an evaluation is "
+            "ENV/SPLIT/FIRST-LAST with rollq, for example shop/test/0-15"
         )
     sampling = {name: getattr(dataset, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     sampling |= settings.eval_job.get("sampling", {})
-    return [
-        Job.of(
-            {"env": env, "split": split, "task": task, **settings.eval_job, "sampling": sampling}
-        )
-        for task in range(int(first), int(last or first) + 1)
-    ]
+    jobs = []
+    for task in range(int(first), int(last or first) + 1):
+        own = {"env": env, "split": split, "task": task}
+        jobs.append(Job.of({**own, **settings.eval_job, "sampling": sampling}))
+    return jobs

@@ -22,9 +22,13 @@ class Toolsets:
         """For each name that the policy sees, the server and the name there."""
 
     async def open(self) -> list[Json]:
+        """Sets the toolsets up and returns the schemas of their tools. Raises JobFailure for two
+        tools of one name.
+        """
         schemas: list[Json] = []
         for toolset in self._toolsets:
-            toolset._pull_state, toolset._push_state = self._pull(toolset), self._push(toolset)
+            toolset._pull_state = self._pull(toolset)
+            toolset._push_state = self._push(toolset)
             await toolset.setup()
             await toolset.setup_task(self._data)
             server = _mcp().MCPServer(toolset.server_name or type(toolset).__name__)
@@ -53,10 +57,7 @@ class Toolsets:
             result = await server.call_tool(name, dict(action.arguments))
         except _mcp().exceptions.ToolError as e:
             return str(e)
-        texts = ((part, getattr(part, "text", None)) for part in result.content)
-        return "\n".join(
-            text if isinstance(text, str) else f"[{part.type}]" for part, text in texts
-        )
+        return "\n".join(map(_as_text, result.content))
 
     async def close(self) -> None:
         for toolset in self._toolsets:
@@ -75,6 +76,11 @@ class Toolsets:
                 self._trace.state = type(self._trace.state).model_validate_json(after)
 
         return push
+
+
+def _as_text(part: Any) -> str:
+    text = getattr(part, "text", None)
+    return text if isinstance(text, str) else f"[{part.type}]"
 
 
 def _mcp() -> Any:

@@ -87,9 +87,8 @@ class Episodes:
             raise self._closed
         if job.members != 1:
             raise ContractError(
-                f"{job.title}: each episode is asked for by itself, and its group would "
-                f"have {job.members}: submit it"
-                " with size 1 and without spare"
+                f"{job.title}: each episode is asked for by itself, and its group would have "
+                f"{job.members}: submit it with size 1 and without spare"
             )
         future: Future[Trajectory] = Future()
         self._new.put(_Wanted(replace(job, run=self._run_name), step, future))

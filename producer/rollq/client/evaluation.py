@@ -116,8 +116,7 @@ class Collector:
         if len(jobs) * jobs[0].size > LARGEST:
             raise ContractError(
                 f"run {reader.run}: an evaluation has at most {LARGEST} tries, not "
-                f"{len(jobs) * jobs[0].size}: split"
-                " the tasks"
+                f"{len(jobs) * jobs[0].size}: split the tasks"
             )
         self.reader, self.jobs = reader, jobs
         self._name, self._version, self._on_group = name, version, on_group

@@ -117,8 +117,7 @@ class EngineLimits:
         episode.
         """
         self.current()
-        # With EAGLE, SGLang counts its draft tokens as part of every prompt.
-        # more draft tokens than 256 no engine keeps room for
+        # With EAGLE, SGLang counts its draft tokens, at most some 256, as part of every prompt.
         room = limit - reserved if 0 < reserved <= 256 else limit
         if not 0 < room <= requested:
             return

@@ -131,8 +131,8 @@ class _RecordedUser:
     def reply(self, message: str) -> str:
         return self._say(message, lambda: self._user.reply(message))
 
-    def recall(self, heard: str | None, message: str) -> None:
-        self._user.recall(heard, message)
+    def recall(self, heard: str | None, reply: str) -> None:
+        self._user.recall(heard, reply)
 
     def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
         before = self._recording.user_messages

@@ -183,8 +183,8 @@ class Worker(celery_worker.Worker):  # type: ignore[misc]
 
 
 class LoopClock:
-    """True while Celery's event loop turns. A main thread that waits for ever takes no messages,
-    while all other threads of the worker are well. It counts as turning while the worker starts.
+    """Watches Celery's event loop: a main thread that waits for ever takes no messages, while all
+    other threads of the worker are well. The loop counts as alive while the worker starts.
     """
 
     def __init__(self) -> None:

@@ -47,9 +47,7 @@ reaper does.
 STAND_BY_S = 1.0
 """Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
 PATIENCE_S = 0.3
-"""Seconds for which it makes a call again, for `connect`. The next tick tries again, and a run
-whose server is away must not hold up the others.
-"""
+"""Seconds for which it makes a call again, for `connect`. The next tick tries again."""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
 MOST_MESSAGES = 10_000

@@ -67,14 +67,14 @@ class OpenAIUser:
     def reply(self, message: str) -> str:
         return self._say(message)
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         """Adds an exchange to the conversation. Roles are swapped: to the simulator the agent is
         the user.
         """
         heard = GREETING if heard is None else heard
         self._messages += [
             {"role": "user", "content": heard},
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": reply},
         ]
 
     def _say(self, heard: str) -> str:

@@ -72,7 +72,7 @@ class OracleUser:
             return self._answer(message)
         return self._facts[-1] if self._waits and self._facts else FAREWELL
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         if heard is not None:
             self.reply(heard)  # answering again brings it to the same state
 

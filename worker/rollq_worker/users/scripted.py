@@ -21,5 +21,5 @@ class ScriptedUser:
         self._said += 1
         return line
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         self._said += heard is not None

@@ -91,8 +91,8 @@ class BatchWait:
         may_end = not taken.open and (taken.sealed or exact)
         if taken.others or may_end:
             look_s = LOOK_S
-        if look_s == LOOK_S and taken.ends_s is not None:
-            look_s = min(LOOK_S, taken.ends_s + 0.01)
+            if taken.ends_s is not None:
+                look_s = min(LOOK_S, taken.ends_s + 0.01)
         until = min(self.deadline, time.monotonic() + look_s)
         while True:
             left_s = until - time.monotonic()

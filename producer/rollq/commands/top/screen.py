@@ -29,7 +29,9 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._next: dict[bool, float] = {}
-        """When a frame is printed again, and when trouble is."""
+        """Time before which the kind of the last text, trouble or a frame, is not printed again
+        (`time.monotonic`).
+        """
 
     @property
     def wide(self) -> bool:
@@ -40,7 +42,7 @@ class Screen:
         self._print("\n".join(plain(frame)) + "\n", trouble=False)
 
     def trouble(self, text: str) -> None:
-        """The fleet cannot be read. What was shown last stays."""
+        """Say that the fleet cannot be read. The last frame stays."""
         self._print(f"rollq: {text}", trouble=True)
 
     def _print(self, text: str, *, trouble: bool) -> None:
@@ -60,13 +62,14 @@ class Screen:
 
 
 def plain(frame: Frame) -> list[str]:
-    """The whole frame."""
+    """The whole frame as lines."""
     lines = ["   ".join(cell.text for cell in line) for line in frame.head]
     lines.append(f"holds it up: {frame.holdup.text}")
     for table in frame.tables:
         rows = [table.columns, *([cell.text for cell in row] for row in table.rows)]
         lines += ["", *(line.rstrip() for line in columns(rows))]
-        lines += [f"and {table.more} more {table.name}"] * bool(table.more)
+        if table.more:
+            lines.append(f"and {table.more} more {table.name}")
     return lines
 
 
@@ -118,13 +121,10 @@ def _drawn(frame: Frame | None, trouble: str, console: Console) -> RenderableTyp
         parts.append(Text(trouble, style=BAD))
     if frame:
         parts += [_line(line) for line in frame.head]
-        why = one_line(
-            frame.holdup.text, 4 * console.width
-        )  # lines; without a terminal it is whole
+        why = one_line(frame.holdup.text, 4 * console.width)  # four lines
         parts.append(Text.assemble(("holds it up: ", "bold"), (why, frame.holdup.style)))
-        used = sum(
-            len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text)
-        )
+        texts = [part for part in parts if isinstance(part, Text)]
+        used = sum(len(text.wrap(console, console.width)) for text in texts)
         room = console.height - used - BESIDE - len(frame.tables)
         for table, left_out in fitted(frame, room):
             parts += [Text(""), _table(table)]
@@ -136,8 +136,7 @@ def _drawn(frame: Frame | None, trouble: str, console: Console) -> RenderableTyp
 def _line(line: Line) -> Text:
     from rich.text import Text
 
-    cells = [part for cell in line for part in ((cell.text, cell.style), ("   ", ""))]
-    return Text.assemble(*cells[:-1])
+    return Text("   ").join(Text(cell.text, style=cell.style) for cell in line)
 
 
 def _table(table: Table) -> RenderableType:

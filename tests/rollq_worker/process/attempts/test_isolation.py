@@ -224,7 +224,7 @@ class FailingUser:
     def reply(self, message: str) -> str:
         raise self.error
 
-    def recall(self, heard: str | None, said: str) -> None:
+    def recall(self, heard: str | None, reply: str) -> None:
         pass
 
 

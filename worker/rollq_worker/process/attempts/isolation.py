@@ -230,8 +230,8 @@ class _PipedUser:
     def reply(self, message: str) -> str:
         return self._ask_worker("reply", message)
 
-    def recall(self, heard: str | None, said: str) -> None:
-        raise NotImplementedError("only the worker replays to a user what was said before")
+    def recall(self, heard: str | None, reply: str) -> None:
+        raise NotImplementedError("only the worker replays earlier messages to a user")
 
     def _ask_worker(self, what: str, argument: str | None) -> str:
         _send(self._pipe, "user", (what, argument))

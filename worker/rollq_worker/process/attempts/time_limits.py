@@ -223,5 +223,5 @@ class _TimedUser:
         with self._limits.call(UserFailure, "the user", self._limit_s):
             return self._user.reply(message)
 
-    def recall(self, heard: str | None, message: str) -> None:
-        self._user.recall(heard, message)
+    def recall(self, heard: str | None, reply: str) -> None:
+        self._user.recall(heard, reply)

@@ -52,6 +52,8 @@ NUMBERS = [
     ("sqrt(2)", "2", False),
     ("\u221a2", "2", False),
     ("3 / 4", "4", False),
+    ("at 12:30", "30", False),
+    ("Answer: 30", "30", True),
     ("2**10", "10", False),
     ("3\u00bd", "3", False),
     ("It is **10**", "10", True),
